@@ -23,11 +23,15 @@ class FlowModelConfig(ModelConfig):
         flow: sizes of the network from tokens to mel.
         vocoder: sizes of the network from mel to audio. Its class selects the vocoder.
         schedule: schedule of the ODE of the flow.
+        takes_prompt, provisional_chunks, fixed_hops, left_blocks: see `ModelConfig`. A family sets
+            them.
     """
 
     stages: tuple[StageName, ...] = ("flow", "vocoder")
     takes_prompt: bool = True
     provisional_chunks: bool = True
+    fixed_hops: bool = False
+    left_blocks: int = -1
     flow: Any
     vocoder: Any
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -44,24 +48,22 @@ class FlowModelConfig(ModelConfig):
 
         Args:
             token_frame_rate: published number of tokens per second; None if none is published.
-            fields: further fields of the class, which extend or replace the common fields.
+            fields: further fields of the class.
 
         Raises:
             ConfigError: flow and vocoder do not fit each other.
         """
-        common = {
-            "tokens": flow.tokens,
-            "block_tokens": flow.block_tokens,
-            "lookahead_tokens": flow.lookahead_tokens,
-            "token_mel_ratio": flow.token_mel_ratio,
-            "mel_bands": flow.mel_bands,
-            "speaker_size": flow.spk_embed_dim,
-            "sample_rate": vocoder.mel.sample_rate_hz,
-            "samples_per_token": flow.token_mel_ratio * vocoder.mel.hop_samples,
-            "hop_blocks": flow.hop_blocks,
-            "ode_steps": flow.n_timesteps,
-        }
-        config = cls(**{**common, **fields}, flow=flow, vocoder=vocoder)
+        config = cls(
+            tokens=flow.tokens,
+            sample_rate=vocoder.mel.sample_rate_hz,
+            samples_per_token=flow.token_mel_ratio * vocoder.mel.hop_samples,
+            block_tokens=flow.block_tokens,
+            lookahead_tokens=flow.lookahead_tokens,
+            hop_blocks=flow.hop_blocks,
+            flow=flow,
+            vocoder=vocoder,
+            **fields,
+        )
         rate, samples = token_frame_rate, config.samples_per_token
         # Rates such as 22050 / 512 have infinitely many decimals.
         if rate is not None and not math.isclose(rate * samples, config.sample_rate, rel_tol=1e-6):
@@ -77,6 +79,26 @@ class FlowModelConfig(ModelConfig):
                 f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes "
                 f"{self.mel_bands}"
             )
+
+    @property
+    def token_mel_ratio(self) -> int:
+        return int(self.flow.token_mel_ratio)
+
+    @property
+    def mel_bands(self) -> int:
+        return int(self.flow.mel_bands)
+
+    @property
+    def speaker_size(self) -> int:
+        return int(self.flow.spk_embed_dim)
+
+    @property
+    def ode_steps(self) -> int:
+        return int(self.flow.n_timesteps)
+
+    @property
+    def fixed_steps(self) -> bool:
+        return bool(self.schedule.times)
 
     def stage_config(self, stage: StageName) -> Any:
         return self.flow if stage == "flow" else self.vocoder

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.model_config import StageName
@@ -130,13 +130,12 @@ class CosyVoice3Config(FlowModelConfig):
         document = HyperYaml.read(path)
         with prefixed(f"{path}: "):
             flow, rate, schedule = cls._flow_from(document)
-            fields: dict[str, Any] = {"schedule": schedule, "fixed_steps": bool(schedule.times)}
             if "vocoder" not in document:
-                return cls.of(flow, hift_from(document, causal=True), rate, **fields)
+                return cls.of(flow, hift_from(document, causal=True), rate, schedule=schedule)
             vocoder, below = vocoder_from(
                 document, folder, rate, flow.token_mel_ratio, flow.mel_bands
             )
-            return cls.of(flow, vocoder, rate, vocoder_folder=below, **fields)
+            return cls.of(flow, vocoder, rate, vocoder_folder=below, schedule=schedule)
 
     @classmethod
     def _flow_from(cls, document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:

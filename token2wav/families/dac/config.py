@@ -116,6 +116,6 @@ def config_of(values: dict[str, Any], path: Path) -> DacConfig:
         block_tokens=math.ceil(_BLOCK_SECONDS * rate),
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,
-        lookahead_frames=_LOOKAHEAD_FRAMES,
+        withheld_frames_default=_LOOKAHEAD_FRAMES,
         sizes=sizes,
     )

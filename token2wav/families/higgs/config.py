@@ -138,7 +138,7 @@ def read(folder: Path) -> HiggsConfig:
         tokens=TokenFormat.codes(sizes.codebooks, sizes.codebook_size, fewer=True),
         sample_rate=sizes.sample_rate,
         samples_per_token=samples,
-        lookahead_frames=_LOOKAHEAD_FRAMES,
+        withheld_frames_default=_LOOKAHEAD_FRAMES,
         sizes=sizes,
         weights=_WEIGHTS if published else WEIGHTS,
     )

@@ -219,6 +219,10 @@ class MossConfig(CodecConfig):
 
     sizes: MossSizes
 
+    @property
+    def channels(self) -> int:
+        return self.sizes.channels
+
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         """Returns the path of the weights; for weights in several files, of the largest of them."""
         return max(safetensors_files(folder), key=lambda path: path.stat().st_size)
@@ -241,7 +245,6 @@ def read(folder: Path) -> MossConfig:
         tokens=TokenFormat.codes(quantizer.num_quantizers, quantizer.codebook_size, fewer=True),
         sample_rate=sizes.sampling_rate,
         samples_per_token=sizes.downsample_rate,
-        channels=sizes.channels,
         sizes=sizes,
     )
 

@@ -156,6 +156,10 @@ class SnacConfig(SymmetricCodecConfig):
     sizes: SnacSizes
 
     @property
+    def adds_noise(self) -> bool:
+        return self.sizes.noise
+
+    @property
     def tokens_past_window(self) -> int:
         """Tokens after the end of a window that the window depends on; 0 without attention. Chunks
         end this number of tokens after windows.
@@ -215,7 +219,6 @@ def read(folder: Path) -> SnacConfig:
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,
         hop_blocks=(1, max(1, _LONGEST_HOP // block)),
-        lookahead_frames=_LOOKAHEAD_FRAMES if sizes.attn_window_size is None else 0,
-        adds_noise=sizes.noise,
+        withheld_frames_default=_LOOKAHEAD_FRAMES if sizes.attn_window_size is None else 0,
         sizes=sizes,
     )
