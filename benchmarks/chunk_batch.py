@@ -65,7 +65,7 @@ class ChunkBatch:
         prompt_tokens = self._prompt - self._position if not self.spoken_tokens else 0
         start, stop = self._position, self._position + prompt_tokens + hop_tokens
         count = stop - start + config.lookahead_tokens
-        tokens = self._random.integers(0, config.vocab_size, count).astype(np.int32)
+        tokens = config.tokens.draw(count, self._random)
         chunk = TokenChunk(tokens, start, stop, last=False)
         began = time.perf_counter()
         mels = self._flow.advance([(handle, chunk) for handle, _ in self._handles])

@@ -178,7 +178,7 @@ class Ours(Contestant):
         self._block = block
         self._model = Token2Wav.load(folder, stream=stream, runtime=RuntimeConfig(device="cpu"))
         self._large_chunks = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
-        self._codes = codes.numpy().astype(self._model.config.token_dtype)
+        self._codes = codes.numpy().astype(self._model.config.tokens.dtype)
         self._requests = list[Any]()
 
     def start(self, streams: int) -> None:

@@ -61,9 +61,8 @@ def row(name: str, *, strong: bool) -> dict[str, Any]:
             if isinstance(module, Residual):
                 conv: Any = module.conv2
                 conv.weight *= _STRONGER
-    codes = np.random.default_rng(0).integers(
-        0, config.vocab_size, (1, *config.token_shape, _FRAMES)
-    )
+    sizes = config.tokens.codebook_sizes
+    codes = np.random.default_rng(0).integers(0, sizes[0], (1, len(sizes), _FRAMES))
     errors = errors_of(network, torch.from_numpy(codes))
     reach = 1000 * network.output_delay / config.sample_rate
     frame = 1000 / config.token_frame_rate

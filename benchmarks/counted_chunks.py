@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from benchmarks.counted_stages import counted_stages
 from benchmarks.launch import Launch, expected_us, least_us
 from benchmarks.launch_counter import ENCODER, OUTSIDE, Counted, LaunchCounter
@@ -119,7 +117,7 @@ class Streams:
         first = 0 if self.spoken_tokens else self._grid.first_boundary
         stop = max(start, first) + tokens
         count = stop - start + config.lookahead_tokens
-        values = np.zeros((count, *config.token_shape), config.token_dtype)
+        values = config.tokens.zeros(count)
         chunks: list[Any] = [TokenChunk(values, start, stop, last=False)] * len(self._handles)
         for number, stage in enumerate(self._stages):
             handles = [of_stream[number] for of_stream in self._handles]

@@ -63,7 +63,7 @@ def throughput(model: Token2Wav, streams: int) -> dict[str, Any]:
     end = time.perf_counter() + _LONGEST_SECONDS
     while len(rates) < 2 or (len(rates) <= _REPEATS and time.perf_counter() < end):
         while requests[0].chunker.next_chunk is None:
-            tokens = random.integers(0, config.vocab_size, (1, *config.token_shape), np.int32)
+            tokens = config.tokens.draw(1, random)
             for request in requests:
                 request.chunker.push(tokens)
         seconds = requests[0].next_tokens / config.token_frame_rate

@@ -45,7 +45,7 @@ def a_voice(config: ModelConfig, seed: int = 1, prompt_tokens: int = 75) -> Voic
     """Makes a random voice that fits a model, without a prompt where the model takes none."""
     random, count = np.random.default_rng(seed), prompt_tokens if config.takes_prompt else 0
     mel = random.standard_normal((config.token_mel_ratio * count, config.mel_bands))
-    tokens = random.integers(0, config.vocab_size, (count, *config.token_shape))
+    tokens = config.tokens.draw(count, random)
     return Voice(tokens, mel, random.standard_normal(config.speaker_size))
 
 
@@ -156,7 +156,7 @@ def public_configs() -> dict[str, ModelConfig]:
         "Chatterbox Turbo": ChatterboxConfig.of(turbo, hift, rate, schedule=linear, **meanflow),
         "StreamFlow": StreamFlowConfig.of(guided.flow(), bigvgan_16khz, rate),
         "Qwen2.5-Omni": Qwen25OmniConfig.of(
-            DitSection().flow(), BigVGANSection().vocoder(), 50, schedule=sway
+            DitSection().flow(), BigVGANSection().vocoder(), schedule=sway
         ),
         "BigVGAN": CosyVoice3Config.of(cosyvoice3.flow, bigvgan, 22050 / 512),
     }

@@ -81,6 +81,11 @@ class DeviceLostError(BackendError):
     """
 
 
+def one_line(error: Exception) -> str:
+    """Returns the text of an error without line breaks."""
+    return " ".join(str(error).split())
+
+
 def to_public_error(error: Exception) -> Token2WavError:
     """Returns an error of this library, as it is sent to clients.
 
@@ -89,4 +94,4 @@ def to_public_error(error: Exception) -> Token2WavError:
     if isinstance(error, Token2WavError):
         return error
     log.error("the backend failed", exc_info=error)
-    return BackendError(f"backend: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return BackendError(f"backend: {type(error).__name__}: {one_line(error)[:300]}")

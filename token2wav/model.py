@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from token2wav.assembly import assemble, check_runtime
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
+from token2wav.config.arrays import float_array
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import InputError
 from token2wav.execution.cuda_facts import device_facts
@@ -20,9 +21,8 @@ from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.stream import Stream
-from token2wav.serving.token_buffer import checked_tokens
 from token2wav.stages.stage import Stages
-from token2wav.voice import Voice, check_steps, float_array, voice_for
+from token2wav.voice import Voice, check_steps, voice_for
 
 log = logging.getLogger(__name__)
 
@@ -115,13 +115,11 @@ class Token2Wav:
         """
         config = self.config
         silent = Voice(
-            np.zeros((0, *config.token_shape), np.int32),
+            config.tokens.zeros(0),
             np.zeros((0, config.mel_bands), np.float32),
             np.ones(config.speaker_size, np.float32),
         )
-        smallest = int(np.min(config.vocabulary))
-        counted = np.arange(2 * config.block_tokens) % max(1, smallest)
-        tokens = np.broadcast_to(counted, (*config.token_shape[::-1], len(counted))).T
+        tokens = config.tokens.draw(2 * config.block_tokens, np.random.default_rng(0))
         self.synthesize(tokens, silent if config.takes_voice else None)
 
     def stream(
@@ -198,7 +196,7 @@ class Token2Wav:
         """
         flow = self.pipeline.flow
         voice.check(self.config)
-        array = checked_tokens(tokens, self.config)
+        array = self.config.tokens.checked(tokens)
         if not array.size:
             raise InputError("tokens", "empty; at least 1 is needed")
         check_steps(steps, self.pipeline.steps)

@@ -196,7 +196,7 @@ class SimulatedServer:
         self._events, self._keep_open = events, keep_open
         self._idle = set(range(1, kind.workers + 1))
         self._polled = False
-        self._tokens = np.zeros((64, *kind.config.token_shape), kind.config.token_dtype)
+        self._tokens = kind.config.tokens.zeros(64)
         self._clients: dict[Request, Client] = {}
         self._samples: dict[Request, tuple[int, int]] = {}  # spoken tokens, sent samples
 

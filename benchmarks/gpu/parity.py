@@ -114,7 +114,7 @@ def parity_key(settings: Settings, streams: int) -> str:
 def utterance(config: ModelConfig, index: int) -> Utterance:
     """Returns the utterance of one stream of a batch, with mel and audio still empty."""
     prompt, length = _PROMPTS[index % len(_PROMPTS)], _LENGTHS[index % len(_LENGTHS)]
-    tokens = np.random.default_rng(index).integers(0, config.vocab_size, length)
+    tokens = config.tokens.draw(length, np.random.default_rng(index))
     return Utterance(
         a_voice(config, index, prompt), tokens, index // 2, torch.empty(0), torch.empty(0)
     )

@@ -160,7 +160,8 @@ def _feed(
     """
     flow, turns, late_s = model.config, round(PACE * seconds / TOKENS_PER_PUSH), 0.0
     voices = [a_voice(flow, seed) for seed in range(_VOICES)]
-    tokens = np.random.default_rng(0).integers(0, flow.vocab_size, (number, turns, TOKENS_PER_PUSH))
+    drawn = flow.tokens.draw(number * turns * TOKENS_PER_PUSH, np.random.default_rng(0))
+    tokens = drawn.reshape(number, turns, TOKENS_PER_PUSH)
     begin, spread_s = time.monotonic() + 0.2, min(_STARTS_WITHIN_S, seconds)
     listeners = [Listener(begin + spread_s * index / number) for index in range(number)]
     utterances = [workers.requests.open(voices[index % _VOICES]) for index in range(number)]

@@ -98,12 +98,12 @@ def make_lines(folder: Path) -> list[Line]:
 
 def _decoded_lines(model: Token2Wav) -> list[Line]:
     """Returns lines for a codec. They have few codebooks, if a stream may send few, or all."""
-    [codebooks] = model.config.token_shape
+    codebooks = model.config.tokens.codebooks
     random, lines = np.random.default_rng(0), list[Line]()
-    few = {1, max(1, codebooks // 2)} if model.config.fewer_codebooks else set()
+    few = {1, max(1, codebooks // 2)} if model.config.tokens.fewer_codebooks else set()
     for books in few | {codebooks}:
         for count in (2, 45, 250):
-            codes = random.integers(0, model.config.vocabulary, (count, books), np.int32)
+            codes = model.config.tokens.draw(count, random)[:, :books]
             audio = model.synthesize(codes)
             name = f"{count} frames, {books} codebooks"
             lines.append(Line(name, codes, None, audio, model.config.sample_rate))

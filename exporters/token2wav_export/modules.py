@@ -10,6 +10,7 @@ from torch import nn
 
 from token2wav.assembly import Exportable
 from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.config.token_format import NO_CODE
 from token2wav.exported.artifacts import GraphName, Precision, stage_of
 from token2wav.exported.run import (
     AUDIO,
@@ -82,9 +83,7 @@ class Vocoder(nn.Module):
         super().__init__()
         self.vocoder = vocoder
         self.signals = signals_of(stage, vocoder)
-        self._codes = config.vocab_size if stage == "decoder" else 0
-        self._sizes = config.codebook_sizes
-        self._fewer_codebooks = config.fewer_codebooks
+        self._tokens = config.tokens
         self._network: Callable[..., torch.Tensor] = (
             vocoder.decode if isinstance(vocoder, HiFT) else vocoder.forward
         )
@@ -115,13 +114,13 @@ class Vocoder(nn.Module):
         """Draws codes of the shape (B, codebooks, T) of `tokens`, which are returned if the model
         takes latents. The last row has only the first codebook, if the model allows that.
         """
-        if not self._codes:
+        if self._tokens.are_latents:
             return tokens
-        codes = torch.randint(self._codes, tokens.shape, generator=generator).to(tokens.dtype)
-        if self._sizes:
-            codes %= torch.tensor(self._sizes)[:, None]
-        if self._fewer_codebooks:
-            codes[-1, 1:] = -1
+        sizes = self._tokens.codebook_sizes
+        codes = torch.randint(max(sizes), tokens.shape, generator=generator).to(tokens.dtype)
+        codes %= torch.tensor(sizes)[:, None]
+        if self._tokens.fewer_codebooks:
+            codes[-1, 1:] = NO_CODE
         return codes
 
     @torch.inference_mode()

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from token2wav.backends import LoadContext
 from token2wav.config import RuntimeConfig
-from token2wav.config.model_config import ModelConfig
 from token2wav.execution.device import device_named
 from token2wav.model import Token2Wav
 from token2wav.serving.options import UtteranceOptions
@@ -158,11 +157,11 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     candidate = Token2Wav.load(folder, runtime=runtime)
     random = np.random.default_rng(0)
     config = reference.config
-    tokens = _draw_tokens(config, round(seconds * config.token_frame_rate), random)
+    tokens = config.tokens.draw(round(seconds * config.token_frame_rate), random)
     if "decoder" in config.stages:
         return _verify_decoder(reference, candidate, tokens, seconds)
     voice = Voice(
-        _draw_tokens(config, PROMPT_TOKENS, random),
+        config.tokens.draw(PROMPT_TOKENS, random),
         random.standard_normal((config.token_mel_ratio * PROMPT_TOKENS, config.mel_bands)).astype(
             np.float32
         ),
@@ -189,14 +188,6 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
         audio_snr_db=-_decibel(np.std(other_audio - audio) / np.std(audio)),
         finite_when_large=finite,
     )
-
-
-def _draw_tokens(config: ModelConfig, count: int, random: np.random.Generator) -> NDArray[Any]:
-    """Draws tokens (count, *token_shape): codes, or latents of a normal distribution."""
-    shape = (count, *config.token_shape)
-    if config.takes_latents:
-        return random.standard_normal(shape).astype(np.float32)
-    return random.integers(0, config.vocabulary, shape).astype(np.int32)
 
 
 def _verify_decoder(

@@ -124,12 +124,12 @@ def stream_needs(
     states = flow_states(networks.flow, networks.flow.estimator, networks.layout)
     flow = CachedFlow(recompute, {steps: _ShapeRunner()}, cache, states, longest_hop=longest_hop)
     voice = Voice(
-        np.zeros((prompt_tokens, *model.token_shape), np.int32),
+        model.tokens.zeros(prompt_tokens),
         np.zeros((model.token_mel_ratio * prompt_tokens, model.mel_bands)),
         np.zeros(model.speaker_size),
     )
     chunker = Chunker(voice.prompt_tokens, model, HopSchedule.of(stream, model))
-    chunker.push(np.zeros((stream_tokens, *model.token_shape), np.int32), end=True)
+    chunker.push(model.tokens.zeros(stream_tokens), end=True)
     handle = flow.open(voice)
     peak_pages = flow.pool.used
     while (chunk := chunker.next_chunk) is not None:

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 
 from token2wav import ConfigError, InputError, StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.model_config import ModelConfig
+from token2wav.config.token_format import TokenFormat
 
-MODEL = ModelConfig(
-    vocab_size=6561,
-    token_frame_rate=25,
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ModelConfig):
+    ode_steps: int = 10
+    fixed_steps: bool = False
+    left_blocks: int = 2
+    adds_noise: bool = False
+
+
+MODEL = Config(
+    tokens=TokenFormat.numbers(6561),
     sample_rate=24_000,
     samples_per_token=960,
     stages=("flow", "vocoder"),
     block_tokens=25,
     lookahead_tokens=3,
-    ode_steps=10,
-    left_blocks=2,
-    lookahead_frames=4,
 )
 
 
 def test_settings_override_the_values_of_the_model() -> None:
     default = StreamConfig()
-    changed = StreamConfig(max_hop_tokens=50, left_blocks=-1, lookahead_frames=0, steps=(4, 10))
+    changed = StreamConfig(max_hop_tokens=50, left_blocks=-1, lookahead_frames=4, steps=(4, 10))
     assert (MODEL.hops(default), MODEL.hops(changed)) == ((25, 100), (25, 50))
     assert (MODEL.window(default), MODEL.window(changed)) == (2, -1)
-    assert (MODEL.withheld_frames(default), MODEL.withheld_frames(changed)) == (4, 0)
+    assert (MODEL.withheld_frames(default), MODEL.withheld_frames(changed)) == (0, 4)
     assert (MODEL.allowed_steps(()), MODEL.allowed_steps(changed.steps)) == ((10,), (4, 10))
 
 
@@ -45,13 +50,6 @@ def test_the_prefix_ends_where_no_later_token_reaches() -> None:
     prefixes = [MODEL.grid(prompt).prefix for prompt in (0, 27, 28, 52, 53)]
     assert prefixes == [0, 0, 25, 25, 50]
     assert MODEL.grid(28, 3) == BlockGrid(25, 28, 25, left_blocks=3)
-
-
-def test_tokens_are_codes_or_latents() -> None:
-    latents = replace(MODEL, vocab_size=0, takes_latents=True, token_shape=(64,))
-    assert (MODEL.token_field, latents.token_field) == ("tokens", "latents")
-    assert (MODEL.token_dtype, latents.token_dtype) == (np.int32, np.float32)
-    assert replace(MODEL, codebook_sizes=(4096, 1024)).vocabulary == (4096, 1024)
 
 
 def test_noise_of_a_request() -> None:

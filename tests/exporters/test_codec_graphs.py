@@ -14,7 +14,6 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.utterances import chunks_of, joined, off, portions
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, UtteranceOptions
 from token2wav.exported.artifacts import EngineFolder
-from token2wav.serving.token_buffer import checked_tokens
 from token2wav.voice import voice_for
 from token2wav_export.cli import DONE, FAILED, main
 from token2wav_export.making import Maker
@@ -50,13 +49,13 @@ def test_streams_equal_torch(folder: Path) -> None:
     tokens = [
         drawn_tokens(exported.config, count) for count in (140, 33)
     ]  # longer than the windows
-    if exported.config.fewer_codebooks:
+    if exported.config.tokens.fewer_codebooks:
         tokens[1] = tokens[1][:, :1]
     references = [torch_model.synthesize(codes) for codes in tokens]
     alone = joined(chunks_of(exported, portions(tokens[0], [3, 40, 1])))
     assert off(alone, references[0]) <= PARITY * references[0].std()
     config = exported.config
-    utterances = [(voice_for(config, None), checked_tokens(codes, config), 0) for codes in tokens]
+    utterances = [(voice_for(config, None), config.tokens.checked(codes), 0) for codes in tokens]
     together = spoken_together(exported.pipeline, utterances)
     for audio, expected in zip(together, references, strict=True):
         assert off(audio, expected) <= PARITY * expected.std()

@@ -28,7 +28,6 @@ from tests.support.tiny_model import one_line
 from tests.support.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, portions
 from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config.model_config import ModelConfig
-from token2wav.serving.token_buffer import checked_tokens
 from token2wav.stages.waveform import PieceInput, WaveformStage, likely_pieces
 from token2wav.voice import voice_for
 
@@ -66,11 +65,11 @@ class Subject:
     @property
     def field(self) -> str:
         """Name of the tokens in messages."""
-        return "latents" if self.config.takes_latents else "tokens"
+        return self.config.tokens.field
 
     def whole(self, tokens: Tokens) -> Audio:
         """Returns the audio of an utterance that is computed in one call, without any state."""
-        audio: Audio = self.decoder.whole(checked_tokens(tokens, self.config)).numpy()
+        audio: Audio = self.decoder.whole(self.config.tokens.checked(tokens)).numpy()
         channels = self.config.channels
         return audio.reshape(-1, channels) if channels > 1 else audio
 
@@ -82,7 +81,7 @@ class Subject:
     def together(self, utterances: list[Tokens], stagger: int = 0) -> list[Audio]:
         """Returns the audio of utterances that share their batches."""
         nobody = voice_for(self.config, None)
-        checked = [(nobody, checked_tokens(tokens, self.config), 0) for tokens in utterances]
+        checked = [(nobody, self.config.tokens.checked(tokens), 0) for tokens in utterances]
         return spoken_together(self.model.pipeline, checked, stagger)
 
 
@@ -143,11 +142,11 @@ def codec(loaded: Subject) -> Iterator[Subject]:
 
 def test_the_public_audio(codec: Subject) -> None:
     golden, config = codec.golden, codec.config
-    assert config.takes_latents == ("latents" in golden.tensors)
-    assert config.fewer_codebooks == ("audio_of_fewer" in golden.tensors)
-    tokens = golden["latents" if config.takes_latents else "codes"].numpy()
+    assert config.tokens.are_latents == ("latents" in golden.tensors)
+    assert config.tokens.fewer_codebooks == ("audio_of_fewer" in golden.tensors)
+    tokens = golden["latents" if config.tokens.are_latents else "codes"].numpy()
     names = {"audio": tokens}
-    if config.fewer_codebooks:
+    if config.tokens.fewer_codebooks:
         # Some of the golden audio ends earlier. It may lack samples at its start.
         count = -(-len(golden["audio_of_fewer"]) // config.samples_per_token)
         names["audio_of_fewer"] = tokens[:count, :-1]
@@ -195,9 +194,9 @@ def test_a_batch_equals_each_stream_alone(codec: Subject, stagger: int) -> None:
 
 
 def test_streams_of_fewer_codebooks_share_a_batch(codec: Subject) -> None:
-    if not codec.config.fewer_codebooks:
+    if not codec.config.tokens.fewer_codebooks:
         pytest.skip("a stream of this codec has all codebooks")
-    [most] = codec.config.token_shape
+    [most] = codec.config.tokens.shape
     utterances = [
         drawn_tokens(codec.config, count)[:, :books]
         for books, count in zip(range(1, most + 1), (40, 22, 9, 1, 30, 5), strict=False)
@@ -208,7 +207,7 @@ def test_streams_of_fewer_codebooks_share_a_batch(codec: Subject) -> None:
 
 def test_the_first_tokens_decide_the_number_of_codebooks(codec: Subject) -> None:
     tokens = drawn_tokens(codec.config, 9)
-    if not codec.config.fewer_codebooks:
+    if not codec.config.tokens.fewer_codebooks:
         wrong = f"shape \\(9, .*, expected \\({codec.field}, {tokens.shape[1]}\\)"
         with pytest.raises(InputError, match=wrong):
             codec.model.synthesize(tokens[:, :-1])
@@ -258,7 +257,7 @@ def test_an_end_with_and_without_tokens(codec: Subject, hops: int) -> None:
 
 
 def test_an_utterance_without_tokens_is_refused(codec: Subject) -> None:
-    shaped = np.zeros((0, *codec.config.token_shape), codec.config.token_dtype)
+    shaped = codec.config.tokens.zeros(0)
     empty: tuple[ArrayLike, ...] = (shaped, [])
     message = f"^{codec.field}: 0 sent; .* at least 1$"
     for tokens in empty:
@@ -289,14 +288,14 @@ def test_a_stream_that_is_cancelled_leaves_no_trace(codec: Subject) -> None:
 
 def with_last(config: ModelConfig, value: Any, dtype: Any = np.int64) -> ArrayLike:
     """Returns two tokens of zeros, with this value at the end."""
-    tokens = np.zeros((2, *config.token_shape), dtype)
+    tokens = np.zeros((2, *config.tokens.shape), dtype)
     tokens[-1, -1] = value
     return tokens
 
 
 def last_size(config: ModelConfig) -> int:
-    """Returns the number of different codes in the last codebook."""
-    return int(np.ravel(config.vocabulary)[-1])
+    """Returns the number of different codes in the last codebook; 0 for latents."""
+    return (0, *config.tokens.codebook_sizes)[-1]
 
 
 # Tokens that are refused, and a regular expression for the message.
@@ -305,11 +304,11 @@ WRONG_SHAPES: Wrong = [
     (lambda config: np.zeros(3, int), r"shape \(3,\), expected {shape}"),
     (lambda config: np.zeros((2, 0), int), r"shape \(., 0\), expected {shape}"),
     (
-        lambda config: np.zeros((2, config.token_shape[0] + 1), int),
+        lambda config: np.zeros((2, config.tokens.shape[0] + 1), int),
         r"shape \(2, {above_size}\), expected {shape}",
     ),
     (
-        lambda config: np.zeros((2, *config.token_shape, 1), int),
+        lambda config: np.zeros((2, *config.tokens.shape, 1), int),
         r"shape \(2, {size}, 1\), expected ",
     ),
     (lambda config: [[0], [0, 1]], "rows of different lengths"),
@@ -337,9 +336,9 @@ WRONG_LATENTS: Wrong = [
 def test_tokens_that_are_refused(codec: Subject) -> None:
     """One sentence names the field and the bound. The stream goes on to which they are sent."""
     config, good = codec.config, drawn_tokens(codec.config, 4)
-    [size] = config.token_shape
+    [size] = config.tokens.shape
     shape = f"({codec.field}, {size})"
-    if config.fewer_codebooks:
+    if config.tokens.fewer_codebooks:
         shape = f"(tokens, codebooks) with 1 to {size} codebooks"
     bounds = {
         "shape": re.escape(shape),
@@ -349,7 +348,7 @@ def test_tokens_that_are_refused(codec: Subject) -> None:
         "above": last_size(config),
         "largest": last_size(config) - 1,
     }
-    values = WRONG_LATENTS if config.takes_latents else WRONG_CODES
+    values = WRONG_LATENTS if config.tokens.are_latents else WRONG_CODES
     with codec.model.stream() as stream:
         chunks = stream.push(good[:2])
         for wrong, message in WRONG_SHAPES + values:
@@ -367,9 +366,9 @@ def test_tokens_that_are_refused(codec: Subject) -> None:
 
 def test_the_smallest_and_the_largest_values_are_taken(codec: Subject) -> None:
     config = codec.config
-    shape, ends = (2, *config.token_shape), (0, np.subtract(config.vocabulary, 1))
-    for value in (-1e4, 1e4) if config.takes_latents else ends:
-        tokens = np.full(shape, value, config.token_dtype)
+    shape, ends = (2, *config.tokens.shape), (0, np.subtract(config.tokens.codebook_sizes, 1))
+    for value in (-1e4, 1e4) if config.tokens.are_latents else ends:
+        tokens = np.full(shape, value, config.tokens.dtype)
         whole = codec.whole(tokens)
         assert off(codec.model.synthesize(tokens), whole) <= PARITY * abs(whole).max()
 

@@ -71,7 +71,7 @@ def a_flow(guidance: float = 0.7) -> Flow:
 
 def a_model(flow: Flow) -> CosyVoice3Config:
     config = CosyVoice3Config.read(TINY)
-    return CosyVoice3Config.of(flow.config, config.vocoder, config.token_frame_rate)
+    return CosyVoice3Config.of(flow.config, config.vocoder)
 
 
 def an_engine(

@@ -14,7 +14,13 @@ import soundfile
 from safetensors.numpy import save_file
 
 from tests.families.cosyvoice3.tolerances import SNR_DB
-from tests.support.codebook_model import SAMPLES_PER_TOKEN, a_voice, some_codes, write_model
+from tests.support.codebook_model import (
+    SAMPLES_PER_TOKEN,
+    VOCABULARY,
+    a_voice,
+    some_codes,
+    write_model,
+)
 from tests.support.golden import snr_db
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.serve_command import synth
@@ -59,7 +65,7 @@ def test_a_stream_is_the_whole(served: Rig, name: str, folder: Path, voice: Clie
 def test_the_server_undoes_a_delay_pattern(served: Rig, name: str, folder: Path) -> None:
     model, voice, delays = Token2Wav.load(folder), a_voice(), (0, 2, 1, 3)
     whole = model.vocode(model.mel(CODES, voice))
-    rows = np.full((len(CODES) + 5, 4), model.config.vocab_size, np.int32)  # marks
+    rows = np.full((len(CODES) + 5, 4), VOCABULARY, np.int32)  # marks
     for k, delay in enumerate(delays):
         rows[1 + delay : 1 + delay + len(CODES), k] = CODES[:, k]
     parameters = {"delays": "0,2,1,3"}

@@ -86,8 +86,7 @@ def test_streams_at_once_at_pace_and_in_random_portions(served: tuple[Rig, Token
     """
     rig, model = served
     config = model.config
-    drawn = np.random.default_rng(0).integers(0, config.vocabulary, (FRAMES, *config.token_shape))
-    codes: NDArray[np.int32] = drawn.astype(np.int32)
+    codes: NDArray[np.int32] = config.tokens.draw(FRAMES, np.random.default_rng(0))
 
     def synthesize(seed: int) -> NDArray[np.float32]:
         with Client(rig.server.grpc_url) as client:
@@ -138,7 +137,7 @@ def test_the_metadata_has_the_channels(served: tuple[Rig, Token2Wav]) -> None:
 
 def test_a_voice_is_refused_and_harms_no_other_stream(served: tuple[Rig, Token2Wav]) -> None:
     rig, model = served
-    shape = model.config.token_shape
+    shape = model.config.tokens.shape
     codes = np.zeros((3, *shape), np.int32)
     voice = ClientVoice(
         np.zeros((0, *shape), np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32)
@@ -163,7 +162,7 @@ def audio_seconds(rig: Rig) -> float:
 @pytest.mark.parametrize("served", ["moss_stereo"], indirect=True)
 def test_the_gateway_sends_both_channels(served: tuple[Rig, Token2Wav], tmp_path: Path) -> None:
     rig, model = served
-    codes = np.arange(5 * 4, dtype=np.int32).reshape(5, 4) % model.config.vocab_size
+    codes = np.arange(5 * 4, dtype=np.int32).reshape(5, 4) % model.config.tokens.codebook_sizes[0]
     before = audio_seconds(rig)
     with Client(rig.server.grpc_url) as client:
         chunks = client.synthesize([codes], audio_format="int16", sample_rate=24_000)
@@ -194,7 +193,7 @@ def test_the_gateway_sends_both_channels(served: tuple[Rig, Token2Wav], tmp_path
 
 def test_health_limits_and_metrics(served: tuple[Rig, Token2Wav]) -> None:
     rig, model = served
-    codes = np.zeros((MOST_TOKENS + 1, *model.config.token_shape), np.int32)
+    codes = np.zeros((MOST_TOKENS + 1, *model.config.tokens.shape), np.int32)
     with nothing_left(rig), Client(rig.server.grpc_url) as client:
         assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
         with pytest.raises(ServerError, match=f"would exceed {MOST_TOKENS} tokens, the limit"):
@@ -213,21 +212,21 @@ def test_speaking_the_codes_that_a_language_model_prints(
 ) -> None:
     rig, model = served
     config = model.config
-    drawn = np.random.default_rng(1).integers(0, config.vocabulary, (9, *config.token_shape))
+    codes = config.tokens.draw(9, np.random.default_rng(1))
     out = tmp_path / "out.wav"
     command = [sys.executable, str(ROOT / "examples" / "llm_stream.py"), "--family=codes"]
-    command += [f"--codebooks={drawn.shape[1]}", f"--out={out}", f"--url={rig.server.grpc_url}"]
+    command += [f"--codebooks={codes.shape[1]}", f"--out={out}", f"--url={rig.server.grpc_url}"]
     with nothing_left(rig):
         subprocess.run(
             command,
-            input=" ".join(map(str, drawn.ravel())),
+            input=" ".join(map(str, codes.ravel())),
             check=True,
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
         )
     audio, rate = soundfile.read(out, dtype="float32")
-    whole = model.synthesize(drawn.astype(np.int32))
+    whole = model.synthesize(codes)
     assert (audio.shape, rate) == (whole.shape, config.sample_rate)
     # 16 bits round by half a step, and the file is read with 32768 steps instead of 32767.
     assert np.abs(audio - whole.clip(-1, 1)).max() <= 1.6 / 32767

@@ -38,7 +38,7 @@ def served(
 
 @pytest.fixture
 def latents(served: tuple[Rig, Token2Wav]) -> NDArray[np.float32]:
-    [size] = served[1].config.token_shape
+    [size] = served[1].config.tokens.shape
     return np.random.default_rng(0).normal(size=(COUNT, size)).astype(np.float32)
 
 

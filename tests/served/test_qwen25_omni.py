@@ -35,7 +35,7 @@ def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 def test_named_voices_equal_the_library(served: Rig, folder: Path) -> None:
     local = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
-    random, size = np.random.default_rng(4), local.config.vocab_size
+    random, size = np.random.default_rng(4), local.config.tokens.codebook_sizes[0]
     cases = [
         (random.integers(0, size, 40 + 9 * seed).astype(np.int32), SPEAKERS[seed % 2], 1 + 4 * seed)
         for seed in range(4)

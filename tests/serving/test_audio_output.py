@@ -4,9 +4,9 @@ whole.
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,13 @@ from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.audio_output import ENCODERS, SAMPLE_RATES, AudioFormat, AudioOutput
 
-CONFIG = CosyVoice3Config.read(TINY)
+
+@dataclass(frozen=True, kw_only=True)
+class StereoConfig(CosyVoice3Config):
+    channels: int = 2
+
+
+CONFIG, STEREO = CosyVoice3Config.read(TINY), StereoConfig.read(TINY)
 TOKEN = CONFIG.samples_per_token
 WINDOW = 240  # 10 ms
 EQUALS_WHOLE_DB = -80.0
@@ -252,10 +258,7 @@ def test_two_channels_are_two_outputs_of_one_channel(
     audio_format = AudioFormat("float32", sample_rate)
     left, right = noise(10 * TOKEN, 1), noise(10 * TOKEN, 2)
     left[: 5 * WINDOW] = right[: 3 * WINDOW] = 0
-    outputs = [
-        AudioOutput(dataclasses.replace(CONFIG, channels=channels), audio_format, 60)
-        for channels in (2, 1)
-    ]
+    outputs = [AudioOutput(config, audio_format, 60) for config in (STEREO, CONFIG)]
     both = np.stack((left, right), axis=1)
     portions = np.split(both, cuts)
     chunks = [
@@ -283,7 +286,7 @@ def test_telephony_has_one_channel(encoding: str) -> None:
     with pytest.raises(
         InputError, match=f"^audio_format: {encoding} has one channel, but this model has 2; expec"
     ):
-        AudioOutput(dataclasses.replace(CONFIG, channels=2), AudioFormat(encoding))
+        AudioOutput(STEREO, AudioFormat(encoding))
 
 
 def test_trimming_goes_forward_only() -> None:

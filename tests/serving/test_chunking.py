@@ -17,7 +17,6 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
 from token2wav.serving.hops import HopSchedule
-from token2wav.serving.token_buffer import checked_tokens
 from token2wav.stages.stage import TokenChunk
 
 CONFIG = CosyVoice3Config.read(TINY)
@@ -263,7 +262,7 @@ def test_when_a_message_is_consumed() -> None:
 def test_tokens_are_checked_once() -> None:
     for bad in ([5, -1], [6561], [[1]], [1.5]):
         with pytest.raises(InputError, match=r"^tokens: "):
-            checked_tokens(bad, CONFIG)
+            CONFIG.tokens.checked(bad)
 
 
 def test_a_stream_that_would_end_without_tokens_goes_on() -> None:

@@ -13,18 +13,21 @@ from tests.support.dac_model import write_higgs
 from tests.support.family_golden import FamilyGolden
 from token2wav import InputError, RuntimeConfig, Token2Wav, UtteranceOptions
 from token2wav.config.model_config import ModelConfig
+from token2wav.config.token_format import TokenFormat
 from token2wav.serving.delays import DelayPattern
 from token2wav_client import CodeAligner
 
 CONFIG = ModelConfig(
-    vocab_size=16,
-    token_frame_rate=25,
+    tokens=TokenFormat.codes(3, 16),
     sample_rate=1000,
     samples_per_token=40,
     stages=("decoder",),
-    token_shape=(3,),
 )
 START, END = 16, 17
+
+
+def with_tokens(tokens: TokenFormat) -> ModelConfig:
+    return replace(CONFIG, tokens=tokens)
 
 
 def rows_of(frames: Any, delays: tuple[int, ...]) -> Any:
@@ -64,7 +67,7 @@ def test_a_mark_inside_a_frame_is_the_highest_code() -> None:
 def test_the_highest_code_is_that_of_the_codebook() -> None:
     rows = rows_of(frames_of(4) % 5, (0, 1, 2))
     rows[4, 1] = END
-    config = replace(CONFIG, codebook_sizes=(16, 9, 5))
+    config = with_tokens(TokenFormat.uneven_codes((16, 9, 5)))
     assert DelayPattern((0, 1, 2), config).frames(rows)[1, 1] == 8
 
 
@@ -88,15 +91,19 @@ def test_rows_that_are_refused_change_nothing() -> None:
     ("delays", "config", "message"),
     [
         ((0, 1), CONFIG, "2 given, but the model has 3 codebooks"),
-        ((), replace(CONFIG, fewer_codebooks=True), "0 given, but the model has 1 to 3 codebooks"),
+        (
+            (),
+            with_tokens(TokenFormat.codes(3, 16, fewer=True)),
+            "0 given, but .* has 1 to 3 codebooks",
+        ),
         ((1, 0, 0), CONFIG, "1, 0, 0; the first must be 0, and all between 0 and 100"),
         ((0, 101, 0), CONFIG, "the first must be 0, and all between 0 and 100"),
         (3, CONFIG, r"shape \(\), expected one dimension"),
         ("0,1,2", CONFIG, r"shape \(\), expected one dimension"),
         ((0, 1.5, 2), CONFIG, "type float64, expected integers"),
         ((0, 2**64, 2), CONFIG, "values do not fit 32 bits"),
-        ((0,), replace(CONFIG, token_shape=()), "a token of this model has no codebooks"),
-        ((0, 0, 0), replace(CONFIG, takes_latents=True), "this model has no codebooks"),
+        ((0,), with_tokens(TokenFormat.numbers(16)), "a token of this model has no codebooks"),
+        ((0, 0, 0), with_tokens(TokenFormat.latents(3)), "this model has no codebooks"),
     ],
 )
 def test_delays_that_are_refused(delays: Any, config: ModelConfig, message: str) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from tests.support.tiny_model import TINY
 from token2wav import InputError
+from token2wav.config.token_format import NO_CODE, TokenFormat
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.serving.token_buffer import NO_CODE, TokenBuffer, checked_tokens
+from token2wav.serving.token_buffer import TokenBuffer
 
 CONFIG = CosyVoice3Config.read(TINY)
 
@@ -26,10 +27,10 @@ def test_an_endless_stream_keeps_only_the_needed_tokens() -> None:
 
 
 def test_the_first_tokens_decide_about_the_number_of_codebooks() -> None:
-    config = replace(CONFIG, token_shape=(4,), fewer_codebooks=True)
+    config = replace(CONFIG, tokens=TokenFormat.codes(4, 50, fewer=True))
     buffer = TokenBuffer(np.zeros((0, 4), np.int32), config)
-    buffer.add(checked_tokens([[1, 2]], config), 0)
+    buffer.add(config.tokens.checked([[1, 2]]), 0)
     assert buffer.copy(0, 1).tolist() == [[1, 2, NO_CODE, NO_CODE]]
     with pytest.raises(InputError, match="3 codebooks, but the stream began with 2"):
-        buffer.add(checked_tokens([[1, 2, 3]], config), 0)
+        buffer.add(config.tokens.checked([[1, 2, 3]]), 0)
     assert buffer.received == 1

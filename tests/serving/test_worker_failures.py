@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from tests.support.stages import two_stages
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
 from token2wav.config.model_config import ModelConfig
+from token2wav.config.token_format import TokenFormat
 from token2wav.errors import DeviceLostError
 from token2wav.serving import pipeline
 from token2wav.serving.observer import Observer
@@ -199,16 +201,19 @@ class TenSamplesOfEachFrame(StatefulStage[None], VocoderStage):
         return mel[0].repeat_interleave(10)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneBandConfig(ModelConfig):
+    token_mel_ratio: int = 2
+    mel_bands: int = 1
+    speaker_size: int = 3
+
+
 def test_an_end_alone_at_a_chunks_border_is_no_fault(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = ModelConfig(
-        vocab_size=100,
-        token_frame_rate=25,
+    config = OneBandConfig(
+        tokens=TokenFormat.numbers(100),
         block_tokens=5,
-        token_mel_ratio=2,
-        mel_bands=1,
-        speaker_size=3,
         sample_rate=500,
         samples_per_token=20,
         stages=("flow", "vocoder"),

@@ -81,7 +81,4 @@ WRITERS: dict[str, Writer] = {
 
 def drawn_tokens(config: ModelConfig, count: int) -> Tokens:
     """Draws `count` tokens of a codec: codes or latents."""
-    random, shape = np.random.default_rng(count), (count, *config.token_shape)
-    if config.takes_latents:
-        return random.standard_normal(shape).astype(np.float32)
-    return random.integers(0, config.vocabulary, shape).astype(np.int32)
+    return config.tokens.draw(count, np.random.default_rng(count))

@@ -51,7 +51,7 @@ def tiny_config(ode_steps: int = ODE_STEPS) -> CosyVoice3Config:
     """Returns the configuration of the tiny model with another number of ODE steps."""
     config = CosyVoice3Config.read(TINY)
     flow = replace(config.flow, n_timesteps=ode_steps)
-    return CosyVoice3Config.of(flow, config.vocoder, config.token_frame_rate)
+    return CosyVoice3Config.of(flow, config.vocoder)
 
 
 def schedule_of(config: ModelConfig, stream: StreamConfig | None = None) -> HopSchedule:

@@ -8,10 +8,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
+from token2wav.config.token_format import TokenFormat
 from token2wav.errors import CheckpointError, ConfigError, InputError
 
 StageName = Literal["flow", "vocoder", "decoder"]  # tokens to mel, mel to audio, tokens to audio
@@ -28,89 +27,42 @@ class ModelConfig:
     """Configuration of one model.
 
     A family derives its own class, which adds the sizes of its networks: from `FlowModelConfig` or
-    `CodecConfig`, which set the fields that their kind of decoder has.
+    `CodecConfig`. Facts that only some models have are properties with the value of all other
+    models. A class whose models differ overrides them, with a property, or with a field that has a
+    default.
 
     Attributes:
-        vocab_size: different tokens, or different codes in each codebook.
-        token_frame_rate: tokens per second.
+        tokens: format of the tokens.
         sample_rate: samples per second.
         samples_per_token: audio samples per token, of each channel.
         stages: names of the stages, in the order in which they compute a chunk.
         block_tokens: tokens of an attention block. Every chunk ends where a block of the stream
             ends, except the last chunk and provisional chunks.
-        token_mel_ratio: mel frames per token.
-        mel_bands: bands of the mel between flow and vocoder.
-        speaker_size: length of a speaker embedding; 0 for a model without voices.
-        channels: channels of the audio, 1 or 2. The last stage makes the samples of two channels in
-            turn, and `AudioOutput` separates them.
-        token_shape: shape of one token: () for a number, (codebooks,) for several codes.
-        takes_latents: whether a token is a latent, a vector of float32 numbers, instead of codes.
-            `token_shape` is then its length, and `vocab_size` is 0.
-        codebook_sizes: different codes in each codebook; empty if all codebooks have `vocab_size`.
-            Otherwise `vocab_size` is that of the first codebook.
-        fewer_codebooks: whether a stream may send only the first codes of each token. Its first
-            tokens decide how many.
-        adds_noise: whether the decoder adds noise to its signal, which a request can turn off.
         lookahead_tokens: tokens after a chunk that the chunk depends on. They must have arrived
             before the chunk can run.
-        optional_lookahead_tokens: tokens after a chunk that the last stage uses for early audio, as
-            far as they have arrived.
         hop_blocks: attention blocks in the first hop and in the longest hop. A hop is the number of
             new tokens of a chunk. `StreamConfig.max_hop_tokens` overrides the longest hop.
-        lookahead_frames: frames that must follow the audio of the last stage before it is sent, by
-            default; 0 for its whole look-ahead. `StreamConfig.lookahead_frames` overrides this
-            number.
-        ode_steps: default number of ODE steps; 0 for a model without an ODE.
-        fixed_steps: whether the model allows no other number of ODE steps.
-        takes_prompt: whether voices may have a prompt.
-        provisional_chunks: whether the flow can compute provisional chunks. A provisional chunk
-            ends inside a block, and its state is not stored.
-        fixed_hops: whether the audio depends on where chunks end. If so, the ends of chunks do not
-            depend on the arrival times of tokens.
-        left_blocks: past blocks that stay visible besides the prompt; -1 for all.
-            `StreamConfig.left_blocks` overrides this number.
     """
 
-    vocab_size: int
-    token_frame_rate: float
+    tokens: TokenFormat
     sample_rate: int
     samples_per_token: int
     stages: tuple[StageName, ...]
     block_tokens: int = 1
-    token_mel_ratio: int = 1
-    mel_bands: int = 0
-    speaker_size: int = 0
-    channels: int = 1
-    token_shape: tuple[int, ...] = ()
-    takes_latents: bool = False
-    codebook_sizes: tuple[int, ...] = ()
-    fewer_codebooks: bool = False
-    adds_noise: bool = False
     lookahead_tokens: int = 0
-    optional_lookahead_tokens: int = 0
     hop_blocks: tuple[int, int] = (1, 4)
-    lookahead_frames: int = 0
-    ode_steps: int = 0
-    fixed_steps: bool = False
-    takes_prompt: bool = False
-    provisional_chunks: bool = False
-    fixed_hops: bool = False
-    left_blocks: int = -1
 
     @property
-    def token_field(self) -> str:
-        """Name of the tokens in requests and in messages: `tokens`, or `latents`."""
-        return "latents" if self.takes_latents else "tokens"
+    def token_frame_rate(self) -> float:
+        """Tokens per second."""
+        return self.sample_rate / self.samples_per_token
 
     @property
-    def vocabulary(self) -> int | tuple[int, ...]:
-        """Number of different tokens or codes; a number for each codebook if they differ."""
-        return self.codebook_sizes or self.vocab_size
-
-    @property
-    def token_dtype(self) -> type[np.int32 | np.float32]:
-        """Type of the numbers of a token."""
-        return np.float32 if self.takes_latents else np.int32
+    def channels(self) -> int:
+        """Channels of the audio, 1 or 2. The last stage makes the samples of two channels in turn,
+        and `AudioOutput` separates them.
+        """
+        return 1
 
     @property
     def missing_samples(self) -> int:
@@ -120,9 +72,72 @@ class ModelConfig:
         return 0
 
     @property
+    def adds_noise(self) -> bool:
+        """Whether the decoder adds noise to its signal, which a request can turn off."""
+        return False
+
+    @property
+    def optional_lookahead_tokens(self) -> int:
+        """Tokens after a chunk that the last stage uses for early audio, as far as they have
+        arrived.
+        """
+        return 0
+
+    @property
+    def token_mel_ratio(self) -> int:
+        """Mel frames per token; 1 for a codec."""
+        return 1
+
+    @property
+    def mel_bands(self) -> int:
+        """Bands of the mel between flow and vocoder; 0 for a codec."""
+        return 0
+
+    @property
+    def speaker_size(self) -> int:
+        """Length of a speaker embedding; 0 for a model without voices."""
+        return 0
+
+    @property
     def takes_voice(self) -> bool:
         """Whether an utterance needs a voice."""
         return self.speaker_size > 0
+
+    @property
+    def takes_prompt(self) -> bool:
+        """Whether voices may have a prompt."""
+        return False
+
+    @property
+    def ode_steps(self) -> int:
+        """Default number of ODE steps; 0 for a model without an ODE."""
+        return 0
+
+    @property
+    def fixed_steps(self) -> bool:
+        """Whether the model allows no other number of ODE steps."""
+        return False
+
+    @property
+    def provisional_chunks(self) -> bool:
+        """Whether the flow can compute provisional chunks. A provisional chunk ends inside a block,
+        and its state is not stored.
+        """
+        return False
+
+    @property
+    def fixed_hops(self) -> bool:
+        """Whether the audio depends on where chunks end. If so, the ends of chunks do not depend on
+        the arrival times of tokens.
+        """
+        return False
+
+    @property
+    def left_blocks(self) -> int:
+        """Past blocks that stay visible besides the prompt; -1 for all. `StreamConfig.left_blocks`
+        overrides this number.
+        """
+        return -1
 
     @property
     def block_seconds(self) -> float:
@@ -165,12 +180,8 @@ class ModelConfig:
         return self.left_blocks if stream.left_blocks is None else stream.left_blocks
 
     def withheld_frames(self, stream: StreamConfig) -> int:
-        """Returns the number of frames that the last stage holds back; 0 for its look-ahead.
-
-        It is `lookahead_frames` of the settings. If the settings have None, it is
-        `lookahead_frames` of the model.
-        """
-        return self.lookahead_frames if stream.lookahead_frames is None else stream.lookahead_frames
+        """Returns the number of frames that the last stage holds back; 0 for its look-ahead."""
+        return stream.lookahead_frames or 0
 
     def decoder_noise(self, choice: bool | None, stream: StreamConfig) -> bool:
         """Returns whether the decoder adds its noise to a stream.

@@ -44,11 +44,15 @@ class SymmetricCodecConfig(CodecConfig):
     """Configuration of a codec with a decoder that reads as far ahead as it reads back.
 
     Attributes:
-        lookahead_frames: default number of frames to hold back for a decoder that reads far ahead.
-            Another decoder holds back its whole reach by default, which is exact.
+        withheld_frames_default: number of frames to hold back if `StreamConfig.lookahead_frames` is
+            None and the decoder reads far ahead; 0 for its whole reach. Another decoder holds back
+            its whole reach by default, which is exact.
+        optional_lookahead_tokens: see `ModelConfig`. `with_stream_settings` sets it.
     """
 
     hop_blocks: tuple[int, int] = (1, 32)  # the longest hop has 1.3 to 1.5 s
+    withheld_frames_default: int = 0
+    optional_lookahead_tokens: int = 0
 
     @property
     def reach_frames(self) -> int:
@@ -63,7 +67,8 @@ class SymmetricCodecConfig(CodecConfig):
         if stream.lookahead_frames is not None:
             return stream.lookahead_frames
         far = self.reach_frames / self.token_frame_rate > _LONGEST_WAIT_SECONDS
-        return self.lookahead_frames if far and self.lookahead_frames < self.reach_frames else 0
+        default = self.withheld_frames_default
+        return default if far and default < self.reach_frames else 0
 
     def with_stream_settings(self, stream: StreamConfig) -> SymmetricCodecConfig:
         """Sets `optional_lookahead_tokens` to the number of tokens after a chunk that make its last

@@ -23,46 +23,55 @@ class FlowModelConfig(ModelConfig):
         flow: sizes of the network from tokens to mel.
         vocoder: sizes of the network from mel to audio. Its class selects the vocoder.
         schedule: schedule of the ODE of the flow.
+        takes_prompt, provisional_chunks, fixed_hops, left_blocks: see `ModelConfig`. A family sets
+            them.
     """
 
     stages: tuple[StageName, ...] = ("flow", "vocoder")
     takes_prompt: bool = True
     provisional_chunks: bool = True
+    fixed_hops: bool = False
+    left_blocks: int = -1
     flow: Any
     vocoder: Any
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     @classmethod
     def of(
-        cls: type[ConfigT], flow: Any, vocoder: Any, token_frame_rate: float, **fields: Any
+        cls: type[ConfigT],
+        flow: Any,
+        vocoder: Any,
+        token_frame_rate: float | None = None,
+        **fields: Any,
     ) -> ConfigT:
         """Makes the configuration of a flow and a vocoder.
 
         Args:
-            token_frame_rate: tokens per second.
-            fields: further fields of the class, which extend or replace the common fields.
+            token_frame_rate: published number of tokens per second; None if none is published.
+            fields: further fields of the class.
 
         Raises:
             ConfigError: flow and vocoder do not fit each other.
         """
-        rate = token_frame_rate
-        common = {
-            "vocab_size": flow.vocab_size,
-            "token_shape": flow.token_shape,
-            # An integer if possible, so that the hash of the configuration does not depend on how
-            # the number is written.
-            "token_frame_rate": int(rate) if rate == int(rate) else rate,
-            "block_tokens": flow.block_tokens,
-            "lookahead_tokens": flow.lookahead_tokens,
-            "token_mel_ratio": flow.token_mel_ratio,
-            "mel_bands": flow.mel_bands,
-            "speaker_size": flow.spk_embed_dim,
-            "sample_rate": vocoder.mel.sample_rate_hz,
-            "samples_per_token": flow.token_mel_ratio * vocoder.mel.hop_samples,
-            "hop_blocks": flow.hop_blocks,
-            "ode_steps": flow.n_timesteps,
-        }
-        return cls(**{**common, **fields}, flow=flow, vocoder=vocoder)
+        config = cls(
+            tokens=flow.tokens,
+            sample_rate=vocoder.mel.sample_rate_hz,
+            samples_per_token=flow.token_mel_ratio * vocoder.mel.hop_samples,
+            block_tokens=flow.block_tokens,
+            lookahead_tokens=flow.lookahead_tokens,
+            hop_blocks=flow.hop_blocks,
+            flow=flow,
+            vocoder=vocoder,
+            **fields,
+        )
+        rate, samples = token_frame_rate, config.samples_per_token
+        # Rates such as 22050 / 512 have infinitely many decimals.
+        if rate is not None and not math.isclose(rate * samples, config.sample_rate, rel_tol=1e-6):
+            raise ConfigError(
+                f"sample_rate: {rate:g} tokens per second of {samples} samples do not make "
+                f"{config.sample_rate} Hz"
+            )
+        return config
 
     def __post_init__(self) -> None:
         if self.mel_bands != self.vocoder.mel.bands:
@@ -70,15 +79,26 @@ class FlowModelConfig(ModelConfig):
                 f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes "
                 f"{self.mel_bands}"
             )
-        # Rates such as 22050 / 512 have infinitely many decimals.
-        if not math.isclose(
-            self.token_frame_rate * self.samples_per_token, self.sample_rate, rel_tol=1e-6
-        ):
-            raise ConfigError(
-                f"sample_rate: {self.token_frame_rate:g} tokens per second of "
-                f"{self.samples_per_token} samples do not "
-                f"make {self.sample_rate} Hz"
-            )
+
+    @property
+    def token_mel_ratio(self) -> int:
+        return int(self.flow.token_mel_ratio)
+
+    @property
+    def mel_bands(self) -> int:
+        return int(self.flow.mel_bands)
+
+    @property
+    def speaker_size(self) -> int:
+        return int(self.flow.spk_embed_dim)
+
+    @property
+    def ode_steps(self) -> int:
+        return int(self.flow.n_timesteps)
+
+    @property
+    def fixed_steps(self) -> bool:
+        return bool(self.schedule.times)
 
     def stage_config(self, stage: StageName) -> Any:
         return self.flow if stage == "flow" else self.vocoder

@@ -74,14 +74,14 @@ class Chunker:
         return self.next_chunk.stop - self.next_chunk.start if self.next_chunk else 0
 
     def push(self, tokens: NDArray[Any], *, end: bool = False) -> None:
-        """Adds tokens (n, *token_shape), checked by `checked_tokens`, to the stream.
+        """Adds tokens (n, *token_shape), checked by `TokenFormat.checked`, to the stream.
 
         Raises:
             InputError: the utterance would end without any token, or the tokens have another number
                 of codebooks than the first tokens.
         """
         if end and not self.new_tokens + len(tokens):
-            raise InputError(self._config.token_field, "0 sent; an utterance needs at least 1")
+            raise InputError(self._config.tokens.field, "0 sent; an utterance needs at least 1")
         self._tokens.add(tokens, self._start)
         if len(tokens):
             self._arrivals.add(len(tokens), self._playback.now())

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from token2wav.config.arrays import token_array
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import InputError
-from token2wav.voice import token_array
 
 _LONGEST_DELAY = 100  # rows; bounds the memory of a stream
 
@@ -29,12 +29,12 @@ class DelayPattern:
     """
 
     def __init__(self, delays: Sequence[int], config: ModelConfig) -> None:
-        if config.takes_latents or not config.token_shape:
+        tokens, most = config.tokens, config.tokens.codebooks
+        if not most:
             raise InputError("delays", "given, but a token of this model has no codebooks")
         delays = token_array("delays", delays).tolist()
-        [most] = config.token_shape
-        if len(delays) != most and not (config.fewer_codebooks and 1 <= len(delays) < most):
-            expected = f"1 to {most}" if config.fewer_codebooks else most
+        if len(delays) != most and not (tokens.fewer_codebooks and 1 <= len(delays) < most):
+            expected = f"1 to {most}" if tokens.fewer_codebooks else most
             raise InputError(
                 "delays", f"{len(delays)} given, but the model has {expected} codebooks"
             )
@@ -44,8 +44,8 @@ class DelayPattern:
                 f"{', '.join(map(str, delays))}; the first must be 0, and all between 0 and "
                 f"{_LONGEST_DELAY}",
             )
-        self._delays, self._size = tuple(delays), config.vocab_size
-        self._highest = np.asarray(config.vocabulary) - 1  # code, of each codebook if they differ
+        self._delays, self._size = tuple(delays), tokens.codebook_sizes[0]
+        self._highest = np.array(tokens.codebook_sizes[: len(delays)]) - 1
         self._rows = np.zeros((0, len(delays)), np.int32)  # rows of incomplete frames
         self._started = self._ended = False
 

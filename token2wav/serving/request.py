@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import StreamConfig
@@ -21,7 +20,6 @@ from token2wav.serving.delays import DelayPattern
 from token2wav.serving.end_limits import EndLimits, EndReason, RepeatLimit
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import UtteranceOptions
-from token2wav.serving.token_buffer import checked_tokens
 from token2wav.stages.stage import StreamOptions
 from token2wav.voice import Voice, check_steps
 
@@ -155,8 +153,8 @@ class Request:
             InputError: the tokens do not fit the model or the delay pattern.
         """
         if self.end_reason is not None:
-            return np.zeros((0, *config.token_shape), config.token_dtype)
-        return checked_tokens(self.delays.frames(tokens) if self.delays else tokens, config)
+            return config.tokens.zeros(0)
+        return config.tokens.checked(self.delays.frames(tokens) if self.delays else tokens)
 
     def within_limits(self, tokens: NDArray[Any], *, end: bool) -> tuple[NDArray[Any], bool]:
         """Returns the tokens up to the end by `limits`, and whether they are the last."""

@@ -87,7 +87,7 @@ class FrontEnd:
         self._vocabulary = PUBLIC_VOCABULARY
         if self._has(*cosyvoice3.FILES):
             try:
-                self._vocabulary = read_config(self._folder).vocab_size
+                self._vocabulary = read_config(self._folder).tokens.codebook_sizes[0]
             except ConfigError as error:
                 raise ModelError(str(error)) from None
 

@@ -111,7 +111,7 @@ class ToFlow:
 
     def __init__(self, request: Any, config: ModelConfig) -> None:
         self._sender = request.get_response_sender()
-        no_tokens = np.zeros((0, *config.token_shape), np.int32)
+        no_tokens = config.tokens.zeros(0)
         self._no_content = FlowContent(TokenChunk(no_tokens, 0, 0, last=True), None)
         self._no_voice = (
             no_tokens,

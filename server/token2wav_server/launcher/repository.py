@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from token2wav.config.model_config import ModelConfig
+from token2wav.config.token_format import TokenFormat
 from token2wav.errors import ConfigError
 from token2wav.families.registry import read_config
 
 _CONFIG = "config.pbtxt"
-# sizes in the files of this package, where a token is one number
+# Sizes in the files of this package. A token is a number there.
 _BANDS, _SPEAKER_SIZE, _VOCABULARY = 80, 192, 6561
 
 
@@ -90,9 +90,10 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
         "speaker_embedding": config.speaker_size or -1,
     }
     is_usual = (config.mel_bands, config.speaker_size) == (_BANDS, _SPEAKER_SIZE)
-    is_usual &= config.vocabulary == _VOCABULARY
-    if is_usual and not config.token_shape and config.channels == 1:
+    is_usual &= config.tokens == TokenFormat.numbers(_VOCABULARY)
+    if is_usual and config.channels == 1:
         return repository
+    vocabulary = ",".join(map(str, config.tokens.codebook_sizes))
     copy = folder / "model_repository"
     for file in sorted(repository.glob(f"*/{_CONFIG}")):
         text = file.read_text(encoding="utf-8")
@@ -104,15 +105,15 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
             )
         text = re.sub(
             rf'(key: "vocabulary" value {{ string_value: "){_VOCABULARY}"',
-            rf'\g<1>{_vocabulary(config)}"',
+            rf'\g<1>{vocabulary}"',
             text,
         )
-        if config.takes_latents:
+        if config.tokens.are_latents:
             text = _TOKENS.sub(_LATENTS, text)
-        for codebooks in config.token_shape:
+        for size in config.tokens.shape:
             text = re.sub(
                 rf'(name: "(?:{_OF_TOKENS})"[^}}]*?dims: \[[^\]]*?-1)',
-                rf"\g<1>, {-1 if config.fewer_codebooks else codebooks}",
+                rf"\g<1>, {-1 if config.tokens.fewer_codebooks else size}",
                 text,
             )
         if config.channels > 1:
@@ -124,11 +125,3 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
             if entry.name != _CONFIG:
                 (target / entry.name).symlink_to(entry.resolve())
     return copy
-
-
-def _vocabulary(config: ModelConfig) -> str:
-    """Returns the parameter `vocabulary` of a model."""
-    if config.takes_latents:
-        return ""
-    sizes = config.codebook_sizes or (config.vocab_size,) * (config.token_shape or (1,))[0]
-    return ",".join(map(str, sizes))

@@ -16,8 +16,8 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.utterances import off
 from token2wav import CheckpointError, ConfigError, InputError, RuntimeConfig, Token2Wav
 from token2wav.assembly import check_folder
+from token2wav.config.token_format import TokenFormat
 from token2wav.families.registry import read_config
-from token2wav.serving.token_buffer import checked_tokens
 
 # Of the spread of the audio. Sums are in another order than in the public code. Without the
 # rounding of rotary positions, the error would be 2e-4 or more.
@@ -63,8 +63,7 @@ def test_published_sizes(
     config = published(tmp_path, document)
     assert config.token_frame_rate == pytest.approx(21.533, abs=1e-3)
     assert (config.samples_per_token, config.sample_rate) == (2048, 44_100)
-    assert config.token_shape == (10,)
-    assert config.codebook_sizes == (4096,) + 9 * (1024,)
+    assert config.tokens == TokenFormat.uneven_codes((4096,) + 9 * (1024,))
     sizes = config.sizes
     assert (sizes.codec_post_n_local_heads, sizes.codec_post_intermediate_size) == (
         key_heads,
@@ -76,7 +75,7 @@ def test_codes_are_bounded_by_their_codebook(tmp_path: Path) -> None:
     """The public code replaces a code above 1023 in the residual codebooks by 1023."""
     config = published(tmp_path, {"model_type": "arktts"})
     largest = np.array([[4095] + 9 * [1023]])
-    np.testing.assert_array_equal(checked_tokens(largest, config), largest)
+    np.testing.assert_array_equal(config.tokens.checked(largest), largest)
     for codebook, bound in ((0, 4095), (1, 1023), (9, 1023)):
         codes = largest.copy()
         codes[0, codebook] += 1
@@ -85,7 +84,7 @@ def test_codes_are_bounded_by_their_codebook(tmp_path: Path) -> None:
             f"vocabulary 0 to {bound}$"
         )
         with pytest.raises(InputError, match=message):
-            checked_tokens(codes, config)
+            config.tokens.checked(codes)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_published_sizes(name: str, tmp_path: Path) -> None:
     assert network.missing_samples == config.missing_samples
     assert network.lookahead_frames == config.reach_frames
     geometry = (
-        *(config.token_frame_rate, *config.token_shape, config.missing_samples),
+        *(config.token_frame_rate, *config.tokens.shape, config.missing_samples),
         *(network.output_delay, config.reach_frames, config.withheld_frames(StreamConfig())),
         *(config.block_tokens, config.hops(StreamConfig())),
     )

@@ -41,7 +41,11 @@ def test_older_names_of_projections_give_the_same_audio(tmp_path: Path) -> None:
 def test_sizes_default_to_those_of_the_package(tmp_path: Path) -> None:
     (tmp_path / WEIGHTS).touch()
     config = read_config(tmp_path)
-    assert (config.sample_rate, config.token_frame_rate, config.token_shape) == (24000, 12.5, (32,))
+    assert (config.sample_rate, config.token_frame_rate, config.tokens.shape) == (
+        24000,
+        12.5,
+        (32,),
+    )
     published = MimiSizes(frame_rate=12.5)
     assert {name: getattr(published, name) for name in read_moshi_sizes(tmp_path)} == {
         name: tuple(value) if isinstance(value, list) else value

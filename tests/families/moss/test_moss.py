@@ -17,6 +17,7 @@ from tests.support.moss_model import document, published_weights, write_model
 from tests.support.utterances import off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import check_folder, family_for
+from token2wav.config.token_format import TokenFormat
 from token2wav.families.registry import read_config
 
 # Of the spread of the audio. Sums are in another order than in the public code.
@@ -33,7 +34,10 @@ def test_published_sizes(explicit: bool, tmp_path: Path) -> None:
     config: Any = read_config(tmp_path)
     with torch.device("meta"):
         network: Any = family_for(config).network(config, "decoder")
-    assert (config.token_frame_rate, config.token_shape, config.vocab_size) == (12.5, (32,), 1024)
+    assert (config.token_frame_rate, config.tokens) == (
+        12.5,
+        TokenFormat.codes(32, 1024, fewer=True),
+    )
     assert config.samples_per_token == network.frame_samples == 1920
     assert config.hops(StreamConfig()) == (1, 16)
     assert dict(config.sizes.windows()) == {0: 125, 2: 250, 4: 500, 6: 1000}
@@ -72,7 +76,7 @@ def test_published_sizes_of_the_nano(tmp_path: Path) -> None:
     config: Any = read_config(tmp_path)
     with torch.device("meta"):
         network: Any = family_for(config).network(config, "decoder")
-    assert (config.channels, config.sample_rate, config.token_shape) == (2, 48_000, (16,))
+    assert (config.channels, config.sample_rate, config.tokens.shape) == (2, 48_000, (16,))
     assert (config.samples_per_token, network.frame_samples) == (3840, 7680)
     assert sum(weight.numel() for weight in network.decoder.parameters()) == 10_450_944
 

@@ -21,6 +21,7 @@ from tests.support.qwen25_omni_model import SPEAKERS, a_voice, speakers, write_m
 from tests.support.utterances import off, portions, some_tokens, streamed, streamed_mels
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import assemble, check_folder, load_network
+from token2wav.config.token_format import TokenFormat
 from token2wav.families.qwen25_omni.config import Qwen25OmniConfig
 from token2wav.families.qwen25_omni.family import FAMILY
 from token2wav.families.qwen25_omni.voices import named_voices, write_voices
@@ -68,15 +69,13 @@ def widened(folder: Path, factor: int, *steps: int) -> Token2Wav:
     """Returns the model with windows that have more blocks on both sides."""
     config: Any = read_config(folder)
     flow = dataclasses.replace(config.flow, widening=factor)
-    config = Qwen25OmniConfig.of(
-        flow, config.vocoder, config.token_frame_rate, schedule=config.schedule
-    )
+    config = Qwen25OmniConfig.of(flow, config.vocoder, schedule=config.schedule)
     stream = StreamConfig(steps=steps)
     return Token2Wav(config, assemble(folder, config, stream, CPU), stream, "widened")
 
 
 def codes_of(config: Any, count: int, seed: int = 0) -> Any:
-    return some_tokens(count, seed, vocabulary=config.vocab_size)
+    return some_tokens(count, seed, vocabulary=config.flow.vocab_size)
 
 
 def test_published_sizes(tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_published_sizes(tmp_path: Path) -> None:
         24000,
         480,
     )
-    assert (config.vocab_size, config.token_shape, config.speaker_size) == (8193, (), 192 + 128)
+    assert (config.tokens, config.speaker_size) == (TokenFormat.numbers(8193), 192 + 128)
     assert (config.block_tokens, config.flow.past_tokens, config.lookahead_tokens) == (12, 24, 12)
     assert config.hops(StreamConfig()) == (36, 36)
     assert config.ode_steps == 9

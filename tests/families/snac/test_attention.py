@@ -22,7 +22,7 @@ def test_published_sizes(rate: int, tokens: float, tmp_path: Path) -> None:
     config = config_of(tmp_path, {**SNAC_44KHZ, "sampling_rate": rate})
     with torch.device("meta"):
         network: Any = family_for(config).network(config, "decoder")
-    assert config.token_shape == (15,)
+    assert config.tokens.shape == (15,)
     assert config.token_frame_rate == pytest.approx(tokens, abs=0.01)
     assert config.samples_per_token == network.frame_samples == 3072
     assert network.output_delay == 5519

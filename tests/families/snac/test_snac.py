@@ -93,7 +93,7 @@ def test_published_sizes(tmp_path: Path) -> None:
     config = config_of(tmp_path, SNAC_24KHZ)
     with torch.device("meta"):
         network: Any = family_for(config).network(config, "decoder")
-    assert config.token_shape == (7,)
+    assert config.tokens.shape == (7,)
     assert config.samples_per_token == network.frame_samples == 2048
     assert config.token_frame_rate == pytest.approx(11.72, abs=0.01)
     assert network.output_delay == 4757
@@ -110,7 +110,7 @@ def test_published_sizes(tmp_path: Path) -> None:
 def test_the_order_of_the_codes_of_four_codebooks(tmp_path: Path) -> None:
     config = config_of(tmp_path, {**SNAC_24KHZ, "vq_strides": [8, 4, 2, 1]})
     places = config.sizes.code_places()
-    assert config.token_shape == (15,)
+    assert config.tokens.shape == (15,)
     assert places[0] == [0] * 8
     assert places[1] == [1] * 4 + [8] * 4
     assert places[2] == [2, 2, 5, 5, 9, 9, 12, 12]

@@ -80,7 +80,7 @@ def test_published_sizes(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(document))
     config: Any = read_config(tmp_path)
     assert (config.token_frame_rate, config.samples_per_token) == (7.5, 3200)
-    assert config.token_shape == (64,)
+    assert config.tokens.shape == (64,)
     assert config.sizes.depths[::-1] == (8, 3, 3, 3, 3, 3, 3)
 
 

@@ -65,7 +65,7 @@ def test_published_sizes(
     """Every latent of 64 numbers has 40 ms, and its audio does not wait for later ones."""
     config = config_of(tmp_path, content)
     assert (config.sample_rate, config.samples_per_token) == (rate, samples)
-    assert (config.token_frame_rate, config.token_shape) == (25, (64,))
+    assert (config.token_frame_rate, config.tokens.shape) == (25, (64,))
     assert config.hops(StreamConfig()) == (1, 32)
     with torch.device("meta"):
         network: Any = family_for(config).network(config, "decoder")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from token2wav.families.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
 from token2wav.stages.stage import FrameChunk, TokenChunk
-from token2wav_server.ensemble import stages
 from token2wav_server.ensemble.ordered_stage import Label
 from token2wav_server.ensemble.stages import (
     FlowContent,
@@ -117,7 +115,6 @@ def test_a_codec_has_no_flow(tmp_path: Path) -> None:
 
 
 def test_the_ensemble_has_one_channel(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(read_config(TINY), channels=2)
-    monkeypatch.setattr(stages, "read_config", lambda folder: config)
+    monkeypatch.setattr(type(read_config(TINY)), "channels", 2)
     with pytest.raises(ConfigError, match="has 2 channels, but the ensemble has 1; serve it with"):
         load_flow(TINY, ServerConfig())

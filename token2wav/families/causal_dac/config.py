@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, check_bounds, from_mapping, known_fields, prefixed
 from token2wav.errors import CheckpointError, ConfigError
@@ -139,10 +140,7 @@ def read(folder: Path) -> CausalDacConfig:
             )
     residual = (sizes.codec_residual_codebook_size,) * (sizes.num_codebooks - 1)
     return CausalDacConfig(
-        vocab_size=sizes.codebook_size,
-        codebook_sizes=(sizes.codebook_size, *residual),
-        token_frame_rate=sizes.codec_sample_rate / samples,
-        token_shape=(sizes.num_codebooks,),
+        tokens=TokenFormat.uneven_codes((sizes.codebook_size, *residual)),
         sample_rate=sizes.codec_sample_rate,
         samples_per_token=samples,
         hop_blocks=_HOP_BLOCKS,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.config.settings import Steps
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.flow_config import FlowModelConfig, hift_from
@@ -59,11 +60,14 @@ class FlowConfig(Generic[EstimatorT]):
     n_timesteps: Steps = 10
 
     token_mel_ratio: ClassVar[int] = RATIO
-    token_shape: ClassVar[tuple[int, ...]] = ()
     hop_blocks: ClassVar[tuple[int, int]] = (1, 4)
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow")
+
+    @property
+    def tokens(self) -> TokenFormat:
+        return TokenFormat.numbers(self.vocab_size)
 
     @property
     def lookahead_tokens(self) -> int:

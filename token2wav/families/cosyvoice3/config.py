@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.model_config import StageName
 from token2wav.config.settings import Steps
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
@@ -95,9 +96,10 @@ class FlowConfig:
         return self.estimator.mel_dim
 
     @property
-    def token_shape(self) -> tuple[int, ...]:
-        """Shape of one token: () for a single code, (codebooks,) for several."""
-        return (self.codebooks.count,) if self.codebooks else ()
+    def tokens(self) -> TokenFormat:
+        if self.codebooks:
+            return TokenFormat.codes(self.codebooks.count, self.vocab_size)
+        return TokenFormat.numbers(self.vocab_size)
 
     @property
     def block_tokens(self) -> int:
@@ -128,13 +130,12 @@ class CosyVoice3Config(FlowModelConfig):
         document = HyperYaml.read(path)
         with prefixed(f"{path}: "):
             flow, rate, schedule = cls._flow_from(document)
-            fields: dict[str, Any] = {"schedule": schedule, "fixed_steps": bool(schedule.times)}
             if "vocoder" not in document:
-                return cls.of(flow, hift_from(document, causal=True), rate, **fields)
+                return cls.of(flow, hift_from(document, causal=True), rate, schedule=schedule)
             vocoder, below = vocoder_from(
                 document, folder, rate, flow.token_mel_ratio, flow.mel_bands
             )
-            return cls.of(flow, vocoder, rate, vocoder_folder=below, **fields)
+            return cls.of(flow, vocoder, rate, vocoder_folder=below, schedule=schedule)
 
     @classmethod
     def _flow_from(cls, document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:

@@ -43,7 +43,7 @@ class Flow(FlowNetwork[DiT]):
             else None
         )
         self.decoder = nn.ModuleDict({"estimator": DiT(config.estimator)})
-        self.lookahead, self.token_shape = config.pre_lookahead_len, config.token_shape
+        self.lookahead, self.token_shape = config.pre_lookahead_len, config.tokens.shape
         self.mel_bands, self.token_mel_ratio = config.mel_bands, config.token_mel_ratio
 
     def encode(

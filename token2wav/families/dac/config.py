@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.config.values import convert, from_mapping, known_fields, prefixed
 from token2wav.errors import CheckpointError
@@ -111,13 +112,10 @@ def config_of(values: dict[str, Any], path: Path) -> DacConfig:
         samples = sizes.frame_samples
         rate = convert(sizes.sampling_rate / samples, TokenRate, "frames per second")
     return DacConfig(
-        vocab_size=sizes.codebook_size,
-        token_frame_rate=rate,
-        token_shape=(sizes.n_codebooks,),
-        fewer_codebooks=True,
+        tokens=TokenFormat.codes(sizes.n_codebooks, sizes.codebook_size, fewer=True),
         block_tokens=math.ceil(_BLOCK_SECONDS * rate),
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,
-        lookahead_frames=_LOOKAHEAD_FRAMES,
+        withheld_frames_default=_LOOKAHEAD_FRAMES,
         sizes=sizes,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
 from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, prefixed
 from token2wav.errors import ConfigError
@@ -128,9 +129,7 @@ def read(folder: Path) -> EarTtsConfig:
         rate = _nested(document, _RATE)
         rate = convert(22050 if rate is None else rate, SampleRate, _RATE)
     return EarTtsConfig(
-        vocab_size=sizes.codebook_size,
-        token_frame_rate=rate / sizes.frame_samples,
-        token_shape=(sizes.num_quantizers,),
+        tokens=TokenFormat.codes(sizes.num_quantizers, sizes.codebook_size),
         sample_rate=rate,
         samples_per_token=sizes.frame_samples,
         sizes=sizes,

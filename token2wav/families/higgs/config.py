@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.config.values import (
     Bounds,
@@ -132,15 +133,12 @@ def read(folder: Path) -> HiggsConfig:
     with prefixed(f"{path}: "):
         sizes = _transformers_sizes(document) if published else _first_sizes(document)
         samples = sizes.decoder.frame_samples
-        rate = _frame_rate(sizes.sample_rate, samples)
+        _frame_rate(sizes.sample_rate, samples)  # checks its range
     return HiggsConfig(
-        vocab_size=sizes.codebook_size,
-        token_frame_rate=rate,
-        token_shape=(sizes.codebooks,),
-        fewer_codebooks=True,
+        tokens=TokenFormat.codes(sizes.codebooks, sizes.codebook_size, fewer=True),
         sample_rate=sizes.sample_rate,
         samples_per_token=samples,
-        lookahead_frames=_LOOKAHEAD_FRAMES,
+        withheld_frames_default=_LOOKAHEAD_FRAMES,
         sizes=sizes,
         weights=_WEIGHTS if published else WEIGHTS,
     )

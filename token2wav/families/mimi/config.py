@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import Bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
@@ -94,10 +95,7 @@ def config_of(sizes: MimiSizes) -> MimiConfig:
     """Returns the configuration of a model with these sizes."""
     samples = sizes.frame_samples
     return MimiConfig(
-        vocab_size=sizes.codebook_size,
-        token_frame_rate=sizes.sampling_rate / samples,
-        token_shape=(sizes.num_quantizers,),
-        fewer_codebooks=True,
+        tokens=TokenFormat.codes(sizes.num_quantizers, sizes.codebook_size, fewer=True),
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,
         sizes=sizes,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
 from token2wav.config.values import (
     Bounds,
@@ -218,6 +219,10 @@ class MossConfig(CodecConfig):
 
     sizes: MossSizes
 
+    @property
+    def channels(self) -> int:
+        return self.sizes.channels
+
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         """Returns the path of the weights; for weights in several files, of the largest of them."""
         return max(safetensors_files(folder), key=lambda path: path.stat().st_size)
@@ -234,16 +239,12 @@ def read(folder: Path) -> MossConfig:
     with prefixed(f"{path}: "):
         sizes = _sizes(document)
         rate = sizes.sampling_rate / sizes.downsample_rate
-        rate = convert(rate, TokenRate, "frames per second")
-    count = sizes.quantizer.num_quantizers
+        convert(rate, TokenRate, "frames per second")  # checks its range
+    quantizer = sizes.quantizer
     return MossConfig(
-        vocab_size=sizes.quantizer.codebook_size,
-        token_frame_rate=rate,
-        token_shape=(count,),
-        fewer_codebooks=True,
+        tokens=TokenFormat.codes(quantizer.num_quantizers, quantizer.codebook_size, fewer=True),
         sample_rate=sizes.sampling_rate,
         samples_per_token=sizes.downsample_rate,
-        channels=sizes.channels,
         sizes=sizes,
     )
 

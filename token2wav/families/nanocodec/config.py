@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from token2wav.config.model_config import StageName
 from token2wav.config.strict_yaml import parse_yaml, read_bounded
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import Bounds, Length, check_bounds, convert, from_mapping, prefixed
 from token2wav.errors import ConfigError
@@ -179,9 +180,7 @@ def _config_from(document: Any) -> NanoCodecConfig:
             f"{decoder.frame_samples}"
         )
     return NanoCodecConfig(
-        vocab_size=quantizer.codebook_size,
-        token_frame_rate=sample_rate / samples,
-        token_shape=(quantizer.num_groups,),
+        tokens=TokenFormat.codes(quantizer.num_groups, quantizer.codebook_size),
         sample_rate=sample_rate,
         samples_per_token=samples,
         sizes=NanoCodecSizes(decoder, quantizer),

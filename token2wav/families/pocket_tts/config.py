@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import Bounds
 from token2wav.families.codec_config import CodecConfig, read_seanet_sizes
@@ -56,10 +57,7 @@ def read(folder: Path) -> PocketConfig:
     sizes = read_seanet_sizes(folder, PocketSizes)
     samples = sizes.frame_samples
     return PocketConfig(
-        vocab_size=0,
-        token_frame_rate=sizes.sampling_rate / samples,
-        token_shape=(sizes.latent_dim,),
-        takes_latents=True,
+        tokens=TokenFormat.latents(sizes.latent_dim),
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,
         sizes=sizes,

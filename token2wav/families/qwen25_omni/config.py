@@ -281,12 +281,7 @@ def read(folder: Path) -> Qwen25OmniConfig:
                     f"mel_dim: {sizes.mel_dim}, but dit_config.mel_dim is {dit.mel_dim}"
                 )
             vocoder = sizes.vocoder()
-        return Qwen25OmniConfig.of(
-            flow,
-            vocoder,
-            _RATE / (vocoder.hop_size * dit.repeats),
-            schedule=ScheduleConfig("sway", method="rk4"),
-        )
+        return Qwen25OmniConfig.of(flow, vocoder, schedule=ScheduleConfig("sway", method="rk4"))
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
 from token2wav.config.values import (
     Bounds,
@@ -177,9 +178,7 @@ def read(folder: Path) -> Qwen3Config:
                     f"upsampling_ratios give {samples}"
                 )
         return Qwen3Config(
-            vocab_size=sizes.codebook_size,
-            token_frame_rate=rate / samples,
-            token_shape=(sizes.num_quantizers,),
+            tokens=TokenFormat.codes(sizes.num_quantizers, sizes.codebook_size),
             sample_rate=rate,
             samples_per_token=samples,
             sizes=sizes,

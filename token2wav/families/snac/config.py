@@ -11,6 +11,7 @@ from typing import Annotated
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
@@ -155,6 +156,10 @@ class SnacConfig(SymmetricCodecConfig):
     sizes: SnacSizes
 
     @property
+    def adds_noise(self) -> bool:
+        return self.sizes.noise
+
+    @property
     def tokens_past_window(self) -> int:
         """Tokens after the end of a window that the window depends on; 0 without attention. Chunks
         end this number of tokens after windows.
@@ -206,17 +211,14 @@ def read(folder: Path) -> SnacConfig:
     with prefixed(f"{path}: "):
         sizes = from_mapping(SnacSizes, known_fields(SnacSizes, document), "")
         samples = sizes.token_samples
-        rate = convert(sizes.sampling_rate / samples, TokenRate, "tokens per second")
+        convert(sizes.sampling_rate / samples, TokenRate, "tokens per second")  # checks its range
     block = sizes.window_tokens
     return SnacConfig(
-        vocab_size=sizes.codebook_size,
-        token_frame_rate=rate,
-        token_shape=(sizes.codes,),
+        tokens=TokenFormat.codes(sizes.codes, sizes.codebook_size),
         block_tokens=block,
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,
         hop_blocks=(1, max(1, _LONGEST_HOP // block)),
-        lookahead_frames=_LOOKAHEAD_FRAMES if sizes.attn_window_size is None else 0,
-        adds_noise=sizes.noise,
+        withheld_frames_default=_LOOKAHEAD_FRAMES if sizes.attn_window_size is None else 0,
         sizes=sizes,
     )

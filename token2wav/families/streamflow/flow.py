@@ -87,7 +87,7 @@ class WindowFlow(StatefulStage[_WindowStream], FlowStage):
         self._solvers = dict(solvers)
         self._usual = next(iter(solvers))
         self._ratio, self._past_tokens = config.token_mel_ratio, past_tokens
-        self._no_tokens = np.empty((0, *config.token_shape), np.int32)
+        self._no_tokens = config.tokens.zeros(0)
         longest = past_tokens + longest_hop + config.lookahead_tokens
         sizes = [WindowSize(longest, rows) for rows in CAPTURED_WINDOWS]
         self._batches: dict[int, BucketRunner[WindowSize, Window]] = {}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
 from token2wav.config.values import Bounds, check_bounds, from_mapping, known_fields, prefixed
 from token2wav.errors import ConfigError
@@ -155,10 +156,7 @@ def read(folder: Path) -> VibeVoiceConfig:
                 VibeVoiceSizes, {**known_fields(VibeVoiceSizes, values), "layout": layout}, ""
             )
     return VibeVoiceConfig(
-        vocab_size=0,
-        token_frame_rate=_RATE / sizes.frame_samples,
-        token_shape=(sizes.hidden_size,),
-        takes_latents=True,
+        tokens=TokenFormat.latents(sizes.hidden_size),
         sample_rate=_RATE,
         samples_per_token=sizes.frame_samples,
         hop_blocks=_HOP_BLOCKS,

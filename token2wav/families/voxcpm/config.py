@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
@@ -145,12 +146,9 @@ def read(folder: Path) -> VoxCPMConfig:
         with prefixed(f"{_SECTION}."):
             sizes = from_mapping(VoxCPMSizes, known_fields(VoxCPMSizes, values), "")
             rate = sizes.audio_rate / sizes.frame_samples
-            rate = convert(rate, TokenRate, "decoder_rates: latents per second")
+            convert(rate, TokenRate, "decoder_rates: latents per second")  # checks its range
     return VoxCPMConfig(
-        vocab_size=0,
-        token_frame_rate=rate,
-        token_shape=(sizes.latent_dim,),
-        takes_latents=True,
+        tokens=TokenFormat.latents(sizes.latent_dim),
         sample_rate=sizes.audio_rate,
         samples_per_token=sizes.frame_samples,
         hop_blocks=_HOP_BLOCKS,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from token2wav.config.token_format import TokenFormat
 from token2wav.families.codec_config import CodecConfig
 
 FILES = ("codec.json",)
@@ -25,9 +26,7 @@ class MadeUpConfig(CodecConfig):
 
 def read(folder: Path) -> MadeUpConfig:
     return MadeUpConfig(
-        vocab_size=16,
-        token_frame_rate=25,
-        token_shape=(2,),
+        tokens=TokenFormat.codes(2, 16),
         block_tokens=5,
         sample_rate=2000,
         samples_per_token=80,

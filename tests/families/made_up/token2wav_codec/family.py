@@ -4,6 +4,7 @@ into audio.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,17 @@ class Decoder(WaveformNetwork):
     """Decoder of a codec.
 
     Args:
-        codebooks: codes of a frame.
-        vocab_size: different codes in each codebook.
+        codebook_sizes: different codes in each codebook.
         frame_samples: samples of audio per frame; a multiple of 8.
         channels: channels of the first layers.
     """
 
     input_dtype = torch.int32
 
-    def __init__(self, codebooks: int, vocab_size: int, frame_samples: int, channels: int) -> None:
+    def __init__(self, codebook_sizes: Sequence[int], frame_samples: int, channels: int) -> None:
         super().__init__()
-        self.input_channels, self.frame_samples = codebooks, frame_samples
-        self.tables = nn.ModuleList(nn.Embedding(vocab_size, channels) for _ in range(codebooks))
+        self.input_channels, self.frame_samples = len(codebook_sizes), frame_samples
+        self.tables = nn.ModuleList(nn.Embedding(size, channels) for size in codebook_sizes)
         self.before = causal_conv(channels, channels, 3)
         self.around = centred_conv(channels, channels, 5)
         self.up = StreamConvTranspose(channels, 4, 16, 8)
@@ -59,8 +59,7 @@ class Codec(Family):
     torch_only = "a codec"
 
     def network(self, config: Any, stage: StageName) -> nn.Module:
-        [codebooks] = config.token_shape
-        return Decoder(codebooks, config.vocab_size, config.samples_per_token, config.sizes)
+        return Decoder(config.tokens.codebook_sizes, config.samples_per_token, config.sizes)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         return fitting_weights(network, floating_tensors(read_state(path), path, str), path)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.config.token_format import TokenFormat
 
 FILES = ("tone.json",)
 
@@ -17,21 +18,21 @@ FILES = ("tone.json",)
 class ToneConfig(ModelConfig):
     """Configuration of a tone: one number, which is read from the model file."""
 
+    token_mel_ratio: int = 2
+    mel_bands: int = 1
+    speaker_size: int = 3
+    takes_prompt: bool = True
+
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         return folder / FILES[0]
 
 
 def read(folder: Path) -> ToneConfig:
     return ToneConfig(
-        vocab_size=100,
-        token_frame_rate=25,
+        tokens=TokenFormat.numbers(100),
         block_tokens=5,
         lookahead_tokens=1,
-        token_mel_ratio=2,
-        mel_bands=1,
-        speaker_size=3,
         sample_rate=2000,
         samples_per_token=80,
         stages=("flow", "vocoder"),
-        takes_prompt=True,
     )

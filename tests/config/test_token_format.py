@@ -1,0 +1,80 @@
+"""Format of tokens: what its constructors state, and the tokens of a call that fit it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from token2wav import InputError
+from token2wav.config.token_format import NO_CODE, TokenFormat
+
+NUMBERS, CODES, LATENTS = (
+    TokenFormat.numbers(6561),
+    TokenFormat.codes(3, 16, fewer=True),
+    TokenFormat.latents(64),
+)
+UNEVEN = TokenFormat.uneven_codes((4096, 1024))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shape", "sizes", "codebooks"),
+    [
+        (NUMBERS, (), (6561,), 0),
+        (CODES, (3,), (16, 16, 16), 3),
+        (UNEVEN, (2,), (4096, 1024), 2),
+        (LATENTS, (64,), (), 0),
+    ],
+)
+def test_a_constructor_states_the_format(
+    tokens: TokenFormat, shape: Any, sizes: Any, codebooks: int
+) -> None:
+    assert (tokens.shape, tokens.codebook_sizes, tokens.codebooks) == (shape, sizes, codebooks)
+    assert (tokens.field, tokens.dtype) == (
+        ("latents", np.float32) if tokens is LATENTS else ("tokens", np.int32)
+    )
+    assert tokens.zeros(5).shape == (5, *shape)
+
+
+@pytest.mark.parametrize("tokens", [NUMBERS, CODES, UNEVEN, LATENTS])
+def test_drawn_tokens_fit_and_reach_every_codebook(tokens: TokenFormat) -> None:
+    drawn = tokens.draw(400, np.random.default_rng(0))
+    np.testing.assert_array_equal(tokens.checked(drawn), drawn)
+    assert drawn.dtype == tokens.dtype
+    if not tokens.are_latents:
+        assert (drawn.max(axis=0) > 0.9 * np.array(tokens.codebook_sizes) - 1).all()
+
+
+def test_codes_of_fewer_codebooks_are_padded() -> None:
+    checked = CODES.checked([[1, 2]])
+    assert checked.tolist() == [[1, 2, NO_CODE]]
+    assert checked.dtype == np.int32
+    assert CODES.checked([]).shape == (0, 3)
+
+
+def test_an_empty_list_fits_every_format() -> None:
+    for tokens in (NUMBERS, CODES, UNEVEN, LATENTS):
+        empty = tokens.checked([])
+        assert empty.shape == (0, *tokens.shape)
+        assert empty.dtype == tokens.dtype
+
+
+@pytest.mark.parametrize(
+    ("tokens", "values", "message"),
+    [
+        (NUMBERS, [0, 6561], "6561 at index 1 is outside the vocabulary 0 to 6560"),
+        (CODES, [[0, 16]], "16 at index 0, codebook 1, is outside the vocabulary 0 to 15"),
+        (
+            UNEVEN,
+            [[4095, 1024]],
+            "1024 at index 0, codebook 1, is outside the vocabulary 0 to 1023",
+        ),
+        (CODES, [1], r"shape \(1,\), expected \(tokens, codebooks\) with 1 to 3 codebooks"),
+        (UNEVEN, [[1]], r"shape \(1, 1\), expected \(tokens, 2\), 2 codes for each"),
+        (LATENTS, [[1.0]], r"shape \(1, 1\), expected \(latents, 64\)"),
+    ],
+)
+def test_tokens_that_are_refused(tokens: TokenFormat, values: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^{tokens.field}: {message}$"):
+        tokens.checked(values)

@@ -1,0 +1,97 @@
+"""Arrays of a call: their conversion to int32 or float32, and the checks of their shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from token2wav.errors import InputError, one_line
+
+
+def token_array(
+    field: str, tokens: ArrayLike, token_shape: tuple[int, ...] | None = ()
+) -> NDArray[np.int32]:
+    """Converts the tokens of a call to (n, *token_shape) int32.
+
+    Args:
+        field: name of the argument for messages.
+        tokens: array to convert; an empty one-dimensional array fits every token shape.
+        token_shape: shape of one token: () for a number, (codebooks,) for several codes; None
+            accepts numbers, and codes of any number of codebooks.
+
+    Raises:
+        InputError: the array has another shape, or its values are not integers, or are out of the
+            range of int32.
+    """
+    try:
+        array = np.asarray(tokens)
+    # Raised for ragged lists, and for torch tensors that are not on the CPU.
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(field, _no_array("an array", error)) from error
+    if token_shape is None:
+        if array.ndim not in (1, 2):
+            raise InputError(field, f"shape {array.shape}, expected one or two dimensions")
+        token_shape = array.shape[1:]
+    if not array.ndim or (array.shape[1:] != token_shape and (array.size or array.ndim != 1)):
+        raise InputError(field, shape_problem(array.shape, token_shape))
+    if not array.size:
+        return np.zeros((0, *token_shape), np.int32)
+    # NumPy keeps integers of more than 64 bits as Python objects.
+    beyond_64_bits = array.dtype == object and all(type(value) is int for value in array.flat)
+    if not np.issubdtype(array.dtype, np.integer) and not beyond_64_bits:
+        raise InputError(field, f"type {array.dtype}, expected integers")
+    if array.dtype != np.int32:
+        limits = np.iinfo(np.int32)
+        if array.min() < limits.min or array.max() > limits.max:
+            value_range = f"{array.min()} to {array.max()}"
+            raise InputError(field, f"values do not fit 32 bits; found {value_range}")
+    return array.astype(np.int32)
+
+
+def shape_problem(shape: tuple[int, ...], token_shape: tuple[int, ...]) -> str:
+    """Returns the message for tokens of another shape than (n, *token_shape)."""
+    expected = (
+        f"(tokens, {token_shape[0]}), {token_shape[0]} codes for each"
+        if token_shape
+        else "one dimension"
+    )
+    return f"shape {shape}, expected {expected}"
+
+
+def float_array(
+    field: str, values: ArrayLike, dimensions: int | None, bound: float = np.inf
+) -> NDArray[np.float32]:
+    """Copies an array to float32, and checks it.
+
+    Args:
+        field: name of the argument for messages.
+        dimensions: required number of dimensions; None for any.
+        bound: largest magnitude of a value.
+
+    Raises:
+        InputError: the values are not numbers, the number of dimensions is not `dimensions`, or a
+            value is not finite or has a larger magnitude than `bound`.
+    """
+    try:
+        with np.errstate(over="ignore"):
+            array = np.asarray(values, dtype=np.float32).copy()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(field, _no_array("an array of numbers", error)) from error
+    if dimensions is not None and array.ndim != dimensions:
+        raise InputError(
+            field, f"shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}"
+        )
+    if not np.isfinite(array).all():
+        raise InputError(field, "holds NaN or infinite values")
+    if array.size and max(-array.min(), array.max()) > bound:
+        index = tuple(np.argwhere(np.abs(array) > bound)[0].tolist())
+        label = ", ".join(map(str, index))
+        raise InputError(
+            field, f"{array[index]:g} at index {label} is outside {-bound:g} to {bound:g}"
+        )
+    return array
+
+
+def _no_array(expected: str, error: Exception) -> str:
+    uneven = "inhomogeneous" in str(error)  # NumPy's word for a list of lists of different lengths
+    return "rows of different lengths" if uneven else f"not {expected}: {one_line(error)}"
