@@ -46,7 +46,7 @@ class Budget:
 
     @classmethod
     def of(cls, text: str) -> Budget:
-        """Parses a budget: `small`, which tests all stages in a minute, or minutes of training."""
+        """Parses a budget: `small`, which tests all stages in two minutes, or minutes of training."""
         if text == "small":
             return cls(
                 sentences=8,
@@ -95,7 +95,7 @@ def main() -> None:
         "--budget",
         type=Budget.of,
         required=True,
-        help="training time in minutes, or 'small' for one minute",
+        help="training time in minutes, or 'small' for two minutes in total",
     )
     parser.add_argument(
         "--out", type=Path, default=MODEL, metavar="DIR", help="model folder (default: the demo's)"
