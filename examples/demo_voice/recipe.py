@@ -46,7 +46,7 @@ class Budget:
 
     @classmethod
     def of(cls, text: str) -> Budget:
-        """Parses a budget: `small`, which tests all stages in two minutes, or minutes of training."""
+        """Parses a budget: minutes of training, or `small`, which tests all stages."""
         if text == "small":
             return cls(
                 sentences=8,
