@@ -28,6 +28,7 @@ StreamT = TypeVar("StreamT")
 
 log = logging.getLogger(__name__)
 
+CLIENT_HEADER = "x-token2wav-client"  # gRPC header with the client's name, from a load balancer
 _OPEN_TO_OTHERS = (
     "a stream without the request parameter stream_key, and without a client name from a balancer, "
     "can be continued by any client that knows its sequence id (docs/security.md)"

@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from token2wav.config.model_config import ModelConfig
+from token2wav.config.token_format import LATENTS_FP16
 from token2wav.config.values import shown
 from token2wav.errors import InputError
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.voice import FIELDS, NO_VOICE, Voice, voice_for
-from token2wav_server.launcher.access import CLIENT_HEADER
-from token2wav_server.launcher.repository import LATENTS_FP16
-from token2wav_server.sequences import Owner, SequenceId
+from token2wav_server.sequences import CLIENT_HEADER, Owner, SequenceId
 from token2wav_server.voices import VoiceRegistry
 
 VOICE_INPUTS = FIELDS

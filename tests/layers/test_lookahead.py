@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from token2wav.layers.lookahead import NO_TOKEN, PreLookahead, as_product, convolved, embed_tokens
+from token2wav.config.token_format import NO_TOKEN
+from token2wav.layers.lookahead import PreLookahead, as_product, convolved, embed_tokens
 from token2wav.layers.streaming import StreamStep, state_specs
 
 

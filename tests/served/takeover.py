@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.support.golden import GoldenSet
 from tests.support.server_rig import Rig
-from token2wav_server.launcher.access import CLIENT_HEADER
+from token2wav_server.sequences import CLIENT_HEADER
 
 SENT_FIRST = 60  # tokens of the victim before the attack: enough for its first chunk
 

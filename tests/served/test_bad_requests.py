@@ -15,7 +15,7 @@ from tests.served.conftest import IDLE_SECONDS, STREAM_SECONDS
 from tests.support.golden import GoldenSet
 from tests.support.server_rig import Connection, Rig, voice_inputs
 from token2wav import Voice
-from token2wav_server.launcher.access import CLIENT_HEADER
+from token2wav_server.sequences import CLIENT_HEADER
 
 Inputs = dict[str, NDArray[Any]]
 

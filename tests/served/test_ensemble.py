@@ -21,8 +21,8 @@ from tests.support.golden import TINY, GoldenSet, snr_db
 from tests.support.server_rig import Connection, Rig, voice_inputs
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
-from token2wav_server.launcher.access import CLIENT_HEADER
 from token2wav_server.launcher.supervisor import Canary
+from token2wav_server.sequences import CLIENT_HEADER
 
 MODEL = "token2wav_ensemble"
 IDLE_SECONDS = 20.0

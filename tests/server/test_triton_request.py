@@ -16,8 +16,7 @@ from tests.support.tiny_model import demo_tokens, demo_voice
 from token2wav import InputError
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.options import UtteranceOptions
-from token2wav_server.launcher.access import CLIENT_HEADER
-from token2wav_server.sequences import Owner
+from token2wav_server.sequences import CLIENT_HEADER, Owner
 
 START, END = 1, 2
 

@@ -16,7 +16,7 @@ from tests.support.stages import two_stages
 from tests.support.utterances import Mel, a_voice, off, portions, some_tokens
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import Storage
-from token2wav.layers.lookahead import NO_TOKEN
+from token2wav.config.token_format import NO_TOKEN
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.ode import OdeTables
 from token2wav.serving.chunking import Chunker

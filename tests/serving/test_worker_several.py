@@ -28,8 +28,7 @@ from tests.support.replies import (
 )
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
-from token2wav.serving.hang import hang_seconds
-from token2wav.serving.worker import WorkerPool, default_workers
+from token2wav.serving.worker import WorkerPool, default_workers, hang_seconds
 
 WORKERS = 3
 # batches sum in another order than single streams, and phase integrates the difference

@@ -12,7 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.config.arrays import float_array, shape_problem, token_array
 from token2wav.errors import InputError
 
+NO_TOKEN = -1  # in the place of a token that has not arrived
 NO_CODE = -1  # code of a codebook that a stream does not send
+LATENTS_FP16 = "latents_fp16"  # name of latents of half precision in requests
 LATENT_BOUND = 1e4  # largest magnitude; the numbers inside of a network stay finite
 
 

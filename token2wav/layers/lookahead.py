@@ -12,8 +12,6 @@ from torch import nn
 
 from token2wav.layers.streaming import OFFLINE, StreamStep, causal_conv
 
-NO_TOKEN = -1  # in the place of a token that has not arrived
-
 
 def embed_tokens(
     embed: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor, codebooks: int = 0

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from token2wav.config.model_config import ModelConfig
+from token2wav.config.token_format import NO_TOKEN
 from token2wav.errors import InputError
-from token2wav.layers.lookahead import NO_TOKEN
 from token2wav.serving.clocks import Arrivals, Load, Playback
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.next_stop import ChunkTime, Estimates, StreamFacts, next_stop

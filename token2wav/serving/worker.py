@@ -16,7 +16,6 @@ from token2wav.config import LimitConfig
 from token2wav.errors import BackendError, LimitError, Token2WavError, to_public_error
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.delivery import attempt, deliver
-from token2wav.serving.hang import hang_seconds
 from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.request import Request
@@ -27,6 +26,9 @@ log = logging.getLogger(__name__)
 # Interval at which idle workers look for work, and the watch thread for requests to end.
 _POLL_SECONDS = 0.05
 _MOST_WORKERS = 4
+LONGEST_CHUNK_TOKENS = 100
+_HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
+_HANG_TOKENS = 8 * LONGEST_CHUNK_TOKENS  # in that batch
 
 
 def default_workers(device: str) -> int:
@@ -35,6 +37,13 @@ def default_workers(device: str) -> int:
     A single worker keeps a GPU busy.
     """
     return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if device == "cpu" else 1
+
+
+def hang_seconds(tokens: int) -> float:
+    """Returns the time after which a batch counts as hung. Above `_HANG_TOKENS` the time grows in
+    proportion to the tokens.
+    """
+    return _HANG_SECONDS * max(1.0, tokens / _HANG_TOKENS)
 
 
 @dataclass(eq=False)

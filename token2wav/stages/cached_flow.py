@@ -196,7 +196,8 @@ class CachedFlow(StatefulStage[_FlowStream], FlowStage):
 
     Args:
         recompute: the same flow without cache. It computes whole utterances, and the streams that
-            the pool has no room for.
+            the pool has no room for. It also gives the configuration, the encoder, the noise on the
+            device and the number of visible past blocks.
         runners: runners by ODE steps; the default number comes first.
         provisional_runners: runners of provisional chunks, by the ODE steps of their streams. The
             runner of a missing number is the one in `runners`.

@@ -25,7 +25,7 @@ from token2wav.errors import (
     to_public_error,
 )
 from token2wav.serving.audio_output import AudioFormat
-from token2wav.serving.hang import LONGEST_CHUNK_TOKENS, hang_seconds
+from token2wav.serving.worker import LONGEST_CHUNK_TOKENS, hang_seconds
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from token2wav.errors import ConfigError
+from token2wav_server.sequences import CLIENT_HEADER
 
 if TYPE_CHECKING:
     from token2wav_client import Tls
 
-CLIENT_HEADER = "x-token2wav-client"  # gRPC header with the client's name, from a load balancer
 KEY_NAME = "admin-key"  # header `admin-key` of HTTP, `triton-grpc-protocol-admin-key` of gRPC
 _CLOSED = "model-repository,trace,logging"
 _KEY_BYTES = 32

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from token2wav.config.token_format import TokenFormat
+from token2wav.config.token_format import LATENTS_FP16, TokenFormat
 from token2wav.errors import ConfigError
 from token2wav.families.registry import read_config
 
@@ -21,7 +21,6 @@ _BANDS, _SPEAKER_SIZE, _VOCABULARY = 80, 192, 6561
 
 
 _USUAL = "token2wav"
-LATENTS_FP16 = "latents_fp16"  # name of the input
 _OF_TOKENS = f"tokens|latents|{LATENTS_FP16}|prompt_tokens|chunk_tokens"  # a row for each token
 # Triton accepts one type for each input, so latents of half precision are an input of their own.
 _TOKENS = re.compile(r'  \{\n    name: "tokens"[^\n]*\n    data_type: TYPE_INT32\n[^}]*\}')

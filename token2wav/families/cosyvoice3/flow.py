@@ -49,7 +49,10 @@ class Flow(FlowNetwork[DiT]):
     def encode(
         self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
-        """Computes mu (bands, frames) of chunks; see `Encoder.encode`."""
+        """Computes mu (bands, frames) of chunks; see `Encoder.encode`.
+
+        The encoder has no attention, so it reads neither the grid nor the context of its inputs.
+        """
         chunks = [encoder_input.chunk for encoder_input in batch]
         if states is not None:
             return [
