@@ -113,7 +113,7 @@ def killed_process(scene: Scene) -> str:
         command = [
             sys.executable,
             "-m",
-            "token2wav_client",
+            "token2wav",
             "synth",
             "--quiet",
             "--url",

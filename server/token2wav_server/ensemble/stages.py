@@ -151,9 +151,14 @@ def load_vocoder(
 ) -> VocoderStage:
     """Loads the vocoder stage of a model folder, and gives it `heard`.
 
-    The flow is released; its cache is 1 MiB.
+    The flow is released, so its cache is 1 MiB. Settings whose pages must fit into the cache have
+    their defaults: there is no window, and the longest hop is that of the model.
     """
-    settings = replace(server, runtime=replace(server.runtime, cache_mib=1))
+    settings = replace(
+        server,
+        runtime=replace(server.runtime, cache_mib=1),
+        stream=replace(server.stream, left_blocks=-1, max_hop_tokens=0),
+    )
     return VocoderStage(_load(folder, settings, "vocoder"), server.stream.trim_silence_ms, heard)
 
 

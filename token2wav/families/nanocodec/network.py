@@ -96,7 +96,7 @@ class HalfSnake(FreezableLayer):
     Of an odd number, the middle channel belongs to the second half.
     """
 
-    inverse: torch.Tensor
+    inverse: torch.Tensor | None
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -108,8 +108,11 @@ class HalfSnake(FreezableLayer):
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         half = self.alpha.shape[1]
-        out = torch.empty_like(x) if out is None else out
         sine = torch.sin(x[:, :half] * self.alpha)
+        if self.inverse is None:  # in training, which needs operations with a gradient
+            curved = torch.addcmul(x[:, :half], sine, sine / (self.alpha + _SNAKE_EPS))
+            return torch.cat((curved, F.leaky_relu(x[:, half:], _LEAKY_SLOPE)), dim=1)
+        out = torch.empty_like(x) if out is None else out
         torch.addcmul(x[:, :half], sine, sine * self.inverse, out=out[:, :half])
         out[:, half:] = F.leaky_relu(x[:, half:], _LEAKY_SLOPE)
         return out
