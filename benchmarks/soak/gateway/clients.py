@@ -265,6 +265,7 @@ def listen(connection: Any, spoken: list[Spoken], manner: Manner) -> int:
             case "error":
                 spoken[index].failure = event["error"]["message"]
             case "audio.done":
-                spoken[index].failure = ""
+                if not event["error"]:
+                    spoken[index].failure = ""
             case "session.done":
                 return int(event["total_sentences"])
