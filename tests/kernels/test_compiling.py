@@ -19,9 +19,10 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 # and rows of 50 frames do not begin at multiples of 16 bytes.
 NARROW = {"_store_state", "_euler_step", "frame_phases", "excite", "synthesise"}
 SINE_BYTES = 40  # stack of the sine of float32, for angles above 10^5
-# Tolerated spills of registers, because compilers differ a little. With Triton 3.6.0 attention to
-# int8 pages spills 80 bytes on compute capability 8.0, and nothing on 9.0.
-FEW_BYTES = 40
+# Tolerated spills of registers, because compilers differ a little. With Triton 3.7.1 attention to
+# int8 pages uses 96 bytes of stack on compute capability 8.0, and a product of the vocoder 88 bytes
+# on 10.0. On 9.0 no kernel exceeds 80 bytes.
+FEW_BYTES = 56
 
 
 def check(targets: list[str], models: list[str], folder: Path) -> set[str]:
