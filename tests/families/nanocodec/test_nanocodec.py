@@ -17,6 +17,7 @@ from tests.support.utterances import off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.families.nanocodec.config import read
+from token2wav.families.nanocodec.network import HalfSnake
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5
@@ -119,3 +120,14 @@ def test_values_that_are_refused(
     (tmp_path / "model_config.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(ConfigError, match=f"model_config.yaml: .*{message}"):
         read(tmp_path)
+
+
+def test_the_activation_can_be_trained() -> None:
+    layer, x = HalfSnake(5), torch.randn(2, 5, 7, requires_grad=True)
+    trained = layer(x)
+    trained.sum().backward()
+    assert layer.alpha.grad is not None
+    assert x.grad is not None
+    with torch.no_grad():
+        layer.freeze()
+        torch.testing.assert_close(layer(x), trained)

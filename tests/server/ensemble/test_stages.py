@@ -26,6 +26,7 @@ from token2wav_server.ensemble.stages import (
     FlowStage,
     VocoderStage,
     load_flow,
+    load_vocoder,
 )
 
 LABEL = Label(1, 0, last=False, audio_format=AudioFormat(), admitted=0.0)
@@ -118,3 +119,12 @@ def test_the_ensemble_has_one_channel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(read_config(TINY)), "channels", 2)
     with pytest.raises(ConfigError, match="has 2 channels, but the ensemble has 1; serve it with"):
         load_flow(TINY, ServerConfig())
+
+
+def test_the_vocoder_needs_no_pages_for_the_window_of_the_flow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the limit is for a process
+    stream = StreamConfig(left_blocks=500, max_hop_tokens=5000)
+    stage = load_vocoder(TINY, ServerConfig(stream=stream), lambda *_: None)
+    assert isinstance(stage, VocoderStage)
