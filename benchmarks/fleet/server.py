@@ -1,7 +1,7 @@
 """Server on simulated time: the library's scheduler and chunker, with costs in place of networks.
 
-Scheduler, policy, chunker and playback clock are those of `token2wav/serving`. Only the workers'
-threads and the pipeline are replaced: a batch ends after the seconds that a cost model names.
+Scheduler, policy, chunker and playback clock come from `token2wav/serving`. Only the workers'
+threads and the pipeline are replaced: a cost model decides when a batch ends.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Events:
         heapq.heappush(self._queue, (max(seconds, self.now), next(self._numbers), action))
 
     def run(self, until: float = math.inf) -> None:
-        """Runs all events up to a time, and those that they add."""
+        """Runs all events up to a time, and the events that these add."""
         while self._queue and self._queue[0][0] <= until:
             self.now, _, action = heapq.heappop(self._queue)
             action()
@@ -63,7 +63,7 @@ class ChunkWork:
     """Work of one chunk.
 
     Attributes:
-        tokens: computed tokens, those of the prompt in a first chunk included.
+        tokens: computed tokens. In a first chunk they include the tokens of the prompt.
         past_tokens: earlier tokens that the chunk attends to.
     """
 
@@ -82,7 +82,8 @@ class Costs:
         token_s: seconds of every token.
         past_s: seconds for every chunk and token of its past.
         past_token_s: seconds for every token and token of its past.
-        provisional_share: cost of a token of a provisional chunk, relative to a whole one.
+        provisional_share: cost of a token of a provisional chunk, relative to a token of a whole
+            chunk.
         open_s: seconds to open a stream whose voice is cached.
     """
 
@@ -173,7 +174,7 @@ class SimulatedServer:
     """Server that computes nothing. Its workers take the turns of `serving/worker.py`.
 
     Args:
-        schedule: schedule of hops; None for that of the kind.
+        schedule: schedule of hops; None for the schedule of the kind.
         keep_open: whether the first message of a stream keeps its reply open, as clients do.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Session of OpenAI's Realtime interface: a conversation whose messages are spoken without change.
 
-OpenAI's model answers a conversation. This gateway has no model that answers, and none that
-listens. A response speaks the messages that no response has spoken yet, word by word.
+OpenAI's model answers a conversation. This gateway has neither a model that answers nor a
+model that listens. A response speaks the messages that no response has spoken yet, word by word.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from token2wav_gateway.realtime_events import (
 from token2wav_gateway.realtime_response import Order, SpokenResponse, new_id
 from token2wav_gateway.tracing import trace_headers
 
-_VOICE = "alloy"  # of a session that names none; the setting `voices.default` speaks for it
-_MOST_ITEMS = 256  # of the conversation; the oldest ones that were spoken are forgotten
+_VOICE = "alloy"  # of a session without a voice; the setting `voices.default` speaks for it
+_MOST_ITEMS = 256  # of the conversation; the oldest spoken items are forgotten
 
 
 @dataclass

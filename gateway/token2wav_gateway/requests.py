@@ -104,12 +104,12 @@ class SpeechRequest(_Body):
 
     @field_validator("word_timestamps")
     @classmethod
-    def _with_events(cls, wanted: bool, fields: ValidationInfo) -> bool:
+    def _with_events(cls, word_timestamps: bool, fields: ValidationInfo) -> bool:
         chosen = fields.data.get("stream_format", "sse")  # a wrong stream_format has its own error
         events = chosen == "sse" or (chosen is None and fields.data.get("stream"))
-        if wanted and not events:
+        if word_timestamps and not events:
             raise ValueError("needs stream_format sse, because audio alone has no place for times")
-        return wanted
+        return word_timestamps
 
     @property
     def delivery(self) -> Literal["audio", "sse", "whole"]:
@@ -289,11 +289,11 @@ class SessionConfig(_Body):
 
     @field_validator("word_timestamps")
     @classmethod
-    def _in_chunks(cls, wanted: bool, fields: ValidationInfo) -> bool:
+    def _in_chunks(cls, word_timestamps: bool, fields: ValidationInfo) -> bool:
         chosen = fields.data.get("response_format")
-        if wanted and not (fields.data.get("stream_audio") and chosen in (None, "pcm")):
+        if word_timestamps and not (fields.data.get("stream_audio") and chosen in (None, "pcm")):
             raise ValueError("needs stream_audio and the response_format pcm")
-        return wanted
+        return word_timestamps
 
     @property
     def audio_format(self) -> str:

@@ -25,12 +25,13 @@ _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 def model_folder(model: str | Path, part: Part = "decoder") -> Path:
     """Returns the folder of a model, which is pulled first if `model` is a name.
 
-    A folder that exists is preferred to a name. A text that can be no name is returned as a path.
+    A folder that exists is preferred to a name. Any text without the form of a name is returned as
+    a path.
 
     Args:
         model: path of a model folder, `org/name`, `org/name@revision`, or an alias.
-        part: files that are needed: those of the decoder, those that make voices and tokens from
-            recordings, or the configuration of the decoder.
+        part: needed files: the decoder, the networks that make voices and tokens from recordings,
+            or the configuration of the decoder.
 
     Raises:
         HubError: the model cannot be pulled.
@@ -54,7 +55,7 @@ def _name(text: str) -> tuple[str, str] | None:
 
 
 def pull(repo: str, revision: str = "main", part: Part = "decoder") -> Path:
-    """Fetches what is missing of a model, checks it, and returns its folder.
+    """Fetches the missing files of a model, checks them, and returns the folder.
 
     Files of one commit are fetched once. If the hub cannot be reached, the commit that the revision
     had at the last pull is used.

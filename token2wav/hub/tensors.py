@@ -20,7 +20,7 @@ class NoRangesError(Exception):
 
 
 class RemoteTensors:
-    """Tensors of a `.safetensors` file on the hub whose names begin with one of some prefixes.
+    """Tensors of a `.safetensors` file on the hub, selected by prefixes of their names.
 
     Args:
         size: size of the file on the hub, in bytes.
@@ -56,7 +56,7 @@ class RemoteTensors:
             raise no_header from None
 
     def _choose(self, header: dict[str, Any], first: int) -> bool:
-        """Makes the header of the wanted tensors, whose bytes begin at `first` of the file."""
+        """Makes the header of the wanted tensors. Their bytes begin at `first` of the file."""
         entries = {
             name: entry
             for name, entry in header.items()
@@ -80,7 +80,7 @@ class RemoteTensors:
         return bool(entries)
 
     def save(self, path: Path) -> None:
-        """Writes the tensors as a file. An interrupted one goes on where it ended."""
+        """Writes the tensors as a file. An interrupted file continues at its end."""
         from huggingface_hub.utils import tqdm
 
         if path.is_file() and not path.is_symlink() and path.stat().st_size == self.part_bytes:
@@ -107,7 +107,7 @@ class RemoteTensors:
         draft.replace(path)
 
     def _range(self, start: int, stop: int) -> Iterator[bytes]:
-        """Yields the bytes of a range. A lost connection is opened again where it ended.
+        """Yields the bytes of a range. A lost connection is opened again at the next byte.
 
         Raises:
             NoRangesError: the server would send the whole file.

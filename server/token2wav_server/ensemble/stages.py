@@ -73,7 +73,7 @@ class _Vocoding(NamedTuple):
 
     Attributes:
         output: trims, resamples and encodes the audio.
-        playback: playback clock of a listener whose player starts at once.
+        playback: playback clock of a listener. The player of the listener starts at once.
         admitted: time at which the accumulator admitted the stream, on the same clock.
     """
 
@@ -152,7 +152,7 @@ def load_vocoder(
     """Loads the vocoder stage of a model folder, and gives it `heard`.
 
     The flow is released, so its cache is 1 MiB. Settings whose pages must fit into the cache have
-    their defaults: there is no window, and the longest hop is that of the model.
+    their defaults: no window, and the longest hop of the model.
     """
     settings = replace(
         server,

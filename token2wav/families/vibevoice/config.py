@@ -71,12 +71,12 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class VibeVoiceSizes:
-    """Sizes of the decoder. Fields and defaults are those of `transformers`, but for `layout`.
+    """Sizes of the decoder. Fields and defaults come from `transformers`, except `layout`.
 
     Attributes:
         channels: channels of the audio.
         hidden_size: length of a latent.
-        kernel_size: kernel of all convolutions but those that upsample.
+        kernel_size: kernel of all convolutions, except the upsampling.
         num_filters: channels before the last convolution.
         downsampling_ratios: factors of the encoder; the decoder has them in reverse order.
         depths: ConvNeXt blocks of each stage of the encoder; the decoder has them in reverse order.

@@ -42,7 +42,7 @@ Boundaries = Annotated[tuple[SampleRate, ...] | None, Length(64)]
 
 @dataclass(frozen=True)
 class VoxCPMSizes:
-    """Sizes of the decoder. Fields and defaults are those of VoxCPM2.
+    """Sizes of the decoder. Fields and defaults come from VoxCPM2.
 
     Attributes:
         encoder_rates, sample_rate: factors and sample rate of the encoder, which give the number of
@@ -55,7 +55,7 @@ class VoxCPMSizes:
         sr_bin_boundaries: boundaries between ranges of sample rates, in ascending order. Each range
             has a scale and a bias of all channels before every upsampling. None for a decoder
             without them.
-        use_noise_block, cond_type, cond_out_layer: variants, of which only the published one is
+        use_noise_block, cond_type, cond_out_layer: variants; only the published variant is
             supported. The two values of `cond_type` differ in training only.
     """
 
