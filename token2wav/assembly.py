@@ -8,7 +8,7 @@ kind of stage.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -142,12 +142,14 @@ def assemble(
     stream: StreamConfig,
     runtime: RuntimeConfig,
     streams: int = 0,
+    names: Sequence[StageName] = (),
 ) -> Stages:
     """Makes the stages of a model.
 
     Args:
         config: configuration of the model, with the settings of streams applied.
         streams: open streams to allocate states for; further streams allocate more.
+        names: stages to make; by default all.
 
     Raises:
         ConfigError: the settings need something that this machine or this family does not have.
@@ -156,7 +158,7 @@ def assemble(
     device = device_named(runtime.device)
     context = LoadContext(folder, runtime, device, min(streams, _MOST_PREPARED))
     with entered(device):
-        stages = Assembly(context, config, stream).stages()
+        stages = Assembly(context, config, stream).stages(names or config.stages)
         # Called last, so that the memory which only the load needs is returned.
         keep_freed_memory(device)
         return stages
@@ -287,8 +289,8 @@ class Assembly:
         self.backend = _backend_of(context, config, stream)
         self.pool = self.graph_pool()
 
-    def stages(self) -> Stages:
-        """Makes all stages.
+    def stages(self, names: Sequence[StageName]) -> Stages:
+        """Makes stages of the model, in the order of `names`.
 
         The last stage is made first, because the cache of the flow takes a share of the memory that
         the vocoder leaves.
@@ -302,7 +304,6 @@ class Assembly:
             self.backend.most_streams,
             self.pool.summary if self.pool else GraphSummary(),
         )
-        names = self.config.stages
         networks = {name: self.loaded(name) for name in names}
         stages = {name: self._stage(name, networks[name]) for name in reversed(names)}
         return Stages({name: stages[name] for name in names}, summary)

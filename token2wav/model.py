@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.assembly import assemble, check_runtime
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
 from token2wav.config.arrays import float_array
-from token2wav.config.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import InputError
 from token2wav.execution.cuda_facts import device_facts
 from token2wav.families.registry import family_name, read_config
@@ -63,6 +64,7 @@ class Token2Wav:
         stream: StreamConfig | None = None,
         runtime: RuntimeConfig | None = None,
         streams: int = _STREAMS,
+        stages: Sequence[StageName] = (),
     ) -> Token2Wav:
         """Loads a model folder of any family, as its authors published it.
 
@@ -74,6 +76,7 @@ class Token2Wav:
             streams: number of streams that will be open at the same time. Memory for their states
                 is allocated when the model is loaded, except for states in place (`StateStore`).
                 Further streams allocate more memory.
+            stages: stages to load, for a process that computes one stage; by default all.
 
         Raises:
             ConfigError: the configuration file of the folder, or a setting, cannot be used.
@@ -86,11 +89,11 @@ class Token2Wav:
             runtime or RuntimeConfig(),
         )
         config = _config_under(folder, stream)
-        stages = assemble(folder, config, stream, runtime, streams)
+        made = assemble(folder, config, stream, runtime, streams, stages)
         log.info(
             "configuration %s of %s: %s %s", config_hash(config, stream), folder, config, stream
         )
-        return cls(config, stages, stream, f"{folder} ({family_name(config)})")
+        return cls(config, made, stream, f"{folder} ({family_name(config)})")
 
     def __str__(self) -> str:
         device = torch.device(self.backend.device)

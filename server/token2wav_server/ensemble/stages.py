@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -149,21 +148,12 @@ def load_flow(folder: Path, server: ServerConfig) -> FlowStage:
 def load_vocoder(
     folder: Path, server: ServerConfig, heard: Callable[[str, float], None]
 ) -> VocoderStage:
-    """Loads the vocoder stage of a model folder, and gives it `heard`.
-
-    The flow is released, so its cache is 1 MiB. Settings whose pages must fit into the cache have
-    their defaults: no window, and the longest hop of the model.
-    """
-    settings = replace(
-        server,
-        runtime=replace(server.runtime, cache_mib=1),
-        stream=replace(server.stream, left_blocks=-1, max_hop_tokens=0),
-    )
-    return VocoderStage(_load(folder, settings, "vocoder"), server.stream.trim_silence_ms, heard)
+    """Loads the vocoder stage of a model folder, and gives it `heard`."""
+    return VocoderStage(_load(folder, server, "vocoder"), server.stream.trim_silence_ms, heard)
 
 
 def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
-    """Loads a folder's model, releases its other stage, and halves torch's threads.
+    """Loads one stage of a model folder, and halves torch's threads.
 
     Flow and vocoder compute at the same time, in two processes. So each gets half of the cores.
 
@@ -182,11 +172,13 @@ def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
             f"{folder}: {problem}; serve it without the ensemble, with the model token2wav"
         )
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
-    model = Token2Wav.load(
-        folder, stream=server.stream, runtime=server.runtime, streams=server.limits.streams
+    return Token2Wav.load(
+        folder,
+        stream=server.stream,
+        runtime=server.runtime,
+        streams=server.limits.streams,
+        stages=(stage,),
     )
-    model.pipeline.stages = {stage: model.pipeline.stages[stage]}
-    return model
 
 
 def _finite(values: torch.Tensor, name: str) -> Output | BackendError:

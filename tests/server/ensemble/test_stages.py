@@ -14,7 +14,7 @@ from tests.support.mimi_model import write_model
 from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
 from token2wav import AudioChunk, Token2Wav, Voice
 from token2wav.assembly import withheld_samples
-from token2wav.config import ServerConfig, StreamConfig
+from token2wav.config import RuntimeConfig, ServerConfig, StreamConfig
 from token2wav.errors import BackendError, ConfigError, StreamClosedError
 from token2wav.families.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
@@ -124,7 +124,12 @@ def test_the_ensemble_has_one_channel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_vocoder_needs_no_pages_for_the_window_of_the_flow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The cache of 1 MiB has room for less, and the vocoder's process makes none."""
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the limit is for a process
-    stream = StreamConfig(left_blocks=500, max_hop_tokens=5000)
-    stage = load_vocoder(TINY, ServerConfig(stream=stream), lambda *_: None)
-    assert isinstance(stage, VocoderStage)
+    server = ServerConfig(
+        stream=StreamConfig(left_blocks=500, max_hop_tokens=5000),
+        runtime=RuntimeConfig(cache_mib=1),
+    )
+    with pytest.raises(ConfigError, match="500 past blocks and a chunk of 5000 tokens need"):
+        load_flow(TINY, server)
+    assert isinstance(load_vocoder(TINY, server, lambda *_: None), VocoderStage)
