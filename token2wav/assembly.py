@@ -158,7 +158,7 @@ def assemble(
     device = device_named(runtime.device)
     context = LoadContext(folder, runtime, device, min(streams, _MOST_PREPARED))
     with entered(device):
-        stages = Assembly(context, config, stream).stages(names or config.stages)
+        stages = Assembly(context, config, stream).stages(names)
         # Called last, so that the memory which only the load needs is returned.
         keep_freed_memory(device)
         return stages
@@ -289,8 +289,8 @@ class Assembly:
         self.backend = _backend_of(context, config, stream)
         self.pool = self.graph_pool()
 
-    def stages(self, names: Sequence[StageName]) -> Stages:
-        """Makes stages of the model, in the order of `names`.
+    def stages(self, names: Sequence[StageName] = ()) -> Stages:
+        """Makes the stages `names`, by default all stages.
 
         The last stage is made first, because the cache of the flow takes a share of the memory that
         the vocoder leaves.
@@ -304,6 +304,7 @@ class Assembly:
             self.backend.most_streams,
             self.pool.summary if self.pool else GraphSummary(),
         )
+        names = names or self.config.stages
         networks = {name: self.loaded(name) for name in names}
         stages = {name: self._stage(name, networks[name]) for name in reversed(names)}
         return Stages({name: stages[name] for name in names}, summary)

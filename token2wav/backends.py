@@ -22,7 +22,7 @@ from token2wav.errors import BackendUnavailableError, ConfigError
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.captured_sizes import CAPTURED_BLOCKS, PAST_PAGES, PROVISIONAL_BLOCKS
 from token2wav.execution.cuda_graphs import GraphPool
-from token2wav.execution.runner import Runner
+from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step import ExportedModule, StepMaker, TorchStep
 from token2wav.exported.artifacts import EngineFolder, Precision
 from token2wav.exported.run import (
@@ -164,7 +164,7 @@ def flow_runner(
     pool: GraphPool | None = None,
     *,
     provisional: bool = False,
-) -> Runner:
+) -> FlowRunner:
     """Makes the runner of a flow on a backend. It uses CUDA graphs if there is a pool for them.
 
     Args:
@@ -179,15 +179,15 @@ def flow_runner(
     if backend.step is None:
         device, dim_head = parts[-1].device, parts[-1].layout.dim_head
         if kernel_step is None or pool is None or not kernels_run(device, dim_head):
-            return Runner(TorchStep(*parts), states)
+            return FlowRunner(TorchStep(*parts), states)
         step = kernel_step(*parts)
         buckets = _kernel_buckets(PROVISIONAL_BLOCKS if provisional else max(CAPTURED_BLOCKS))
     else:
         step, buckets = ExportedStep(*parts, backend.step), exported_buckets(longest_blocks)
         if pool is None or backend.name == "onnx":
-            return Runner(step, states)
+            return FlowRunner(step, states)
     log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
-    runner = Runner(step, states, buckets, pool)
+    runner = FlowRunner(step, states, buckets, pool)
     if isinstance(backend.step, TensorRTModule):
         backend.step.save_kernels()  # the captures have compiled all of them
     return runner

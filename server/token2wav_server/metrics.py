@@ -20,8 +20,8 @@ import triton_python_backend_utils as pb_utils
 from token2wav.config.model_config import StageName
 from token2wav.errors import Token2WavError
 from token2wav.model import Token2Wav
-from token2wav.serving.observer import Observer
 from token2wav.serving.request import Request
+from token2wav.serving.request_pool import Observer
 
 log = logging.getLogger(__name__)
 

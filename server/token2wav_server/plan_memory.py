@@ -23,7 +23,7 @@ from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.execution.batch import ChunkInput
 from token2wav.execution.device import cuda_cache_bytes
-from token2wav.execution.runner import Runner
+from token2wav.execution.runner import FlowRunner
 from token2wav.layers.streaming import WaveformNetwork, state_specs
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
@@ -229,8 +229,8 @@ def share_out(
     return GpuMemory(total, taken, weights, vocoder, cache, graphs, rest, streams, binds)
 
 
-class _ShapeRunner(Runner):
-    """Runner that returns mel without content."""
+class _ShapeRunner(FlowRunner):
+    """Runner of the flow that returns mel without content."""
 
     def __init__(self) -> None:
         pass

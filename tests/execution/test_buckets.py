@@ -1,13 +1,17 @@
-"""Batches in buckets: a batch runs in the cheapest bucket, in parts, or in tensors of its own."""
+"""Batches in buckets: a batch runs in the cheapest bucket, in parts, or in tensors of its own.
+
+Items that are computed in groups have their results in the order of the items.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 
-from token2wav.execution.buckets import BucketRunner
+from token2wav.execution.buckets import BucketRunner, groups_of, map_grouped
 
 
 @dataclass(frozen=True, order=True)
@@ -81,3 +85,24 @@ def test_a_batch_that_fits_no_bucket_is_split() -> None:
 def test_without_buckets_a_batch_has_tensors_of_its_own() -> None:
     assert used([3, 9, 1], []) == [Room(3, 9)]
     assert used([], BUCKETS) == []
+
+
+def test_groups_appear_in_the_order_of_their_first_items() -> None:
+    assert groups_of(["bb", "a", "cc", "d"], len) == [[0, 2], [1, 3]]
+    assert groups_of([], len) == []
+
+
+def test_results_come_back_in_order() -> None:
+    seen: list[list[int]] = []
+
+    def run(items: list[int]) -> list[int]:
+        seen.append(items)
+        return [10 * item for item in items]
+
+    assert map_grouped([3, 2, 5, 4], lambda item: item % 2, run) == [30, 20, 50, 40]
+    assert seen == [[3, 5], [2, 4]]
+
+
+def test_a_run_must_answer_for_every_item() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        map_grouped([1, 2], lambda item: 0, lambda items: items[:1])

@@ -26,7 +26,7 @@ from token2wav.errors import BackendError
 from token2wav.execution import cuda_graphs
 from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.cuda_graphs import CaptureError, GraphPool
-from token2wav.execution.runner import Runner
+from token2wav.execution.runner import FlowRunner
 from token2wav.exported.step import ExportedStep
 from token2wav.stages.cached_flow import flow_states
 from token2wav.stages.waveform import WaveformStage, likely_pieces
@@ -86,7 +86,7 @@ def test_runs_at_load_write_only_to_the_scratch_page(parts: Parts) -> None:
     spoil([cache._data[:, :, :, :, :pages], *tables(states)])
     step = ExportedStep(parts.flow.estimator, parts.solver.tables, cache)
     with torch.inference_mode():
-        runner = Runner(step, states, exported_buckets(2, (2,)), RunningPool())
+        runner = FlowRunner(step, states, exported_buckets(2, (2,)), RunningPool())
     assert cache._data[:, :, :, :, :pages].isnan().all()
     assert not cache._data[:, :, :, :, cache.null].any()
     assert all(table.isnan().all() for table in tables(states))

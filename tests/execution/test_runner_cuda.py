@@ -18,7 +18,7 @@ from tests.support.golden import TINY, snr_db
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cuda_graphs import SWITCH
-from token2wav.execution.runner import Runner
+from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step import TorchStep
 from token2wav_export.verify import stream_mel
 
@@ -51,7 +51,7 @@ def precision(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_captured_graphs_equal_the_cpu(reference: Token2Wav, precision: str) -> None:
     model = load(precision)
-    assert isinstance(model.pipeline.flow._runners[10], Runner)
+    assert isinstance(model.pipeline.flow._runners[10], FlowRunner)
     for prompt, length in CASES:
         tokens, voice = some_tokens(length), a_voice(prompt)
         mel, expected = stream_mel(model, tokens, voice), stream_mel(reference, tokens, voice)

@@ -18,7 +18,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import LayerView
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.block_table import HEADER, Column
-from token2wav.execution.runner import Runner
+from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step import TorchStep
 from token2wav.stages.encoder_runner import BlockEncoderRunner
 
@@ -93,7 +93,7 @@ def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     model, reference = Token2Wav.load(folder, runtime=runtime), Token2Wav.load(folder, runtime=CPU)
     assert isinstance(model.pipeline.flow.encoder_runner, BlockEncoderRunner)
     [runner] = model.pipeline.flow._runners.values()
-    assert isinstance(runner, Runner)
+    assert isinstance(runner, FlowRunner)
     assert not isinstance(runner.step, TorchStep), "kernels"
     for prompt, count in ((0, 30), (41, 60), (75, 260)):
         utterance = some_tokens(count), a_voice(prompt)

@@ -19,7 +19,7 @@ from token2wav.cache.states import StateStore
 from token2wav.execution.batch import Batch, BatchSize, ChunkInput
 from token2wav.execution.block_table import ChunkPlace
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
-from token2wav.execution.runner import ESTIMATOR, Runner
+from token2wav.execution.runner import ESTIMATOR, FlowRunner
 from token2wav.execution.step import StepFunction, TorchStep
 from token2wav.exported.step import ExportedStep
 from token2wav.families.cosyvoice2.kernel_step import KernelStep as UNetStep
@@ -177,7 +177,7 @@ def test_streams_equal_eager_streams(
         store = a_store(estimator, cache.layout)
         step = (STEP_MAKERS[name] if kernels else TorchStep)(estimator, tables, cache)
         pool = GraphPool(DEVICE) if graphs_enabled(DEVICE) and kernels else None
-        runner = Runner(step, store, [BatchSize(6, 1, PAGES)] * kernels, pool)
+        runner = FlowRunner(step, store, [BatchSize(6, 1, PAGES)] * kernels, pool)
         compute = partial(run_alone, step, store) if kernels and alone else runner.run
         runs.append(spoken(compute, estimator, store))
     for one, other in zip(*runs, strict=True):
@@ -222,7 +222,7 @@ def test_runs_at_load_write_to_no_page(name: str) -> None:
         tensor.fill_(torch.nan)
     with torch.inference_mode():
         step = STEP_MAKERS[name](estimator, OdeTables.of(estimator, 1, 0.7), cache)
-        runner = Runner(step, store, [BatchSize(2, 1, 3)])
+        runner = FlowRunner(step, store, [BatchSize(2, 1, 3)])
         [(batch, compute)] = runner._batches._buckets.values()
         compute()
     assert all(tensor.isnan().all() for tensor in tensors)

@@ -23,7 +23,7 @@ from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.cache.states import StateStore
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
-from token2wav.execution.runner import Runner
+from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step import TorchStep
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
@@ -98,17 +98,21 @@ def an_engine(
     parts = (flow.estimator, tables, cache)
     states = flow_states(flow, flow.estimator, layout)
     with torch.inference_mode():
-        run = a_runner(KernelStep(*parts), states) if kernels else Runner(TorchStep(*parts), states)
+        run = (
+            a_runner(KernelStep(*parts), states)
+            if kernels
+            else FlowRunner(TorchStep(*parts), states)
+        )
     recompute = RecomputeFlow(
         model, flow, noise, {config.n_timesteps: solver}, left_blocks=left_blocks
     )
     return CachedFlow(recompute, {config.n_timesteps: run}, cache, states, longest_hop=LONGEST)
 
 
-def a_runner(step: KernelStep, states: StateStore) -> Runner:
+def a_runner(step: KernelStep, states: StateStore) -> FlowRunner:
     """Returns a runner with buckets, which are captured on a GPU."""
     graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
-    return Runner(step, states, [BatchSize(blocks, 1, PAGES) for blocks in (2, 4)], graphs)
+    return FlowRunner(step, states, [BatchSize(blocks, 1, PAGES) for blocks in (2, 4)], graphs)
 
 
 def spoken(engine: CachedFlow, flow: Flow) -> list[np.ndarray]:
@@ -196,7 +200,7 @@ def test_runs_at_load_write_to_no_page() -> None:
         tensor.fill_(torch.nan)
     with torch.inference_mode():
         step = KernelStep(flow.estimator, solver.tables, cache)
-        runner = Runner(step, states, [BatchSize(2, 1, 3)])
+        runner = FlowRunner(step, states, [BatchSize(2, 1, 3)])
         [(batch, compute)] = runner._batches._buckets.values()
         compute()
     assert all(tensor.isnan().all() for tensor in tensors)

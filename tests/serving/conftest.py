@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.replies import LIMITS, Make
 from token2wav import Token2Wav
-from token2wav.serving.observer import Observer
+from token2wav.serving.request_pool import Observer
 from token2wav.serving.worker import WorkerPool
 
 

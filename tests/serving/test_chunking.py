@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from tests.support.tiny_model import TINY, demo_voice, schedule_of
 from token2wav import ConfigError, InputError, StreamConfig
+from token2wav.config.token_format import NO_CODE, TokenFormat
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.serving.chunking import Chunker
+from token2wav.serving.chunking import Chunker, TokenBuffer
 from token2wav.serving.clocks import Playback
 from token2wav.serving.hops import HopSchedule
 from token2wav.stages.stage import TokenChunk
@@ -298,3 +299,26 @@ def test_playback_clock_from_the_first_audio_and_its_buffer() -> None:
     assert playback.sent(0.5) == pytest.approx(0.4)  # the listener was silent for as long
     assert playback.plays_until == pytest.approx(1003.2)
     assert (playback.started, playback.seconds_sent, playback.underruns) == (1000.0, 2.5, 1)
+
+
+CONFIG = CosyVoice3Config.read(TINY)
+
+
+def test_an_endless_stream_keeps_only_the_needed_tokens() -> None:
+    buffer = TokenBuffer(np.arange(30, dtype=np.int32), CONFIG)
+    room = len(buffer._tokens)
+    for start in range(30, 100_000, 7):
+        needed = max(0, start - 50)
+        buffer.add(np.arange(start, start + 7, dtype=np.int32), needed)
+        assert np.array_equal(buffer.copy(needed, start + 7), np.arange(needed, start + 7))
+    assert len(buffer._tokens) == room
+
+
+def test_the_first_tokens_decide_about_the_number_of_codebooks() -> None:
+    config = replace(CONFIG, tokens=TokenFormat.codes(4, 50, fewer=True))
+    buffer = TokenBuffer(np.zeros((0, 4), np.int32), config)
+    buffer.add(config.tokens.checked([[1, 2]]), 0)
+    assert buffer.copy(0, 1).tolist() == [[1, 2, NO_CODE, NO_CODE]]
+    with pytest.raises(InputError, match="3 codebooks, but the stream began with 2"):
+        buffer.add(config.tokens.checked([[1, 2, 3]]), 0)
+    assert buffer.received == 1

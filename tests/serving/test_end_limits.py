@@ -36,8 +36,8 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving import end_limits
 from token2wav.serving.audio_output import AudioFormat, AudioOutput
 from token2wav.serving.end_limits import EndReason, RepeatLimit, SilenceLimit
-from token2wav.serving.observer import Observer
 from token2wav.serving.request import Request
+from token2wav.serving.request_pool import Observer
 
 CONFIG = CosyVoice3Config.read(TINY)
 REPEATS = 8

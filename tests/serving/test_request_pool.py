@@ -25,9 +25,8 @@ from tests.support.replies import (
 )
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import InputError, LimitError, StreamClosedError, Token2Wav, Voice
-from token2wav.serving.observer import Observer
 from token2wav.serving.request import Request
-from token2wav.serving.request_pool import RequestPool
+from token2wav.serving.request_pool import Observer, RequestPool
 from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
 from token2wav.serving.worker import WorkerPool
 

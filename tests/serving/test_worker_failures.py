@@ -33,8 +33,8 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.config.token_format import TokenFormat
 from token2wav.errors import DeviceLostError
 from token2wav.serving import pipeline
-from token2wav.serving.observer import Observer
 from token2wav.serving.request import Reply, Request
+from token2wav.serving.request_pool import Observer
 from token2wav.serving.worker import WorkerPool
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,

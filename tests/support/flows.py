@@ -9,7 +9,7 @@ import torch
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.config.model_config import ModelConfig
-from token2wav.execution.runner import Runner
+from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step import TorchStep
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
@@ -38,7 +38,7 @@ def cached_flow(
     states = flow_states(flow, flow.estimator, layout)
     with torch.inference_mode():
         runners = {
-            steps: Runner(TorchStep(flow.estimator, solver.tables, cache), states)
+            steps: FlowRunner(TorchStep(flow.estimator, solver.tables, cache), states)
             for steps, solver in solvers.items()
         }
         provisional_tables = {
@@ -47,7 +47,7 @@ def cached_flow(
             if provisional_steps
         }
         provisional_runners = {
-            steps: Runner(TorchStep(flow.estimator, tables, cache), states)
+            steps: FlowRunner(TorchStep(flow.estimator, tables, cache), states)
             for steps, tables in provisional_tables.items()
         }
     recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=left_blocks)

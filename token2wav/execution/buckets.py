@@ -1,10 +1,12 @@
-"""Runner of batches in buckets: tensors of prepared sizes, which CUDA graphs can use."""
+"""Runner of batches in buckets: tensors of prepared sizes, which CUDA graphs can use. Grouping of
+items that can be computed together.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,6 +18,7 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 WorkItem = TypeVar("WorkItem", contravariant=True)
+Result = TypeVar("Result")
 
 
 class Size(Protocol):
@@ -147,3 +150,25 @@ class BucketRunner(Generic[SizeT, Item]):
         size = self._size_of(items)
         fitting = [bucket for bucket in self._buckets if size.fits(bucket)]
         return min(fitting, key=lambda bucket: bucket.cost, default=None)
+
+
+def groups_of(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[int]]:
+    """Groups the indices of items with equal keys, in the order of their first items."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, item in enumerate(items):
+        groups.setdefault(key(item), []).append(index)
+    return list(groups.values())
+
+
+def map_grouped(
+    items: Sequence[Item],
+    key: Callable[[Item], Hashable],
+    run: Callable[[list[Item]], Sequence[Result]],
+) -> list[Result]:
+    """Computes the results of all items, in their order. `run` gets items with equal keys, and
+    returns one result for each.
+    """
+    results: dict[int, Result] = {}
+    for members in groups_of(items, key):
+        results.update(zip(members, run([items[index] for index in members]), strict=True))
+    return [results[index] for index in range(len(items))]

@@ -9,9 +9,8 @@ import torch
 
 from token2wav.cache.states import StateRows, StateStore
 from token2wav.execution.batch import Batch, BatchSize, ChunkInput
-from token2wav.execution.buckets import BucketRunner
+from token2wav.execution.buckets import BucketRunner, map_grouped
 from token2wav.execution.cuda_graphs import GraphPool
-from token2wav.execution.grouping import map_grouped
 from token2wav.execution.step import StepFunction
 
 log = logging.getLogger(__name__)
@@ -19,7 +18,7 @@ log = logging.getLogger(__name__)
 ESTIMATOR = "estimator"  # name of the estimator in the state store
 
 
-class Runner:
+class FlowRunner:
     """Runner of the flow, which takes batches of chunks through all ODE steps: eagerly, or in
     buckets (`BucketRunner`).
 

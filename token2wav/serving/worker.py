@@ -16,10 +16,9 @@ from token2wav.config import LimitConfig
 from token2wav.errors import BackendError, LimitError, Token2WavError, to_public_error
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.delivery import attempt, deliver
-from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.request import Request
-from token2wav.serving.request_pool import RequestPool
+from token2wav.serving.request_pool import Observer, RequestPool
 
 log = logging.getLogger(__name__)
 

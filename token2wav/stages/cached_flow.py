@@ -3,8 +3,8 @@
 The keys and values of finished blocks stay in pages of one pool, and the last inputs of
 convolutions stay in the state store. Blocks that lie wholly in a prompt are computed once for each
 voice, and streams share them. The result equals the result of `RecomputeFlow` up to float rounding.
-This module decides which pages are kept, and for which stream. An `EncoderRunner` and a `Runner`
-compute the chunks.
+This module decides which pages are kept, and for which stream. An `EncoderRunner` and a
+`FlowRunner` compute the chunks.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from token2wav.config.block_grid import BlockGrid
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import BackendError, ConfigError, StreamClosedError
 from token2wav.execution.batch import ChunkInput
-from token2wav.execution.grouping import map_grouped
-from token2wav.execution.runner import ESTIMATOR, Runner
+from token2wav.execution.buckets import map_grouped
+from token2wav.execution.runner import ESTIMATOR, FlowRunner
 from token2wav.execution.staging import joined, to_device
 from token2wav.layers.streaming import StateSpec
 from token2wav.networks.estimator import Estimator
@@ -209,11 +209,11 @@ class CachedFlow(StatefulStage[_FlowStream], FlowStage):
     def __init__(
         self,
         recompute: RecomputeFlow,
-        runners: Mapping[int, Runner],
+        runners: Mapping[int, FlowRunner],
         cache: PagedKVCache,
         states: StateStore,
         *,
-        provisional_runners: Mapping[int, Runner] | None = None,
+        provisional_runners: Mapping[int, FlowRunner] | None = None,
         encoder_runner: EncoderRunner | None = None,
         longest_hop: int = 100,
     ) -> None:

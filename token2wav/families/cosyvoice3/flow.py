@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from token2wav.execution.grouping import map_grouped
+from token2wav.execution.buckets import map_grouped
 from token2wav.execution.staging import to_device
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.families.flow_network import FlowNetwork

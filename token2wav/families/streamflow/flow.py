@@ -22,10 +22,9 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.config.model_config import ModelConfig
-from token2wav.execution.buckets import BucketRunner
+from token2wav.execution.buckets import BucketRunner, map_grouped
 from token2wav.execution.captured_sizes import CAPTURED_WINDOWS
 from token2wav.execution.cuda_graphs import GraphPool
-from token2wav.execution.grouping import map_grouped
 from token2wav.execution.staging import joined, to_device
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.streamflow.solver import GuidedSolver
