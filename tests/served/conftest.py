@@ -7,7 +7,7 @@ import pytest
 from tests.support.batches import WHOLE_BLOCKS
 from tests.support.front_end import demo_prompt, front_end
 from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
@@ -76,9 +76,14 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Checks after every test, passed or failed, that its servers hold nothing for any stream."""
+    """Checks after every test, passed or failed, that its gateway speaks to nobody, and that its
+    servers hold nothing for any stream.
+    """
     yield
-    for name in ("rig", "limited"):
+    if "gateway" in request.fixturenames:
+        gateway = request.getfixturevalue("gateway")
+        until(lambda: not any(map(gateway.value, ("speaking", "sockets", "held_back"))))
+    for name in ("rig", "limited", "recipe"):
         if name in request.fixturenames:
             request.getfixturevalue(name).wait_until_empty()
 

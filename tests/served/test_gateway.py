@@ -69,13 +69,6 @@ def gateway(
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
-    yield
-    until(lambda: gateway.value("speaking") == 0)
-    rig.wait_until_empty()
-
-
 def test_the_openai_package_streams_speech_into_a_file(
     gateway: GatewayRig, model: Token2Wav, voice: ClientVoice, tmp_path: Path
 ) -> None:

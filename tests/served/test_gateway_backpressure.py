@@ -47,14 +47,6 @@ def gateway(
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
-    yield
-    until(lambda: gateway.value("speaking") == 0 and gateway.value("sockets") == 0)
-    assert gateway.value("held_back") == 0
-    rig.wait_until_empty()
-
-
 def slow_connection(gateway: GatewayRig) -> socket.socket:
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)

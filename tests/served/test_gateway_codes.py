@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.gateway_rig import VOICE, GatewayRig, tokens_of
 from tests.support.gateway_speech import TEXT, assert_same, error_of, expected
-from tests.support.patience import until
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
@@ -32,13 +31,6 @@ def gateway(
         settings={"limits": {"speech_tokens": 1300}},
     ) as started:
         yield started
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
-    yield
-    until(lambda: gateway.value("speaking") == 0)
-    rig.wait_until_empty()
 
 
 def test_codes_become_audio_without_a_language_model(

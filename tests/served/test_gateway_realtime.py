@@ -47,13 +47,6 @@ def gateway(
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
-    yield
-    until(lambda: gateway.value("speaking") == 0 and gateway.value("sockets") == 0)
-    rig.wait_until_empty()
-
-
 def whole(model: Token2Wav, voice: ClientVoice, sentences: list[str]) -> Any:
     return np.concatenate([expected(model, voice, sentence) for sentence in sentences])
 

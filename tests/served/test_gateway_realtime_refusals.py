@@ -38,13 +38,6 @@ def gateway(
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
-    yield
-    until(lambda: gateway.value("speaking") == 0 and gateway.value("sockets") == 0)
-    rig.wait_until_empty()
-
-
 ITEM: dict[str, Any] = {
     "type": "message",
     "role": "user",

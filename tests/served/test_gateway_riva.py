@@ -77,13 +77,6 @@ def gateway(
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
-    yield
-    until(lambda: gateway.value("speaking") == 0)
-    rig.wait_until_empty()
-
-
 def service(
     gateway: GatewayRig, key: str = KEY, **options: Any
 ) -> riva.client.SpeechSynthesisService:

@@ -53,13 +53,6 @@ def gateway(
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
-    yield
-    until(lambda: gateway.value("speaking") == 0 and gateway.value("sockets") == 0)
-    rig.wait_until_empty()
-
-
 class Socket:
     """WebSocket that collects what it receives."""
 

@@ -11,7 +11,6 @@ from examples import demo
 from examples.speech import language_model
 from tests.support.gateway_rig import PROMPT_TEXT, GatewayRig, serving, tokens_of
 from tests.support.gateway_speech import PACE, TEXT, body, error_of
-from tests.support.patience import until
 from tests.support.server_rig import Rig
 from token2wav_client import ClientVoice
 
@@ -34,13 +33,6 @@ def gateway(
         ) as started,
     ):
         yield started
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
-    yield
-    until(lambda: gateway.value("speaking") == 0)
-    rig.wait_until_empty()
 
 
 def test_a_recording_becomes_a_voice(gateway: GatewayRig) -> None:

@@ -116,12 +116,6 @@ def recipe(speaker: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> 
         yield rig
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(recipe: Rig) -> Iterator[None]:
-    yield
-    recipe.wait_until_empty()
-
-
 @pytest.fixture(scope="module")
 def recording() -> NDArray[np.float32]:
     samples, rate = soundfile.read(DEMO / "recordings" / "prompt.wav", dtype="float32")
