@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -183,11 +183,11 @@ class Speech:
                     "allowed",
                     param=name,
                 )
-        with self._tracer.span("speech", text.trace, server=True) as span:
+        with self._tracer.span("speech", text.trace, server=True) as span, self._admitted():
             utterance = self._utterance(text.voice.tensors, progress, _speech_error, span)
             utterance.rate_hz = text.rate_hz
             tokens = self._tokens(text, utterance)
-            async with aclosing(self._admitted(tokens, utterance)) as chunks:
+            async with aclosing(self._synthesize(tokens, utterance)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -216,10 +216,10 @@ class Speech:
         except TokenError as error:
             problem = str(error).removeprefix("tokens: ")
             raise RequestError(f"codes: {problem}", param="codes") from None
-        with self._tracer.span("speech", trace or {}, server=True) as span:
+        with self._tracer.span("speech", trace or {}, server=True) as span, self._admitted():
             utterance = self._utterance(voice, progress, _error_of_codes, span)
             utterance.progress.tokens = len(tokens)
-            async with aclosing(self._admitted(_in_batches(tokens), utterance)) as chunks:
+            async with aclosing(self._synthesize(_in_batches(tokens), utterance)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -233,10 +233,9 @@ class Speech:
         pressure = Backpressure(self._limits.ahead_s, self._metrics.held_back)
         return _Utterance(voice, progress or Progress(), error_of, span, pressure)
 
-    async def _admitted(
-        self, tokens: Tokens, utterance: _Utterance
-    ) -> AsyncGenerator[AudioChunk, None]:
-        """Synthesizes tokens within the limit of texts at the same time, and counts the outcome."""
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Admits a text within the limit of texts at the same time, and counts its outcome."""
         if self._speaking >= self._limits.streams:
             raise BusyError(
                 f"gateway: {self._limits.streams} texts are being spoken; try again later"
@@ -245,9 +244,7 @@ class Speech:
         self._metrics.speaking.set(self._speaking)
         outcome = "cancelled"
         try:
-            async with aclosing(self._chunks(tokens, utterance)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            yield
             outcome = "done"
         except RequestError:
             outcome = "refused"
@@ -261,55 +258,48 @@ class Speech:
             self._metrics.speaking.set(self._speaking)
             self._metrics.texts.labels(outcome).inc()
 
-    async def _chunks(
-        self, tokens: Tokens, utterance: _Utterance
-    ) -> AsyncGenerator[AudioChunk, None]:
-        with self._tracer.span("speech server", utterance.span.headers) as span:
-            async with aclosing(self._synthesize(tokens, utterance, span)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-
     async def _synthesize(
-        self, tokens: Tokens, utterance: _Utterance, span: Span
+        self, tokens: Tokens, utterance: _Utterance
     ) -> AsyncGenerator[AudioChunk, None]:
         started, first_tokens_s = time.monotonic(), 0.0
         pressure, playback = utterance.pressure, Playback()
         deadline = started + self._limits.seconds
-        # The client's task that sends tokens closes their generator.
-        chunks = self._client.synthesize(
-            pressure.hold_back(tokens),
-            utterance.voice,
-            audio_format=self._audio_format,
-            sample_rate=utterance.rate_hz,
-            headers=span.headers,
-        )
-        try:
-            async with aclosing(chunks):  # type: ignore[type-var]
-                while True:
-                    # asyncio.wait_for would run anext in a task of its own. Starlette cancels more
-                    # than once, and the second time would leave that task running.
-                    try:
-                        with pressure.waiting(), anyio.fail_after(deadline - time.monotonic()):
-                            chunk = await anext(chunks)
-                    except StopAsyncIteration:
-                        self._metrics.count_playback(playback, first_tokens_s + playback.last_s)
-                        return
-                    pressure.take(chunk)
-                    if not playback.chunks and len(chunk.audio):
-                        span.event("first audio")
-                        first_audio_s = time.monotonic() - started
-                        first_tokens_s = max(0.0, first_audio_s - chunk.arrival_s)
-                        self._metrics.first_audio.observe(first_audio_s)
-                        self._metrics.ttfp.observe(first_audio_s)
-                    playback.add(chunk)
-                    self._metrics.audio_seconds.inc(chunk.duration_s)
-                    yield chunk
-        except TimeoutError:
-            raise ModelTimeoutError(
-                f"gateway: the text took longer than {self._limits.seconds:g} s"
-            ) from None
-        except ClientError as error:
-            raise utterance.error_of(error) from None
+        with self._tracer.span("speech server", utterance.span.headers) as span:
+            # The client's task that sends tokens closes their generator.
+            chunks = self._client.synthesize(
+                pressure.hold_back(tokens),
+                utterance.voice,
+                audio_format=self._audio_format,
+                sample_rate=utterance.rate_hz,
+                headers=span.headers,
+            )
+            try:
+                async with aclosing(chunks):  # type: ignore[type-var]
+                    while True:
+                        # asyncio.wait_for would run anext in a task of its own. Starlette cancels
+                        # more than once, and the second time would leave that task running.
+                        try:
+                            with pressure.waiting(), anyio.fail_after(deadline - time.monotonic()):
+                                chunk = await anext(chunks)
+                        except StopAsyncIteration:
+                            self._metrics.count_playback(playback, first_tokens_s + playback.last_s)
+                            return
+                        pressure.take(chunk)
+                        if not playback.chunks and len(chunk.audio):
+                            span.event("first audio")
+                            first_audio_s = time.monotonic() - started
+                            first_tokens_s = max(0.0, first_audio_s - chunk.arrival_s)
+                            self._metrics.first_audio.observe(first_audio_s)
+                            self._metrics.ttfp.observe(first_audio_s)
+                        playback.add(chunk)
+                        self._metrics.audio_seconds.inc(chunk.duration_s)
+                        yield chunk
+            except TimeoutError:
+                raise ModelTimeoutError(
+                    f"gateway: the text took longer than {self._limits.seconds:g} s"
+                ) from None
+            except ClientError as error:
+                raise utterance.error_of(error) from None
 
     async def _tokens(self, text: Text, utterance: _Utterance) -> Tokens:
         started, voice, progress = time.monotonic(), text.voice, utterance.progress
