@@ -86,7 +86,11 @@ class GatewayRig:
         voices.mkdir()
         save_file({name: getattr(voice, name) for name in FIELDS}, voices / f"{VOICE}.safetensors")
         document: dict[str, Any] = {
-            "language_model": {"url": language_model_url, "template": str(TEMPLATE)},
+            "language_model": {
+                "url": language_model_url,
+                "template": str(TEMPLATE),
+                "token_timeout_s": PATIENCE_SECONDS,
+            },
             "speech_server": {"url": grpc_url, "response_timeout_s": PATIENCE_SECONDS},
             "voices": {"folder": voices},
         }
