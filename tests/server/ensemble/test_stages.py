@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voic
 from token2wav import AudioChunk, Token2Wav, Voice
 from token2wav.assembly import withheld_samples
 from token2wav.config import RuntimeConfig, ServerConfig, StreamConfig
-from token2wav.errors import BackendError, ConfigError, StreamClosedError
+from token2wav.errors import BackendError, CheckpointError, ConfigError, StreamClosedError
 from token2wav.families.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
@@ -133,3 +134,14 @@ def test_the_vocoder_needs_no_pages_for_the_window_of_the_flow(
     with pytest.raises(ConfigError, match="500 past blocks and a chunk of 5000 tokens need"):
         load_flow(TINY, server)
     assert isinstance(load_vocoder(TINY, server, lambda *_: None), VocoderStage)
+
+
+def test_a_process_reads_the_weights_of_its_stage_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    folder = shutil.copytree(TINY, tmp_path / "model")
+    next(folder.glob("flow.*")).unlink()
+    assert isinstance(load_vocoder(folder, ServerConfig(), lambda *_: None), VocoderStage)
+    with pytest.raises(CheckpointError, match="flow"):
+        load_flow(folder, ServerConfig())
