@@ -1,5 +1,5 @@
-"""Selection of the backend of a model: the backend of the settings, or the fastest backend whose
-packages and artifacts are present.
+"""Selection of a model's backend: the backend of the settings, or the fastest backend with packages
+and artifacts on this machine.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Backend:
 
 
 def choose(context: LoadContext, stages: Sequence[StageName], *, torch_only: str = "") -> Backend:
-    """Chooses the backend of the settings. If that is `auto`, chooses the fastest backend whose
-    packages and artifacts are present.
+    """Chooses the backend of the settings. For `auto`, chooses the fastest backend with packages
+    and artifacts on this machine.
 
     Args:
         torch_only: name of a feature of the model that runs on torch alone; empty for none.
@@ -189,7 +189,7 @@ def flow_runner(
     log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
     runner = FlowRunner(step, states, buckets, pool)
     if isinstance(backend.step, TensorRTModule):
-        backend.step.save_kernels()  # the captures have compiled all of them
+        backend.step.save_kernels()  # the captures have compiled all kernels
     return runner
 
 
@@ -221,8 +221,8 @@ def _kernel_buckets(most: int) -> list[BatchSize]:
 
 
 def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list[BatchSize]:
-    """Lists batch sizes to capture. Every batch up to the largest size fits one of them with
-    moderate padding.
+    """Lists batch sizes to capture. Every batch up to the largest size fits a size of the list
+    with moderate padding.
 
     Args:
         longest: blocks of the longest chunk.

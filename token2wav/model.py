@@ -76,7 +76,8 @@ class Token2Wav:
             streams: number of streams that will be open at the same time. Memory for their states
                 is allocated when the model is loaded, except for states in place (`StateStore`).
                 Further streams allocate more memory.
-            stages: stages to load, for a process that computes one stage; by default all.
+            stages: stages to load; by default all. A model with a part of its stages has no
+                streams: a process of the ensemble uses the stage itself.
 
         Raises:
             ConfigError: the configuration file of the folder, or a setting, cannot be used.

@@ -1,4 +1,4 @@
-"""Session of OpenAI's Realtime interface: a conversation whose messages are spoken without change.
+"""Session of OpenAI's Realtime interface: the messages of a conversation are spoken without change.
 
 OpenAI's model answers a conversation. This gateway has neither a model that answers nor a
 model that listens. A response speaks the messages that no response has spoken yet, word by word.
@@ -121,7 +121,7 @@ class RealtimeSession:
             self._cancel(event)
 
     def _update(self, options: SessionOptions) -> None:
-        """Changes the configuration of the session, or nothing if a part of it is wrong."""
+        """Changes the configuration of the session, or nothing if an option is wrong."""
         if options.model is not None:
             self._gateway.check_model(options.model)
         if options.voice_name is not None:

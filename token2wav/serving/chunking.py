@@ -25,7 +25,7 @@ class Chunker:
         next_chunk: chunk that can run now; None while its tokens are missing, and after the last
             chunk.
         chunks: chunks computed so far.
-        spoken: position after the last token whose frames were computed, in whichever chunk.
+        spoken: position after the last token with computed frames, in a chunk of any kind.
         ended: whether no more tokens will arrive.
         done: whether the last chunk was computed, or `stop` was called.
     """
@@ -91,7 +91,7 @@ class Chunker:
         self._tokens.check_codebooks(tokens)
 
     def finish_chunk(self, *, heard: bool = True) -> None:
-        """Records that the next chunk was computed. `heard` says whether audio of it was sent."""
+        """Records that the next chunk was computed. `heard` says whether its audio was sent."""
         chunk, self.next_chunk = self.next_chunk, None
         assert chunk is not None
         seconds, tokens = self._playback.now() - self._decided_at, chunk.stop - chunk.start
@@ -197,7 +197,7 @@ class Chunker:
 
 
 class TokenBuffer:
-    """Buffer of a stream's tokens, at first those of the prompt: (P,) int32, or (P, codebooks).
+    """Buffer of a stream's tokens. It begins with the prompt tokens, (P,) int32 or (P, codebooks).
 
     Positions count from the first prompt token.
     """
