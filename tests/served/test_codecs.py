@@ -217,14 +217,14 @@ def test_speaking_the_codes_that_a_language_model_prints(
     command = [sys.executable, str(ROOT / "examples" / "llm_stream.py"), "--family=codes"]
     command += [f"--codebooks={codes.shape[1]}", f"--out={out}", f"--url={rig.server.grpc_url}"]
     with nothing_left(rig):
-        subprocess.run(
+        spoken = subprocess.run(
             command,
             input=" ".join(map(str, codes.ravel())),
-            check=True,
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
         )
+    assert spoken.returncode == 0, spoken.stderr
     audio, rate = soundfile.read(out, dtype="float32")
     whole = model.synthesize(codes)
     assert (audio.shape, rate) == (whole.shape, config.sample_rate)
