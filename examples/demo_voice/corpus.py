@@ -17,6 +17,7 @@ import soxr
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from examples.demo_voice.phones import phone_numbers
 from examples.demo_voice.pitch import pitch
 from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES, Speaker, dictionary, language_model
 from examples.demo_voice.talk import Talk
@@ -40,6 +41,8 @@ class Utterances:
         mel: mel (2 * N, 80) in float16, the target of the flow.
         heard: Whisper features (4 * N, 128) in float16, the input of the tokenizer.
         f0: pitch (2 * N,) in float16, in Hz; 0 in unvoiced frames.
+        phones: numbers of the phones of all recordings, from 1.
+        phone_counts: number of phones of every recording.
     """
 
     tokens: NDArray[np.int64]
@@ -47,10 +50,14 @@ class Utterances:
     mel: NDArray[np.float16]
     heard: NDArray[np.float16]
     f0: NDArray[np.float16]
+    phones: NDArray[np.int8]
+    phone_counts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, recordings: list[NDArray[np.float32]]) -> Utterances:
-        """Computes the features of recordings, each of shape (960 * n,)."""
+    def of(
+        cls, recordings: list[NDArray[np.float32]], phones: list[NDArray[np.int8]]
+    ) -> Utterances:
+        """Computes the features of recordings, each of shape (960 * n,), and joins their phones."""
         tokens = [len(recording) // TOKEN_SAMPLES for recording in recordings]
         heard = []
         for recording, count in zip(recordings, tokens, strict=True):
@@ -66,6 +73,8 @@ class Utterances:
             np.concatenate([pitch(recording, RATE_HZ, HOP) for recording in recordings]).astype(
                 np.float16
             ),
+            np.concatenate(phones),
+            np.array([len(row) for row in phones]),
         )
 
     @classmethod
@@ -119,7 +128,11 @@ def _make(folder: Path, index: int, count: int) -> None:
         Talk(language_model(), dictionary(), seed) if index % 2 else Templates(dictionary(), seed)
     )
     speaker = Speaker(seed)
-    made = Utterances.of([speaker.say(sentence, vary=True) for sentence in sentences.take(count)])
+    said = sentences.take(count)
+    made = Utterances.of(
+        [speaker.say(sentence, vary=True) for sentence in said],
+        [phone_numbers(speaker.pronunciation(sentence)) for sentence in said],
+    )
     draft = folder / f".{index}.npz"
     np.savez(draft, **vars(made))
     draft.rename(_shard(folder, index))

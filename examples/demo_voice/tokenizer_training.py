@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from examples.demo_voice.corpus import LISTENED_PER_TOKEN, MEL_PER_TOKEN, Utterances
+from examples.demo_voice.ear import Ear
 from examples.demo_voice.tokenizer import DIGITS, HIGHEST, SLOPE, WIDTH, Tokenizer, Unit, all_digits
-from examples.demo_voice.training import Training
+from examples.demo_voice.training import Training, crops
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.layers.lookahead import PreLookahead
 
@@ -23,6 +24,7 @@ _LEAST_DEVIATION = 0.1
 _MEAN_WEIGHT = 0.5
 # Vowels and consonants differ in the envelope of the spectrum, a mean over neighbouring bands.
 _ENVELOPE_BANDS, _ENVELOPE_WEIGHT = 5, 2.0
+_EAR_WEIGHT = 2.0
 _QUIET = -6.5  # log-mel with half of the weight; no digits are spent on noise between words
 
 
@@ -92,14 +94,17 @@ class TokenizerTraining(Training):
     Args:
         config: sizes of the flow.
         corpus: recordings with their features.
+        ear: trained ear.
     """
 
     name = "tokenizer"
     learning_rate = 2e-3
     full_rate_steps = 1000
+    bfloat16 = True
 
-    def __init__(self, config: FlowConfig, corpus: Utterances) -> None:
+    def __init__(self, config: FlowConfig, corpus: Utterances, ear: Ear) -> None:
         torch.manual_seed(0)
+        self._ear = ear
         self._mel = torch.from_numpy(corpus.mel)
         self._heard = torch.from_numpy(corpus.heard).unflatten(
             0, (-1, LISTENED_PER_TOKEN // MEL_PER_TOKEN)
@@ -114,19 +119,26 @@ class TokenizerTraining(Training):
         # Crops start at any frame, although tokens start at every second frame. This doubles the
         # number of alignments to learn from.
         starts = torch.randint(len(self._mel) - frames + 1, (_BATCH,), generator=generator).tolist()
-        heard = torch.stack([self._heard[at : at + frames] for at in starts]).float()
-        mel = (
-            torch.stack([self._mel[at : at + frames] for at in starts])
-            .float()
-            .unflatten(1, (-1, MEL_PER_TOKEN))
-        )
+        heard = crops(self._heard, starts, frames)
+        mel = crops(self._mel, starts, frames).unflatten(1, (-1, MEL_PER_TOKEN))
         exact = network.tokenizer(heard.flatten(1, 2).transpose(1, 2))
         # The gradient passes through the rounding unchanged.
         mu, decoded_mel = network.decode(exact + (exact.round() - exact).detach())
         drawn = distance((decoded_mel - mel) * audible(mel))
         pairs = mel.mean(dim=2)
         mean = distance((network.mel(mu) - pairs) * audible(pairs))
-        return {"drawn": drawn, "mean": mean, "loss": drawn + _MEAN_WEIGHT * mean}
+        ear_loss = self._ear.feature_distance(bands_first(decoded_mel), bands_first(mel))
+        return {
+            "drawn": drawn,
+            "mean": mean,
+            "ear": ear_loss,
+            "loss": drawn + _MEAN_WEIGHT * mean + _EAR_WEIGHT * ear_loss,
+        }
+
+
+def bands_first(mel: torch.Tensor) -> torch.Tensor:
+    """Turns a mel in pairs of frames (B, n, 2, 80) into one of bands (B, 80, 2 * n)."""
+    return mel.flatten(1, 2).transpose(1, 2)
 
 
 def audible(mel: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from examples.demo_voice import corpus, front_end
+from examples.demo_voice.ear import EarTraining, trained_ear
 from examples.demo_voice.flow_training import FlowTraining
 from examples.demo_voice.folder import CORPUS, FLOW_MELS, FRONT_END, TEMPLATE, TRAINING
 from examples.demo_voice.tokenizer_training import TokenizerTraining
@@ -28,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Continue the training of one network of the demo voice."
     )
-    parser.add_argument("network", choices=("tokenizer", "flow", "hift"))
+    parser.add_argument("network", choices=("ear", "tokenizer", "flow", "hift"))
     parser.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="folder of corpus and checkpoints"
     )
@@ -43,17 +44,23 @@ def main() -> None:
     recordings = corpus.read(options.data / CORPUS)
     config = CosyVoice3Config.read(TEMPLATE)
     training: Training
-    if options.network == "tokenizer":
-        training = TokenizerTraining(config.flow, recordings)
+    folder = options.data / TRAINING
+    if options.network == "ear":
+        training = EarTraining(recordings)
+    elif options.network == "tokenizer":
+        training = TokenizerTraining(config.flow, recordings, trained_ear(folder))
     elif options.network == "flow":
         heard = front_end.hear(options.data / FRONT_END, config.flow, recordings)
-        training = FlowTraining(config.flow, recordings, heard)
+        training = FlowTraining(config.flow, recordings, heard, trained_ear(folder))
     else:
-        made = options.data / FLOW_MELS
+        mels = options.data / FLOW_MELS
         training = VocoderTraining(
-            config.vocoder, recordings, np.load(made) if made.exists() else None
+            config.vocoder,
+            recordings,
+            trained_ear(folder),
+            np.load(mels) if mels.exists() else None,
         )
-    train(training, options.data / TRAINING, minutes=options.minutes, steps=options.steps)
+    train(training, folder, minutes=options.minutes, steps=options.steps)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import math
 import signal
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,24 @@ class Training(ABC):
         learning_rate: highest learning rate, after the warm-up.
         full_rate_steps: steps after which the learning rate falls, with the inverse
             square root of the step.
+        bfloat16: whether products may be computed in bfloat16, where the CPU has instructions for
+            it. Spectra of the vocoder need float32.
     """
 
     name: str
     network: nn.Module
     learning_rate: float
     full_rate_steps = 2000
+    bfloat16 = False
 
     @abstractmethod
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
         """Computes the losses of one random batch. The optimiser minimises `loss`."""
+
+
+def crops(source: torch.Tensor, starts: Sequence[int], length: int) -> torch.Tensor:
+    """Cuts crops (B, length, ...) in float32 out of a tensor of joined recordings (N, ...)."""
+    return torch.stack([source[at : at + length].float() for at in starts])
 
 
 class Average:
@@ -96,6 +105,7 @@ def train(training: Training, folder: Path, *, minutes: float, steps: int | None
     step = _restore(checkpoint, network, average, optimizer)
     last = math.inf if steps is None else step + steps
     generator = torch.Generator().manual_seed(step)
+    bfloat16 = training.bfloat16 and _multiplies_bfloat16()
     saved, sums, started = time.monotonic(), dict[str, float](), time.monotonic()
     with (
         tqdm(desc=training.name, unit="step", initial=step, mininterval=5) as bar,
@@ -104,7 +114,8 @@ def train(training: Training, folder: Path, *, minutes: float, steps: int | None
         while step < last and not stop:
             for group in optimizer.param_groups:
                 group["lr"] = training.learning_rate * _rate(step, training.full_rate_steps)
-            losses = training.losses(generator)
+            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+                losses = training.losses(generator)
             optimizer.zero_grad()
             losses["loss"].backward()
             nn.utils.clip_grad_norm_(network.parameters(), _CLIP)
@@ -140,6 +151,13 @@ def averaged_weights(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], 
 def trained_steps(folder: Path, name: str) -> int:
     """Returns the step of the newest checkpoint; 0 without a checkpoint."""
     return averaged_weights(folder, name)[1] if (folder / f"{name}.pt").exists() else 0
+
+
+def _multiplies_bfloat16() -> bool:
+    """Returns whether the CPU has instructions for bfloat16. Without them bfloat16 is slower."""
+    if not hasattr(torch.cpu, "get_capabilities"):  # older releases of torch
+        return False
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def _rate(step: int, full_rate_steps: int) -> float:

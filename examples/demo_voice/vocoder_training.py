@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from examples.demo_voice.corpus import Utterances
+from examples.demo_voice.ear import Ear
 from examples.demo_voice.spectral_losses import SpectralLosses
-from examples.demo_voice.training import Training
+from examples.demo_voice.training import Training, crops
 from examples.demo_voice.vocoder_start import start_as_vocoder
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
@@ -18,6 +19,7 @@ _BATCH = 4
 _FRAMES = 32  # frames of a crop that are compared
 _LEAD_FRAMES = 10  # frames before them, for layers that read to the left
 _F0_SCALE_HZ = 100.0
+_EAR_WEIGHT = 2.0
 
 
 class VocoderTraining(Training):
@@ -26,6 +28,7 @@ class VocoderTraining(Training):
     Args:
         config: sizes of the vocoder.
         corpus: recordings with their features.
+        ear: trained ear.
         flow_mels: mels (frames, 80) that a flow made of the first recordings. Half of the crops are
             from these mels, so that the vocoder learns to correct errors of the flow.
     """
@@ -34,9 +37,14 @@ class VocoderTraining(Training):
     learning_rate = 1e-3
 
     def __init__(
-        self, config: HiFTConfig, corpus: Utterances, flow_mels: NDArray[np.float16] | None = None
+        self,
+        config: HiFTConfig,
+        corpus: Utterances,
+        ear: Ear,
+        flow_mels: NDArray[np.float16] | None = None,
     ) -> None:
         torch.manual_seed(0)
+        self._ear = ear
         self._config = config
         self._mel = torch.from_numpy(corpus.mel)
         self._f0 = torch.from_numpy(corpus.f0)
@@ -50,7 +58,11 @@ class VocoderTraining(Training):
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
         audio, target, f0_loss = self._batch(generator)
         losses = self._compare(audio, target)
-        return {**losses, "f0": f0_loss, "loss": torch.stack([*losses.values()]).sum() + f0_loss}
+        # `log_mel` has twice the frames of the model; the odd ones have the same middles
+        made, recorded = (self._compare.log_mel(signal)[..., 1::2] for signal in (audio, target))
+        losses["ear"] = _EAR_WEIGHT * self._ear.feature_distance(made, recorded)
+        losses["f0"] = f0_loss
+        return {**losses, "loss": torch.stack([*losses.values()]).sum()}
 
     def _batch(self, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Runs the vocoder on random crops.
@@ -65,16 +77,13 @@ class VocoderTraining(Training):
         if self._flow_mels is not None:
             mels[: _BATCH // 2] = [self._flow_mels] * (_BATCH // 2)
         starts = [int(torch.randint(len(source) - whole, (), generator=rng)) for source in mels]
-        mel = torch.stack(
-            [source[at : at + whole] for source, at in zip(mels, starts, strict=True)]
+        mel = torch.cat(
+            [crops(source, [at], whole) for source, at in zip(mels, starts, strict=True)]
         )
-        mel = mel.float().transpose(1, 2)
-        f0 = torch.stack([self._f0[at : at + whole] for at in starts]).float()
+        mel = mel.transpose(1, 2)
+        f0 = crops(self._f0, starts, whole)
         first, last = _LEAD_FRAMES * hop, made * hop
-        target = (
-            torch.stack([self._audio[at * hop + first : at * hop + last] for at in starts]).float()
-            / 32768
-        )
+        target = crops(self._audio, [at * hop + first for at in starts], last - first) / 32768
 
         f0_loss = F.smooth_l1_loss(
             hift.f0_predictor(mel)[:, :made] / _F0_SCALE_HZ, f0[:, :made] / _F0_SCALE_HZ

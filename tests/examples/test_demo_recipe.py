@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -33,16 +34,18 @@ from benchmarks.quality_scores import (
 from examples.demo_codec.encode import CodecEncoder
 from examples.demo_voice import speaker
 from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
+from examples.demo_voice.ear import Ear
 from examples.demo_voice.folder import FLOW_MELS
+from examples.demo_voice.phones import PHONES, phone_numbers
 from examples.demo_voice.pitch import pitch
 from examples.demo_voice.recordings import SENTENCE
-from examples.demo_voice.speech import dictionary, language_model
+from examples.demo_voice.speech import Speaker, dictionary, language_model
 from examples.demo_voice.talk import Talk
 from examples.demo_voice.text import FURTHER, HELD_OUT, UNSEEN, Templates, held_out, normal
 from examples.demo_voice.tokenizer import VOCABULARY, Tokenizer, all_digits, number
 from token2wav import Token2Wav, Voice
 from token2wav_voice import FrontEnd, Recording
-from token2wav_voice.features import TOKENIZER_RATE_HZ, tokenizer_features
+from token2wav_voice.features import TOKENIZER_RATE_HZ, prompt_mel, tokenizer_features
 from token2wav_voice.onnx_models import SPEAKER_FILE, TOKENIZER_FILE, SpeakerEncoder
 
 ROOT = DATA.parents[1]
@@ -64,7 +67,7 @@ def losses_of(training: Path) -> dict[int, float]:
 @pytest.mark.slow
 def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> None:
     run_recipe("demo_voice", tmp_path, "--workers", "1")
-    for name in ("tokenizer", "flow", "hift"):
+    for name in ("ear", "tokenizer", "flow", "hift"):
         losses = losses_of(tmp_path / "data" / "training" / f"{name}.jsonl")
         assert losses[20] < 0.95 * losses[10], (name, losses)
     assert np.load(tmp_path / "data" / FLOW_MELS).shape[0] == MEL_PER_TOKEN * (50 + 200)
@@ -132,6 +135,38 @@ def test_silence_and_noise_have_no_pitch() -> None:
     assert (pitch(noise.astype(np.float32), RATE_HZ, HOP) > 0).mean() < 0.1
 
 
+def test_every_phone_of_a_sentence_has_a_number() -> None:
+    speaker = Speaker(seed=0)
+    pronunciation = speaker.pronunciation("Jewels: which vision?")
+    assert [PHONES[symbol - 1] for symbol in phone_numbers(pronunciation)] == list(
+        "dʒuəlzwɪtʃvɪʒən"
+    )
+    sentences = [
+        *Templates(dictionary(), seed=3).take(100),
+        *Talk(language_model(), dictionary(), seed=3).take(30),
+    ]
+    symbols = set(chain.from_iterable(map(speaker.pronunciation, sentences)))
+    assert symbols - set(PHONES) <= set(" ˈˌːʲ\u0329.,;:?!")
+
+
+def test_the_ear_ignores_inaudible_bins_and_has_a_gradient() -> None:
+    torch.manual_seed(0)
+    ear = Ear().requires_grad_(False)
+    for unit in ear.units:
+        torch.nn.init.normal_(unit.get_parameter("mix.weight"), std=0.05)
+    mel = torch.from_numpy(prompt_mel(Recording.load(SENTENCE).samples)).T[None]
+    assert ear.feature_distance(mel, mel) == 0
+    assert (mel < -7).any()
+    inaudible = torch.where(mel < -7, mel - 1, mel)
+    assert ear.feature_distance(inaudible, mel) == 0
+    changed = (mel + 0.1).requires_grad_()
+    little = ear.feature_distance(changed, mel)
+    assert 0 < little < 0.5 * ear.feature_distance(mel.flip(2), mel)
+    little.backward()
+    assert changed.grad is not None
+    assert changed.grad.abs().sum() > 0
+
+
 def test_the_tokenizer_graph_equals_the_network(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = Tokenizer()
@@ -141,7 +176,7 @@ def test_the_tokenizer_graph_equals_the_network(tmp_path: Path) -> None:
     network.half().float()  # as the graph stores it
     network.save(tmp_path / TOKENIZER_FILE)
     recording = Recording.load(SENTENCE)
-    tokens = network.tokens(Utterances.of([recording.samples]))
+    tokens = network.tokens(Utterances.of([recording.samples], [np.array([], np.int8)]))
     assert len(set(tokens.tolist())) > 10
     assert 0 <= tokens.min() <= tokens.max() < VOCABULARY
     # Where a digit lies within rounding between two levels, either is right: once in 4308 tokens of
