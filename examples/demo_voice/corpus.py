@@ -124,14 +124,14 @@ def grow(folder: Path, sentences: int, workers: int) -> None:
 
 def _make(folder: Path, index: int, count: int) -> None:
     seed = _SEED + index
-    sentences = (
+    source = (
         Talk(language_model(), dictionary(), seed) if index % 2 else Templates(dictionary(), seed)
     )
     speaker = Speaker(seed)
-    said = sentences.take(count)
+    sentences = source.take(count)
     made = Utterances.of(
-        [speaker.say(sentence, vary=True) for sentence in said],
-        [phone_numbers(speaker.pronunciation(sentence)) for sentence in said],
+        [speaker.say(sentence, vary=True) for sentence in sentences],
+        [phone_numbers(speaker.pronunciation(sentence)) for sentence in sentences],
     )
     draft = folder / f".{index}.npz"
     np.savez(draft, **vars(made))

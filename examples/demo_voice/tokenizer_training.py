@@ -32,7 +32,7 @@ class Autoencoder(nn.Module):
     """Autoencoder of a tokenizer and a decoder, which computes mels from tokens.
 
     Args:
-        config: configuration of the flow, whose sizes the decoder shares.
+        config: configuration of the flow. The decoder has the same sizes.
     """
 
     average: torch.Tensor
@@ -68,7 +68,7 @@ class Autoencoder(nn.Module):
         return mu, self.mel(frames)
 
     def mel(self, normal: torch.Tensor) -> torch.Tensor:
-        """Scales a mel whose bands have mean 0 and deviation 1 back to log-mel (..., 80)."""
+        """Scales normalised bands (mean 0, deviation 1) back to log-mel (..., 80)."""
         return normal * self.deviation + self.average
 
     @torch.no_grad()
