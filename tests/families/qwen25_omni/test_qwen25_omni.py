@@ -130,14 +130,21 @@ def test_one_evaluation_equals_the_public_code(golden: FamilyGolden, folder: Pat
         conditions = estimator.project_conditions(flow.mu(golden["codes"][None].int()), voice, None)
         both = torch.cat((conditions, flow.unconditional().expand_as(conditions)))
         noise = FlowNoise(config.mel_bands).window(0, frames)[None]
-        velocity = estimator.velocity(
-            noise.expand(2, -1, -1),
-            both,
-            estimator.modulation(torch.tensor([TIME])),
-            biases,
-            rope=estimator.rope(torch.arange(frames)),
+        time = torch.tensor([TIME])
+        velocity, later = (
+            estimator.velocity(
+                noise.expand(2, -1, -1),
+                both,
+                estimator.modulation(at),
+                biases,
+                rope=estimator.rope(torch.arange(frames)),
+            )
+            for at in (time, torch.nextafter(time, torch.ones(1)))
         )
-    assert off(velocity, expected) <= PARITY
+    # The estimator takes sines of 1000 times the time. CPUs round their frequencies differently,
+    # and the least change of the time changes the velocity of these small networks by 1e-4 to 3e-4.
+    assert off(velocity, expected) <= PARITY + off(later, velocity)
+    assert off(later, velocity) <= 5e-4
 
 
 def test_whole_utterances_equal_the_public_code(
