@@ -6,6 +6,7 @@ the making of a corpus can be interrupted and continued at any time.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -146,6 +147,11 @@ def read(folder: Path) -> Utterances:
 def _shards(folder: Path) -> Iterator[Utterances]:
     for path in sorted(folder.glob("shard_*.npz")):
         with np.load(path) as arrays:
+            if missing := Utterances.__dataclass_fields__.keys() - arrays.keys():
+                sys.exit(
+                    f"corpus: {path} has no {', '.join(sorted(missing))}; an older recipe made it. "
+                    f"Remove {folder} and run the recipe again"
+                )
             yield Utterances(**arrays)
 
 

@@ -32,7 +32,7 @@ from benchmarks.quality_scores import (
     word_error_rate,
 )
 from examples.demo_codec.encode import CodecEncoder
-from examples.demo_voice import speaker
+from examples.demo_voice import corpus, speaker
 from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
 from examples.demo_voice.ear import Ear
 from examples.demo_voice.folder import FLOW_MELS
@@ -133,6 +133,12 @@ def test_silence_and_noise_have_no_pitch() -> None:
     noise = 0.1 * np.random.default_rng(0).standard_normal(12_000)
     assert not pitch(np.zeros(12_000, np.float32), RATE_HZ, HOP).any()
     assert (pitch(noise.astype(np.float32), RATE_HZ, HOP) > 0).mean() < 0.1
+
+
+def test_a_corpus_of_an_older_recipe_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "shard_0000.npz", tokens=np.array([1]))
+    with pytest.raises(SystemExit, match=r"shard_0000\.npz has no audio, .*phones; an older"):
+        corpus.read(tmp_path)
 
 
 def test_every_phone_of_a_sentence_has_a_number() -> None:
