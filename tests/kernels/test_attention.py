@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -132,6 +133,14 @@ def test_attention_reads_exactly_the_frames_of_a_table(
         assert error <= EXACT, f"{names[block.chunk]}, after {block.before} frames: {error}"
         assert not output[:, row, block.valid :].any()
     assert not output[:, len(BLOCKS) :].any()
+
+
+@pytest.mark.parametrize("dim_head", [16, 48, 64, 80, 128])
+def test_a_hidden_key_has_exactly_the_score_of_a_row_without_keys(dim_head: int) -> None:
+    # A GPU computes score * scale - most * scale with one rounded and one exact product. Triton's
+    # interpreter rounds both, so no comparison on a CPU shows a difference.
+    least, scale = np.float32(attention._LEAST.value), np.float32(attention._LOG2_E / dim_head**0.5)
+    assert float(least * scale) == float(least) * float(scale)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,11 @@ from token2wav.kernels.block_table import (
     sizes_of,
 )
 
-_LEAST = tl.constexpr(-1.0e30)  # finite, so that a row without keys so far gives no NaN
+# Score of a key that a query does not attend to. It is finite, so that a row without keys so far
+# gives no NaN. It is a power of two, so that its product with any scale is exact: a GPU computes
+# `scores * scale - higher * scale` as one fused operation, which rounds the second product alone.
+# With -1e30 the difference of two equal numbers was up to 1e22, and its power of two was infinite.
+_LEAST = tl.constexpr(-(2.0**100))
 _LOG2_E = 1 / math.log(2)
 
 
