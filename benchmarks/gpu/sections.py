@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
@@ -131,8 +131,14 @@ def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     loads = [serving_load.Load(clients, PACE) for clients in settings.clients]
     rows = serving_load.measure(folder, "batching", loads, options, common)
     for load in loads:
-        yield f"{settings.setting}, {load.label}", lambda: {"problem": None, **next(rows)}
+        yield f"{settings.setting}, {load.label}", partial(_load_of, rows)
     rows.close()
+
+
+def _load_of(rows: Iterator[Row]) -> Row:
+    for row in rows:
+        return {"problem": None, **row}
+    raise LeftOut("no server runs after the failure of the load before")
 
 
 def codecs(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
