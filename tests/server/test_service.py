@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -310,6 +312,23 @@ def test_a_reply_does_not_use_its_sender_after_the_end(triton: FakeTriton) -> No
     reply.finish()
     assert not reply.is_cancelled()
     assert request.errors == [None, "INVALID_ARG tokens: none"]
+
+
+def test_who_finishes_a_reply_does_not_wait_for_triton(triton: FakeTriton) -> None:
+    acknowledged = threading.Event()
+
+    class Slow(FakeRequest):
+        def send(self, *responses: str | None, flags: int = 0) -> None:
+            assert acknowledged.wait(30)
+            super().send(*responses, flags=flags)
+
+    request = Slow()
+    with ThreadPoolExecutor(1) as finishers:
+        reply_module = importlib.import_module("token2wav_server.triton_reply")
+        reply_module.TritonReply(request, finishers).finish()
+        assert not request.over
+        acknowledged.set()
+    assert request.over
 
 
 def test_a_refused_request_is_freed_at_once(service: Any) -> None:
