@@ -88,7 +88,7 @@ def test_many_recordings_for_one_name_make_one_voice(gateway: GatewayRig) -> Non
     with ThreadPoolExecutor(20) as pool:
         statuses = sorted(pool.map(upload, range(20)))
     assert statuses[0] == 201
-    assert set(statuses[1:]) == {400, 429}  # the name is taken, or too many recordings wait
+    assert set(statuses[1:]) <= {400, 429}  # the name is taken, or too many recordings wait
     with gateway.http() as http:
         http.delete("/v1/audio/voices/bob")
 
