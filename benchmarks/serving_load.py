@@ -130,10 +130,10 @@ def run_load(
         start = time.monotonic()
         heard = _run_clients(url, load.rate, utterances, seconds, start, delays)
         return heard, time.monotonic() - start
-    # Not forked, because a process with gRPC channels cannot be. All processes have one clock.
+    # gRPC does not work in a process that was forked. All processes read the same clock.
     context = get_context("spawn")
     with ProcessPoolExecutor(count, context, _begin, (context.Barrier(count),)) as pool:
-        list(pool.map(time.sleep, [0.0] * count))  # starts all processes
+        list(pool.map(time.sleep, [0.0] * count))  # ends when all processes have begun
         start = time.monotonic() + 0.5
         run = partial(_run_clients, url, load.rate, utterances, seconds, start)
         heard = [utterance for part in pool.map(run, parts) for utterance in part]
@@ -141,6 +141,9 @@ def run_load(
 
 
 def _begin(barrier: Barrier) -> None:
+    """Waits until all processes of the pool have begun, because a late one would begin its clients
+    late.
+    """
     barrier.wait()
 
 
@@ -152,6 +155,8 @@ def _run_clients(
     start: float,
     delays: np.ndarray,
 ) -> list[Heard]:
+    """Runs the clients of one process, which begin at `start` and a delay each, in seconds."""
+
     def client(delay: float) -> list[Heard]:
         heard: list[Heard] = []
         time.sleep(max(0.0, start + delay - time.monotonic()))
