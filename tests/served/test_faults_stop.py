@@ -243,4 +243,5 @@ def test_a_damaged_model_folder(
     ]
     assert len(error) == 1, completed.stderr
     assert "flow.safetensors" in error[0]
-    assert list(private.iterdir()) == []
+    # Some operations on `meta` make torch import its compiler, which makes an empty folder.
+    assert [path for path in private.iterdir() if not path.name.startswith("torchinductor_")] == []
