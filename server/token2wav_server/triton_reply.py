@@ -37,10 +37,10 @@ class TritonReply:
     """Reply to one request, sent through Triton's response sender. It is thread-safe.
 
     Args:
-        finishers: threads that send the final response of a request without an error. Triton takes
-            about a millisecond to acknowledge it, and its sender waits. Most requests of a stream
-            have no other response, so a thread that takes in requests and waits itself takes in
-            1,600 a second on two cores, in place of 2,100. None: the caller of `finish` waits.
+        finishers: threads that send the final response of a request without an error. The sender
+            waits until Triton has acknowledged it, and most requests of a stream have no other
+            response. So the thread that takes in requests should not send it. None: the caller of
+            `finish` sends it.
     """
 
     def __init__(self, request: Any, finishers: Executor | None = None) -> None:

@@ -30,7 +30,7 @@ def chunk(streams: int, spoken_s: float) -> ChunkWork:
     return work
 
 
-@pytest.mark.parametrize(("spoken_s", "measured_ms"), [(0.0, 13.1), (10.0, 12.8)])
+@pytest.mark.parametrize(("spoken_s", "measured_ms"), [(0.0, 13.1), (10.0, 13.5)])
 def test_chunks_of_one_stream_as_measured(spoken_s: float, measured_ms: float) -> None:
     """The times are medians on an H200 (`benchmarks/results/gpu`). Tolerance: 20 %."""
     stages = chunk(1, spoken_s).stages
