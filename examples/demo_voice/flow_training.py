@@ -6,6 +6,7 @@ The flow learns the velocity of straight lines from noise to mel.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +23,8 @@ from token2wav.networks.dit import AdaNorm
 from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.ode import solver_times
 
-_LENGTHS = (50, 75, 100, 200)  # tokens of a crop; one length for each batch
-_BATCH_TOKENS = 600
+_LENGTHS = (50, 75, 100, 200, 300)  # tokens of a crop; one length for each batch
+_BATCH_TOKENS, _GPU_BATCH_TOKENS = 600, 9600
 # probability that all conditions of a crop are zero, for classifier-free guidance
 _CONDITION_DROPOUT = 0.2
 _LONGEST_PROMPT = 0.3  # share of a crop
@@ -31,12 +32,32 @@ _SIGMA_MIN = 1e-6
 # The target is an average of the recording (share 1 - _DRAWN) and of the mel that the tokenizer's
 # decoder computes from the tokens. The decoder's mel has less random detail.
 _DRAWN = 0.5
-# Share of batches whose state is the end of the first ODE step (without guidance), and no point of
-# the straight line. In inference, the second step starts from such a state.
+# Share of batches whose state is not on the straight line, but the result of a first ODE step. The
+# second of two steps starts from such a state.
 _SOLVED = 0.5
+# Share of these batches whose first step has guidance, and share whose first step gives every crop
+# its conditions, even if the second step hides them. A guided second step needs both velocities of
+# such a state: with conditions and without.
+_GUIDED, _TOLD = 0.5, 0.5
+_NOISE = 0.5  # share of the batches on the straight line that are at time 0
 _UNTOLD = 0.5  # weight of errors in crops without conditions
 _EAR_WEIGHT = 4.0
 _INITIAL_GAIN = 0.02  # scale of the first weights of AdaNorm; a block begins close to the identity
+
+
+class Conditions(NamedTuple):
+    """Conditions of crops: mu (B, 80, T), speaker (B, 80), and prompt (B, 80, T)."""
+
+    mu: torch.Tensor
+    speaker: torch.Tensor
+    prompt: torch.Tensor
+
+    def masked(self, mask: torch.Tensor) -> Conditions:
+        """Multiplies the conditions of each crop by its number in the mask (B,)."""
+        column = mask[:, None]
+        return Conditions(
+            self.mu * column[..., None], self.speaker * column, self.prompt * column[..., None]
+        )
 
 
 class FlowTraining(Training):
@@ -49,71 +70,72 @@ class FlowTraining(Training):
         corpus: recordings with their features.
         heard: tokens and speaker embeddings of the recordings, and the network of the tokenizer.
         ear: trained ear.
+        device: device of torch. A GPU has batches of 9,600 tokens in place of 600.
     """
 
     name = "flow"
     learning_rate = 1e-3
     full_rate_steps = 5000
-    bfloat16 = True
 
-    def __init__(self, config: FlowConfig, corpus: Utterances, heard: Heard, ear: Ear) -> None:
+    def __init__(
+        self, config: FlowConfig, corpus: Utterances, heard: Heard, ear: Ear, device: str = "cpu"
+    ) -> None:
         torch.manual_seed(0)
-        self._ear = ear
+        self.bfloat16 = device == "cpu"
+        self._device = torch.device(device)
+        self._batch_tokens = _BATCH_TOKENS if device == "cpu" else _GPU_BATCH_TOKENS
+        self._ear = ear.to(device)
         self._config = config
         self._second_time = float(solver_times(config.n_timesteps)[0][1])
-        self._tokens = torch.from_numpy(heard.tokens).long()
-        self._mel = torch.from_numpy(corpus.mel)
-        self._target = self._mel.float().lerp_(heard.network.drawn(self._tokens), _DRAWN).half()
+        tokens, mel = torch.from_numpy(heard.tokens).long(), torch.from_numpy(corpus.mel)
+        target = mel.float().lerp_(heard.network.drawn(tokens), _DRAWN).half()
+        self._tokens, self._mel, self._target = (x.to(device) for x in (tokens, mel, target))
         self._ends = torch.from_numpy(np.cumsum(corpus.tokens))
-        self._speakers = torch.from_numpy(heard.speakers)
-        self._flow = self.network = Flow(config)
-        self._audible = audible(heard.network.expected(self._tokens))  # (N, 80)
+        self._speakers = torch.from_numpy(heard.speakers).to(device)
+        self._audible = audible(heard.network.expected(tokens)).to(device)  # (N, 80)
+        self._flow = Flow(config)
         self._initialise(heard.network)
+        self.network = self._flow.to(device)
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        rng = generator
+        rng, device = generator, self._device
         length = min(
             _LENGTHS[int(torch.randint(len(_LENGTHS), (), generator=rng))], len(self._tokens) // 2
         )
-        batch = max(1, _BATCH_TOKENS // length)
-        last, streaming = (
-            bool(torch.rand((), generator=rng) < 0.2),
-            bool(torch.rand((), generator=rng) < 0.5),
-        )
+        batch = max(1, self._batch_tokens // length)
+        last, streaming = _happens(0.2, rng), _happens(0.5, rng)
         starts = self._starts(batch, length, last, rng)
-        first_frames = [MEL_PER_TOKEN * at for at in starts.tolist()]
+        first_frames = (MEL_PER_TOKEN * starts).tolist()
         mel, recorded = (
             crops(source, first_frames, MEL_PER_TOKEN * length).transpose(1, 2)
             for source in (self._target, self._mel)
         )
-        mu, spk = self._mu(starts, length, last, rng)
-        prompt = self._prompt(recorded, rng)
-        condition_mask = (torch.rand(batch, generator=rng) >= _CONDITION_DROPOUT).float()
-        mu, prompt, spk = (
-            mu * condition_mask[:, None, None],
-            prompt * condition_mask[:, None, None],
-            spk * condition_mask[:, None],
-        )
+        mu, speaker = self._mu(starts, length, last, rng)
+        conditions = Conditions(mu, speaker, self._prompt(recorded, rng))
+        condition_mask = (torch.rand(batch, generator=rng) >= _CONDITION_DROPOUT).float().to(device)
+        given = conditions.masked(condition_mask)
 
-        noise = torch.randn(mel.shape, generator=rng)
-        if torch.rand((), generator=rng) < _SOLVED:
-            with torch.no_grad():
-                velocity = self._velocity(noise, mu, spk, prompt, torch.zeros(batch), streaming)
-            t = torch.full((batch,), self._second_time)
-            state = noise + self._second_time * velocity
+        noise = torch.randn(mel.shape, generator=rng).to(device)
+        if _happens(_SOLVED, rng):
+            guidance = self._config.inference_cfg_rate if _happens(_GUIDED, rng) else 0.0
+            told = conditions if _happens(_TOLD, rng) else given
+            state = self._after_first_step(noise, told, guidance, streaming)
+            t = torch.full((batch,), self._second_time, device=device)
             target = (mel - state) / (1 - self._second_time)
         else:
-            t = 1 - torch.cos(0.5 * math.pi * torch.rand(batch, generator=rng))
+            t = 1 - torch.cos(0.5 * math.pi * torch.rand(batch, generator=rng)).to(device)
+            if _happens(_NOISE, rng):
+                t = torch.zeros_like(t)
             at = t[:, None, None]
             state = (1 - (1 - _SIGMA_MIN) * at) * noise + at * mel
             target = mel - (1 - _SIGMA_MIN) * noise
-        velocity = self._velocity(state, mu, spk, prompt, t, streaming)
+        velocity = self._velocity(state, given, t, streaming)
         error = (velocity - target).transpose(1, 2)
         velocity_loss = distance(error * self._weight(starts, length, condition_mask))
         # One Euler step from t to 1, as in the last of two ODE steps.
         made = state + (1 - t[:, None, None]) * velocity
         conditioned = condition_mask > 0
-        ear_loss = torch.zeros(())
+        ear_loss = torch.zeros((), device=device)
         if conditioned.any():
             ear_loss = self._ear.feature_distance(made[conditioned], recorded[conditioned])
         return {
@@ -121,6 +143,18 @@ class FlowTraining(Training):
             "ear": ear_loss,
             "loss": velocity_loss + _EAR_WEIGHT * ear_loss,
         }
+
+    @torch.no_grad()
+    def _after_first_step(
+        self, noise: torch.Tensor, conditions: Conditions, guidance: float, streaming: bool
+    ) -> torch.Tensor:
+        """Computes the state after the first of two ODE steps."""
+        t = noise.new_zeros(len(noise))
+        velocity = self._velocity(noise, conditions, t, streaming)
+        if guidance:
+            untold = self._velocity(noise, conditions.masked(t), t, streaming)
+            velocity = (1 + guidance) * velocity - guidance * untold
+        return noise + self._second_time * velocity
 
     def _starts(self, batch: int, length: int, last: bool, rng: torch.Generator) -> torch.Tensor:
         """Draws the first tokens of crops: at random, or so that crops end with a recording."""
@@ -136,9 +170,10 @@ class FlowTraining(Training):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes mu (B, 80, T) and speaker (B, 80)."""
         right = 0 if last else self._config.pre_lookahead_len
-        mu = self._flow.mu(self._tokens[starts[:, None] + torch.arange(length + right)], last=last)
-        chosen = self._speakers[torch.randint(len(self._speakers), (len(starts),), generator=rng)]
-        return mu, self._flow.speaker(chosen)
+        index = starts[:, None] + torch.arange(length + right)
+        mu = self._flow.mu(self._tokens[index.to(self._device)], last=last)
+        chosen = torch.randint(len(self._speakers), (len(starts),), generator=rng)
+        return mu, self._flow.speaker(self._speakers[chosen.to(self._device)])
 
     def _weight(
         self, starts: torch.Tensor, length: int, condition_mask: torch.Tensor
@@ -162,27 +197,21 @@ class FlowTraining(Training):
             * (torch.rand(batch, generator=rng) < 0.5)
         )
         shown = torch.arange(frames)[None] < (share * frames).long()[:, None]
-        return mel * shown[:, None]
+        return mel * shown[:, None].to(mel.device)
 
     def _velocity(
-        self,
-        state: torch.Tensor,
-        mu: torch.Tensor,
-        spk: torch.Tensor,
-        prompt: torch.Tensor,
-        t: torch.Tensor,
-        streaming: bool,
+        self, state: torch.Tensor, conditions: Conditions, t: torch.Tensor, streaming: bool
     ) -> torch.Tensor:
         estimator, frames = self._flow.estimator, state.shape[2]
-        rope = estimator.rotary_embed(torch.arange(frames))
+        rope = estimator.rotary_embed(torch.arange(frames, device=state.device))
         bias = (
-            attention_bias(block_mask(BlockGrid(estimator.block_frames), frames))
+            attention_bias(block_mask(BlockGrid(estimator.block_frames), frames, state.device))
             if streaming
             else None
         )
         return estimator.velocity(
             state,
-            estimator.project_conditions(mu, spk, prompt),
+            estimator.project_conditions(*conditions),
             estimator.modulation(t),
             bias,
             rope=rope,
@@ -205,3 +234,7 @@ class FlowTraining(Training):
                 module.linear.weight.mul_(_INITIAL_GAIN)
                 module.linear.bias.zero_()
         estimator.proj_out.bias.copy_(network.average)
+
+
+def _happens(probability: float, rng: torch.Generator) -> bool:
+    return bool(torch.rand((), generator=rng) < probability)

@@ -62,9 +62,9 @@ class Budget:
             )
         minutes = positive_minutes(text)
         return cls(
-            sentences=6000,
+            sentences=9200,
             ear_steps=2_700,
-            tokenizer_steps=11_400,
+            tokenizer_steps=18_000,
             limit=("--minutes", text),
             flow_hours=1.0,
             last_limit=("--minutes", str(minutes / 4)),

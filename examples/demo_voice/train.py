@@ -37,10 +37,14 @@ def main() -> None:
     limit.add_argument("--minutes", type=float, default=math.inf, help="training time in minutes")
     limit.add_argument("--steps", type=int, help="number of training steps")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    parser.add_argument(
+        "--device", default="cpu", help="device for the training of the flow (default: cpu)"
+    )
     parser.add_argument("--nice", type=int, default=19, help="priority, 19 is the lowest (default)")
     options = parser.parse_args()
     os.nice(options.nice)
     torch.set_num_threads(options.threads)
+    torch.backends.cuda.matmul.allow_tf32 = True
     recordings = corpus.read(options.data / CORPUS)
     config = CosyVoice3Config.read(TEMPLATE)
     training: Training
@@ -51,7 +55,7 @@ def main() -> None:
         training = TokenizerTraining(config.flow, recordings, trained_ear(folder))
     elif options.network == "flow":
         heard = front_end.hear(options.data / FRONT_END, config.flow, recordings)
-        training = FlowTraining(config.flow, recordings, heard, trained_ear(folder))
+        training = FlowTraining(config.flow, recordings, heard, trained_ear(folder), options.device)
     else:
         mels = options.data / FLOW_MELS
         training = VocoderTraining(

@@ -50,7 +50,8 @@ class Training(ABC):
 
 def crops(source: torch.Tensor, starts: Sequence[int], length: int) -> torch.Tensor:
     """Cuts crops (B, length, ...) in float32 out of a tensor of joined recordings (N, ...)."""
-    return torch.stack([source[at : at + length].float() for at in starts])
+    first = torch.tensor(starts, device=source.device)
+    return source[first[:, None] + torch.arange(length, device=source.device)].float()
 
 
 class Average:
@@ -171,7 +172,8 @@ def _restore(
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
     network.load_state_dict(state["network"])
-    average.weights = state["average"]
+    for name, value in state["average"].items():
+        average.weights[name].copy_(value)
     optimizer.load_state_dict(state["optimizer"])
     return int(state["step"])
 
