@@ -152,7 +152,8 @@ class FlowTraining(Training):
         t = noise.new_zeros(len(noise))
         velocity = self._velocity(noise, conditions, t, streaming)
         if guidance:
-            untold = self._velocity(noise, conditions.masked(t), t, streaming)
+            hidden = conditions.masked(torch.zeros_like(t))
+            untold = self._velocity(noise, hidden, t, streaming)
             velocity = (1 + guidance) * velocity - guidance * untold
         return noise + self._second_time * velocity
 
