@@ -32,15 +32,13 @@ _SIGMA_MIN = 1e-6
 # The target is an average of the recording (share 1 - _DRAWN) and of the mel that the tokenizer's
 # decoder computes from the tokens. The decoder's mel has less random detail.
 _DRAWN = 0.5
-# Share of batches whose state is not on the straight line, but the result of a first ODE step. The
-# second of two steps starts from such a state.
-_SOLVED = 0.5
-# Share of these batches whose first step has guidance, and share whose first step gives every crop
-# its conditions, even if the second step hides them. A guided second step needs both velocities of
-# such a state: with conditions and without.
-_GUIDED, _TOLD = 0.5, 0.5
-_NOISE = 0.5  # share of the batches on the straight line that are at time 0
-_UNTOLD = 0.5  # weight of errors in crops without conditions
+# Half of the batches train the second of two ODE steps: their state is the result of a first step.
+_SECOND_STEPS = 0.5
+# Share of second-step batches with guidance in the first step, and share with conditions for every
+# crop there. A guided second step reads two velocities of one state: with and without conditions.
+_GUIDED, _ALL_CONDITIONED = 0.5, 0.5
+_FROM_NOISE = 0.5  # share of time 0 among the other batches, as in a first step
+_UNCONDITIONAL_WEIGHT = 0.5  # weight of errors in crops without conditions
 _EAR_WEIGHT = 4.0
 _INITIAL_GAIN = 0.02  # scale of the first weights of AdaNorm; a block begins close to the identity
 
@@ -105,31 +103,30 @@ class FlowTraining(Training):
         batch = max(1, self._batch_tokens // length)
         last, streaming = _happens(0.2, rng), _happens(0.5, rng)
         starts = self._starts(batch, length, last, rng)
-        first_frames = (MEL_PER_TOKEN * starts).tolist()
         mel, recorded = (
-            crops(source, first_frames, MEL_PER_TOKEN * length).transpose(1, 2)
+            crops(source, MEL_PER_TOKEN * starts, MEL_PER_TOKEN * length).transpose(1, 2)
             for source in (self._target, self._mel)
         )
         mu, speaker = self._mu(starts, length, last, rng)
         conditions = Conditions(mu, speaker, self._prompt(recorded, rng))
         condition_mask = (torch.rand(batch, generator=rng) >= _CONDITION_DROPOUT).float().to(device)
-        given = conditions.masked(condition_mask)
+        masked = conditions.masked(condition_mask)
 
         noise = torch.randn(mel.shape, generator=rng).to(device)
-        if _happens(_SOLVED, rng):
+        if _happens(_SECOND_STEPS, rng):
             guidance = self._config.inference_cfg_rate if _happens(_GUIDED, rng) else 0.0
-            told = conditions if _happens(_TOLD, rng) else given
-            state = self._after_first_step(noise, told, guidance, streaming)
+            first_conditions = conditions if _happens(_ALL_CONDITIONED, rng) else masked
+            state = self._after_first_step(noise, first_conditions, guidance, streaming)
             t = torch.full((batch,), self._second_time, device=device)
             target = (mel - state) / (1 - self._second_time)
         else:
             t = 1 - torch.cos(0.5 * math.pi * torch.rand(batch, generator=rng)).to(device)
-            if _happens(_NOISE, rng):
+            if _happens(_FROM_NOISE, rng):
                 t = torch.zeros_like(t)
             at = t[:, None, None]
             state = (1 - (1 - _SIGMA_MIN) * at) * noise + at * mel
             target = mel - (1 - _SIGMA_MIN) * noise
-        velocity = self._velocity(state, given, t, streaming)
+        velocity = self._velocity(state, masked, t, streaming)
         error = (velocity - target).transpose(1, 2)
         velocity_loss = distance(error * self._weight(starts, length, condition_mask))
         # One Euler step from t to 1, as in the last of two ODE steps.
@@ -152,9 +149,9 @@ class FlowTraining(Training):
         t = noise.new_zeros(len(noise))
         velocity = self._velocity(noise, conditions, t, streaming)
         if guidance:
-            hidden = conditions.masked(torch.zeros_like(t))
-            untold = self._velocity(noise, hidden, t, streaming)
-            velocity = (1 + guidance) * velocity - guidance * untold
+            without = conditions.masked(torch.zeros_like(t))
+            unconditional = self._velocity(noise, without, t, streaming)
+            velocity = (1 + guidance) * velocity - guidance * unconditional
         return noise + self._second_time * velocity
 
     def _starts(self, batch: int, length: int, last: bool, rng: torch.Generator) -> torch.Tensor:
@@ -184,8 +181,8 @@ class FlowTraining(Training):
         The weights depend on the tokens only, so the mean of all possible mels still has the least
         loss of velocity. Without conditions, all errors of a crop have the same weight.
         """
-        weight = crops(self._audible, starts.tolist(), length)
-        weight = torch.where(condition_mask[:, None, None] > 0, weight, _UNTOLD)
+        weight = crops(self._audible, starts, length)
+        weight = torch.where(condition_mask[:, None, None] > 0, weight, _UNCONDITIONAL_WEIGHT)
         return weight.repeat_interleave(MEL_PER_TOKEN, dim=1)
 
     @staticmethod

@@ -118,7 +118,7 @@ class TokenizerTraining(Training):
         network, frames = self._network, MEL_PER_TOKEN * min(_LENGTH, len(self._mel) // 4)
         # Crops start at any frame, although tokens start at every second frame. This doubles the
         # number of alignments to learn from.
-        starts = torch.randint(len(self._mel) - frames + 1, (_BATCH,), generator=generator).tolist()
+        starts = torch.randint(len(self._mel) - frames + 1, (_BATCH,), generator=generator)
         heard = crops(self._heard, starts, frames)
         mel = crops(self._mel, starts, frames).unflatten(1, (-1, MEL_PER_TOKEN))
         exact = network.tokenizer(heard.flatten(1, 2).transpose(1, 2))

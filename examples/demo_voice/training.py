@@ -7,7 +7,6 @@ import math
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +47,9 @@ class Training(ABC):
         """Computes the losses of one random batch. The optimiser minimises `loss`."""
 
 
-def crops(source: torch.Tensor, starts: Sequence[int], length: int) -> torch.Tensor:
-    """Cuts crops (B, length, ...) in float32 out of a tensor of joined recordings (N, ...)."""
-    first = torch.tensor(starts, device=source.device)
-    return source[first[:, None] + torch.arange(length, device=source.device)].float()
+def crops(source: torch.Tensor, starts: torch.Tensor, length: int) -> torch.Tensor:
+    """Cuts crops (B, length, ...) in float32 out of joined recordings (N, ...), at starts (B,)."""
+    return source[(starts[:, None] + torch.arange(length)).to(source.device)].float()
 
 
 class Average:

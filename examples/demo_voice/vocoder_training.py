@@ -76,14 +76,16 @@ class VocoderTraining(Training):
         mels = [self._mel] * _BATCH
         if self._flow_mels is not None:
             mels[: _BATCH // 2] = [self._flow_mels] * (_BATCH // 2)
-        starts = [int(torch.randint(len(source) - whole, (), generator=rng)) for source in mels]
+        starts = torch.cat(
+            [torch.randint(len(source) - whole, (1,), generator=rng) for source in mels]
+        )
         mel = torch.cat(
-            [crops(source, [at], whole) for source, at in zip(mels, starts, strict=True)]
+            [crops(source, at, whole) for source, at in zip(mels, starts.split(1), strict=True)]
         )
         mel = mel.transpose(1, 2)
         f0 = crops(self._f0, starts, whole)
         first, last = _LEAD_FRAMES * hop, made * hop
-        target = crops(self._audio, [at * hop + first for at in starts], last - first) / 32768
+        target = crops(self._audio, starts * hop + first, last - first) / 32768
 
         f0_loss = F.smooth_l1_loss(
             hift.f0_predictor(mel)[:, :made] / _F0_SCALE_HZ, f0[:, :made] / _F0_SCALE_HZ
