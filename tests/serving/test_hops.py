@@ -13,7 +13,15 @@ from tests.support.tiny_model import TINY
 from token2wav import ConfigError, StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.serving.hops import ChunkTime, Estimates, HopSchedule, Stop, StreamFacts, next_stop
+from token2wav.serving.hops import (
+    ChunkTime,
+    Estimates,
+    HopSchedule,
+    Stop,
+    StreamFacts,
+    next_stop,
+    waiting_seconds,
+)
 
 CONFIG = CosyVoice3Config.read(TINY)
 
@@ -89,6 +97,27 @@ HEARD = {"start": 25, "spoken": 25, "hops": 1, "heard": True}
 )
 def test_next_stop(stream: StreamFacts, stop: Stop | None) -> None:
     assert next_stop(stream) == stop
+
+
+@pytest.mark.parametrize(
+    ("stream", "seconds"),
+    [
+        pytest.param(facts(7), inf, id="too few for early audio"),
+        pytest.param(facts(30, first_tokens=0, lead=2.0, **HEARD), inf, id="no block is complete"),
+        pytest.param(facts(38, lead=-0.1, **HEARD), inf, id="the listener has run out of audio"),
+        pytest.param(facts(38, lead=3.0, **HEARD), 0.0, id="a provisional chunk may come"),
+    ],
+)
+def test_time_of_waiting(stream: StreamFacts, seconds: float) -> None:
+    assert next_stop(stream) is None
+    assert waiting_seconds(stream) == seconds
+
+
+def test_a_stream_waits_until_its_listener_needs_the_complete_blocks() -> None:
+    seconds = waiting_seconds(facts(60, lead=3.0, **HEARD))
+    assert 0 < seconds < 3
+    assert next_stop(facts(60, lead=3.0 - seconds + 0.001, **HEARD)) is None
+    assert next_stop(facts(60, lead=3.0 - seconds - 0.001, **HEARD)) == Stop(50)
 
 
 @pytest.mark.parametrize(

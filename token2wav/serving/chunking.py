@@ -11,7 +11,14 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.config.token_format import NO_CODE, NO_TOKEN
 from token2wav.errors import InputError
 from token2wav.serving.clocks import Arrivals, Load, Playback
-from token2wav.serving.hops import ChunkTime, Estimates, HopSchedule, StreamFacts, next_stop
+from token2wav.serving.hops import (
+    ChunkTime,
+    Estimates,
+    HopSchedule,
+    StreamFacts,
+    next_stop,
+    waiting_seconds,
+)
 from token2wav.stages.stage import TokenChunk
 
 
@@ -51,6 +58,7 @@ class Chunker:
         self._heard = False
         self._was_provisional = False  # whether the latest chunk was provisional
         self._decided_at = 0.0
+        self._waits_until = 0.0  # until then the stream waits, unless tokens arrive
         # the latest chunk of each kind, by whether it was provisional
         self._latest = {False: ChunkTime(), True: ChunkTime()}
         self._load = load or Load()
@@ -134,13 +142,19 @@ class Chunker:
         if self.done or final:
             return
         now = self._playback.now()
-        if (stop := next_stop(self._facts(now))) is None:
-            return
-        if stop.needs_admission and not self._load.try_admit_provisional(self):
+        facts = self._facts(now)
+        stop = next_stop(facts)
+        self._waits_until = now if stop else now + waiting_seconds(facts)
+        if not stop or (stop.needs_admission and not self._load.try_admit_provisional(self)):
             return
         if chunk is None:
             self._decided_at = now
         self.next_chunk = self._cut(stop.position)
+
+    def recheck(self) -> None:
+        """Decides again, if the stream waits for tokens and time alone may have changed this."""
+        if self._playback.now() >= self._waits_until:
+            self.decide()
 
     def shorten(self, tokens: int) -> None:
         """Shortens the next chunk, which is neither provisional nor the last one.

@@ -102,8 +102,7 @@ class ChunkTime(NamedTuple):
     tokens: int = 1
 
 
-@dataclass(frozen=True)
-class Estimates:
+class Estimates(NamedTuple):
     """Estimates of times of a stream, made at one moment.
 
     Attributes:
@@ -205,6 +204,15 @@ def next_stop(facts: StreamFacts) -> Stop | None:
     return _provisional(facts)
 
 
+def waiting_seconds(facts: StreamFacts) -> float:
+    """Returns how long `next_stop` will still return None if no token arrives."""
+    if not facts.heard or not facts.schedule.adaptive:
+        return math.inf
+    if facts.complete_stop > facts.spoken:
+        return _spare_seconds(facts)
+    return 0.0 if facts.schedule.first_tokens and facts.lead > 0 else math.inf
+
+
 def _whole_hop(facts: StreamFacts) -> int:
     if facts.received - facts.lookahead < facts.hop_stop:
         return facts.received
@@ -225,10 +233,14 @@ def _first_audio(facts: StreamFacts) -> Stop | None:
 
 
 def _complete_blocks(facts: StreamFacts) -> Stop | None:
+    return None if _spare_seconds(facts) >= 0 else Stop(facts.complete_stop)
+
+
+def _spare_seconds(facts: StreamFacts) -> float:
+    """Estimates the audio that the listener will have left when a whole hop is computed."""
     hop_stop = facts.hop_stop
     compute = facts.estimates.seconds_to_compute(hop_stop - facts.start) + _MARGIN_SECONDS
-    waits = facts.lead - compute >= facts.seconds_until(hop_stop)
-    return None if waits else Stop(facts.complete_stop)
+    return facts.lead - compute - facts.seconds_until(hop_stop)
 
 
 def _provisional(facts: StreamFacts) -> Stop | None:

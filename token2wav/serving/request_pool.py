@@ -18,7 +18,7 @@ from token2wav.errors import DeviceLostError, StreamClosedError, Token2WavError,
 from token2wav.serving.delivery import attempt, fail, finish, is_cancelled
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
-from token2wav.serving.request import Reply, Request
+from token2wav.serving.request import Reply, Request, Status
 from token2wav.serving.scheduler import Scheduler
 from token2wav.voice import Voice
 
@@ -158,7 +158,8 @@ class RequestPool:
             array = request.checked_tokens(tokens, self._pipeline.config)
             with self.lock:
                 finished = self.scheduler.push(request, array, reply, end=end, keep_open=keep_open)
-                self.lock.notify()
+                if request.status in (Status.UNOPENED, Status.READY):
+                    self.lock.notify()
         except StreamClosedError:
             raise
         except Exception as error:

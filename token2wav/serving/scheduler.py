@@ -147,7 +147,7 @@ class Scheduler:
         """
         for request in self.requests:
             if request.status is Status.WAITING and request.kept_open:
-                request.chunker.decide()
+                request.chunker.recheck()
                 self.release(request)
 
     def next_to_open(self, owner: int) -> Request | None:
