@@ -21,6 +21,7 @@ from tests.support.replies import (
     SECOND,
     Expected,
     FakeClock,
+    GatedReply,
     Hanging,
     RecordingReply,
     joined,
@@ -28,6 +29,7 @@ from tests.support.replies import (
 )
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
+from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.worker import WorkerPool, default_workers, hang_seconds
 
 WORKERS = 3
@@ -90,6 +92,65 @@ def test_workers_compute_at_the_same_time(
         second.succeeded()
     finally:
         workers.close()
+
+
+@pytest.fixture
+def gpu_pool(
+    faulty: tuple[Token2Wav, FaultyVocoder], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[WorkerPool, FaultyVocoder, FakeClock]]:
+    """Pool as on a GPU: two workers, one of which computes."""
+    monkeypatch.setattr(Pipeline, "on_cpu", False)
+    clock = FakeClock()
+    workers = WorkerPool(faulty[0].pipeline, replace(LIMITS, stream_tokens=15000), clock=clock)
+    yield workers, faulty[1], clock
+    workers.close()
+
+
+def test_a_gpu_computes_while_audio_is_sent(
+    gpu_pool: tuple[WorkerPool, FaultyVocoder, FakeClock], voice: Voice, expected: Expected
+) -> None:
+    workers, _, _ = gpu_pool
+    slow = speak(workers, voice, FIRST, GatedReply())
+    assert isinstance(slow, GatedReply)
+    assert slow.reached.wait(WAIT_SECONDS)
+    assert np.array_equal(joined(speak(workers, voice, SECOND)), expected(SECOND))
+    assert not slow.outcomes
+    slow.gate.set()
+    assert np.array_equal(joined(slow), expected(FIRST))
+
+
+def test_a_gpu_computes_one_batch_at_a_time(
+    gpu_pool: tuple[WorkerPool, FaultyVocoder, FakeClock], voice: Voice, expected: Expected
+) -> None:
+    workers, vocoder, _ = gpu_pool
+    vocoder.meanwhile["advance"] = computing = Hanging()
+    first = speak(workers, voice, 4)
+    assert computing.reached.wait(WAIT_SECONDS)
+    vocoder.meanwhile["advance"] = waiting = Hanging()
+    others = [speak(workers, voice, 4) for _ in range(3)]
+    assert not waiting.reached.wait(0.2)
+    computing.gate.set()
+    first.succeeded()
+    assert waiting.reached.wait(WAIT_SECONDS)
+    waiting.gate.set()
+    for reply in others:
+        assert snr_db(expected(4), joined(reply)) > SAME_DB
+
+
+def test_a_gpu_that_hangs_admits_no_utterance(
+    gpu_pool: tuple[WorkerPool, FaultyVocoder, FakeClock], voice: Voice, expected: Expected
+) -> None:
+    workers, vocoder, clock = gpu_pool
+    vocoder.meanwhile["advance"] = hanging = Hanging()
+    lost = speak(workers, voice, FIRST)
+    assert hanging.reached.wait(WAIT_SECONDS)
+    clock.now += 181.0
+    assert isinstance(lost.failed(), BackendError)
+    with pytest.raises(BackendError, match="no batch has finished for 181 s; the server hangs"):
+        workers.requests.open(voice)
+    hanging.gate.set()
+    until(lambda: workers._idle_workers == 2)
+    assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
 
 
 def test_a_stream_cancelled_in_one_of_several_workers(

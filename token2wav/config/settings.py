@@ -116,9 +116,9 @@ class RuntimeConfig:
             measured to be the fastest. On a GPU it computes the largest batches.
         engines: folder of the exported graphs; empty for `engines` in the model folder.
         precision: dtype of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
-        workers: number of workers, each of which computes one batch at a time. Each worker has an
-            equal share of torch's threads (OMP_NUM_THREADS). 0 takes one worker for each CPU core,
-            up to 4, or a single worker on a GPU.
+        workers: number of batches that are computed at the same time. Each one has an equal share
+            of torch's threads (OMP_NUM_THREADS). 0 takes one for each CPU core, up to 4, or one on
+            a GPU.
         cache_mib: size of the key-value cache in MiB; 0 takes a quarter of the free memory of a
             CPU, or 80 % of the free memory of a GPU.
         cache_storage: dtype of the cached keys and values; `auto` is the dtype of `precision`.

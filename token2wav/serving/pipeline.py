@@ -197,6 +197,10 @@ class Pipeline:
             raise BackendError(f"backend: {' '.join(str(error).split())[:300]}") from error
 
     @property
+    def on_cpu(self) -> bool:
+        return self._device.type == "cpu"
+
+    @property
     def open_streams(self) -> int:
         """Requests that hold memory in any stage."""
         self._close_dropped()

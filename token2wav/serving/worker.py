@@ -29,11 +29,13 @@ LONGEST_CHUNK_TOKENS = 100
 _HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
 _HANG_TOKENS = 8 * LONGEST_CHUNK_TOKENS  # in that batch
 
+_Result = AudioChunk | Token2WavError | None  # of a chunk, see `Pipeline.advance`
+
 
 def default_workers(device: str) -> int:
     """Returns the default number of workers: one for each usable CPU core, at most 4; one on a GPU.
 
-    A single worker keeps a GPU busy.
+    A GPU computes batches one after another.
     """
     return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if device == "cpu" else 1
 
@@ -47,10 +49,10 @@ def hang_seconds(tokens: int) -> float:
 
 @dataclass(eq=False)
 class _Worker:
-    """Worker of a pool.
+    """Worker of a pool, which runs in its own thread.
 
     Attributes:
-        requests: requests that the worker opens or computes now; empty while the worker is idle.
+        requests: requests that the worker opens, computes or sends now; empty while it is idle.
         since: time at which the worker took them.
         hang_seconds: seconds after `since` from which on the worker counts as hung.
         lost: whether the worker was found to be hung, so that its requests were failed.
@@ -77,9 +79,12 @@ class WorkerPool:
     backend may still write to it. The other workers continue. If every worker is hung, the pool
     admits no request.
 
+    A GPU has one worker more than batches that are computed at the same time. While one worker
+    sends the audio of its batch, the other computes the next batch, so that the GPU does not wait.
+
     Args:
-        workers: batches that are computed at the same time, each in its own thread. The workers
-            share the threads of torch.
+        workers: batches that are computed at the same time. Their workers share the threads of
+            torch.
         on_device_lost: called from any thread after a request has failed because the process lost
             its GPU.
     """
@@ -101,7 +106,9 @@ class WorkerPool:
         pipeline.limit_chunks(workers * limits.batch_streams)
         self._closed = threading.Event()
         self._torch_threads = max(1, torch.get_num_threads() // workers)
-        self._workers = [_Worker(number) for number in range(workers)]
+        self._computing = threading.Semaphore(workers)
+        self._senders = 0 if pipeline.on_cpu else 1  # workers that are not needed to compute
+        self._workers = [_Worker(number) for number in range(workers + self._senders)]
         self._threads = [
             threading.Thread(
                 target=self._run,
@@ -136,8 +143,9 @@ class WorkerPool:
 
     def _check_working(self) -> None:
         now = self._clock()
-        if all(worker.hangs(now) for worker in self._workers):
-            seconds = now - max(worker.since for worker in self._workers)
+        hung = [worker for worker in self._workers if worker.hangs(now)]
+        if len(hung) + self._senders >= len(self._workers):
+            seconds = now - max(worker.since for worker in hung)
             raise BackendError(
                 f"backend: no batch has finished for {seconds:.0f} s; the server hangs"
             )
@@ -167,27 +175,31 @@ class WorkerPool:
     def _turn(self, worker: _Worker) -> bool:
         """Returns False when the pool is closing and no request is open."""
         scheduler, owner = self.requests.scheduler, threading.get_ident()
-        with self.requests.lock:
-            scheduler.recheck_waiting()
-            unopened = scheduler.next_to_open(owner)
-            batch = [unopened] if unopened else scheduler.next_batch(owner, self._idle_workers)
-            if not batch:
-                if scheduler.closing and not scheduler.requests:
-                    return False
-                self.requests.lock.wait(_POLL_SECONDS)
+        # The batch is chosen when it can be computed, so that it has all chunks that are ready.
+        with self._computing:
+            with self.requests.lock:
+                scheduler.recheck_waiting()
+                unopened = scheduler.next_to_open(owner)
+                sharing = max(1, self._idle_workers - self._senders)
+                batch = [unopened] if unopened else scheduler.next_batch(owner, sharing)
+                if not batch:
+                    if scheduler.closing and not scheduler.requests:
+                        return False
+                    self.requests.lock.wait(_POLL_SECONDS)
+                    return True
+                worker.requests, worker.since = batch, self._clock()
+                tokens = [
+                    len(request.voice.prompt_tokens) if unopened else request.next_tokens
+                    for request in batch
+                ]
+                worker.hang_seconds = hang_seconds(sum(tokens))
+                if not unopened:
+                    self.requests.lock.notify()  # another worker may compute the remaining chunks
+            if unopened:
+                self.requests.serve(unopened, self._open)
                 return True
-            worker.requests, worker.since = batch, self._clock()
-            tokens = [
-                len(request.voice.prompt_tokens) if unopened else request.next_tokens
-                for request in batch
-            ]
-            worker.hang_seconds = hang_seconds(sum(tokens))
-            if not unopened:
-                self.requests.lock.notify()  # another worker may compute the remaining chunks
-        if unopened:
-            self.requests.serve(unopened, self._open)
-        else:
-            self._compute(batch)
+            results = self._compute(batch)
+        self._deliver(batch, results)
         return True
 
     def _give_up(self, worker: _Worker, error: Token2WavError) -> None:
@@ -233,12 +245,12 @@ class WorkerPool:
             raise
         self.requests.changed()
 
-    def _compute(self, batch: list[Request]) -> None:
+    def _compute(self, batch: list[Request]) -> Sequence[_Result]:
         start = self._clock()
         # Provisional chunks may have fewer ODE steps, so their time predicts no other chunks.
         tokens = sum(request.next_tokens for request in batch if not request.next_provisional)
         waited = [start - request.ready_since for request in batch]
-        results: Sequence[AudioChunk | Token2WavError | None]
+        results: Sequence[_Result]
         try:
             results = self._pipeline.advance(
                 batch, partial(attempt, self.requests.observer.on_batch, waited)
@@ -246,15 +258,21 @@ class WorkerPool:
         except Exception as error:  # the backend failed, so no request of the batch can continue
             results = [to_public_error(error)] * len(batch)
         seconds = self._clock() - start
-        for request, result in zip(batch, results, strict=True):
+        for request in batch:
             request.compute_seconds += seconds
+        with self.requests.lock:
+            self.requests.scheduler.record_batch(tokens, seconds)
+        return results
+
+    def _deliver(self, batch: list[Request], results: Sequence[_Result]) -> None:
+        for request, result in zip(batch, results, strict=True):
             send = partial(self._send, request=request)
             self.requests.serve(
                 request, partial(deliver, result=result, send=send, lock=self.requests.lock)
             )
         attempt(self.requests.observer.delivered)
         with self.requests.lock:
-            self.requests.scheduler.record_batch(tokens, seconds)
+            self.requests.lock.notify()  # another worker may compute the next chunks
 
     def _send(self, chunk: AudioChunk, late: float, request: Request) -> None:
         with self.requests.lock:
