@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 # are computed for the first utterance of each voice.
 _PREFILL_SECONDS = 20.0
 _FINISHERS = 4  # threads that send final responses
+_MOST_UNREAD = 256  # Triton requests that wait to be read; Triton keeps further ones in its queue
+_POLL_SECONDS = 0.001
 _USUAL_SECONDS = 30.0  # assumed duration of an utterance, for the warning about a small cache
 
 
@@ -71,6 +75,9 @@ class Service:
         )
         self._requests = self._workers.requests
         self._finishers = ThreadPoolExecutor(_FINISHERS, "finish")
+        self._unread: SimpleQueue[Any] = SimpleQueue()  # Triton requests, then None
+        self._reader = threading.Thread(target=self._read, name="token2wav-reader", daemon=True)
+        self._reader.start()
 
     @classmethod
     def start(cls) -> Service:
@@ -91,6 +98,22 @@ class Service:
         return service
 
     def handle(self, request: Any) -> None:
+        """Queues one Triton request, which another thread reads.
+
+        Triton passes the next request only after this method has returned. So a server takes in
+        more requests a second if this method does nothing else.
+        """
+        while self._unread.qsize() >= _MOST_UNREAD:
+            time.sleep(_POLL_SECONDS)
+        self._unread.put(request)
+
+    def _read(self) -> None:
+        while (request := self._unread.get()) is not None:
+            self._push(request)
+            # Else the request would keep its shared memory until the next one arrives.
+            del request
+
+    def _push(self, request: Any) -> None:
         """Queues the tokens of one Triton request, and returns before they are computed.
 
         All responses, errors included, are sent through the response sender of the request.
@@ -109,6 +132,8 @@ class Service:
 
     def close(self) -> None:
         """Ends all utterances. All their responses are sent when this method returns."""
+        self._unread.put(None)
+        self._reader.join()
         self._workers.close()
         self._finishers.shutdown()
 
