@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from tests.support.caching_families import CPU, WRITERS, write_family
 from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.backends import kernels_run
 from token2wav.cache.paged_kv_cache import LayerView
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.block_table import HEADER, Column
@@ -94,7 +95,9 @@ def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     assert isinstance(model.pipeline.flow.encoder_runner, BlockEncoderRunner)
     [runner] = model.pipeline.flow._runners.values()
     assert isinstance(runner, FlowRunner)
-    assert not isinstance(runner.step, TorchStep), "kernels"
+    # The heads of the golden Chatterbox are too small for kernels.
+    kernels = kernels_run(torch.device("cuda"), model.pipeline.flow._layout.dim_head)
+    assert isinstance(runner.step, TorchStep) is not kernels
     for prompt, count in ((0, 30), (41, 60), (75, 260)):
         utterance = some_tokens(count), a_voice(prompt)
         [mel], expected = streamed_mels(model, utterance), reference.mel(*utterance)
