@@ -27,7 +27,9 @@ class Observer:
     """Observer of the workers, for example for metrics. Its methods are called from any thread."""
 
     def changed(self, open_requests: int) -> None:
-        """Called after a request was admitted, opened or ended."""
+        """Called soon after requests were admitted, opened or ended, once for all of them. When it
+        gets 0, `ended` was already called for every request.
+        """
 
     def on_batch(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
         """Called after a batch.
@@ -91,7 +93,8 @@ class RequestPool:
         self._check_working = check_working
         self.scheduler = Scheduler(limits, pipeline.config, clock)
         self.lock = threading.Condition()
-        self._changed_lock = threading.Lock()
+        self._ended = 0  # requests whose end the observer knows
+        self._changed = False
 
     @property
     def open_requests(self) -> int:
@@ -234,11 +237,19 @@ class RequestPool:
     def _over(self, request: Request, reason: str) -> None:
         attempt(request.on_close, request)
         attempt(self.observer.ended, request, reason)
-        # This call comes last. So when an observer gets 0 open requests, it has already been called
-        # for the end of every request.
+        with self.lock:
+            self._ended += 1
         self.changed()
 
     def changed(self) -> None:
-        # The lock keeps the calls in order. Without it an old number could replace a newer number.
-        with self._changed_lock:
-            attempt(self.observer.changed, self.open_requests)
+        """Notes that the observer should hear of a change, by `report_changes`.
+
+        An observer may take longer than the opening of a request, so it does not hear of each one.
+        """
+        self._changed = True
+
+    def report_changes(self) -> None:
+        """Tells the observer of the changes since the last call, if there were any."""
+        if self._changed:
+            self._changed = False
+            attempt(self.observer.changed, self.scheduler.admitted - self._ended)

@@ -34,6 +34,7 @@ class Scheduler:
 
     Attributes:
         requests: open requests, in the order of their admission.
+        admitted: number of requests that were ever admitted.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Scheduler:
         self._clock = clock
         equal_block = config.block_tokens if config.equal_chunks else 0
         self._policy: Policy[Request] = Policy(limits.batch_streams, equal_block)
-        self._admitted = 0
+        self.admitted = 0
         self.requests: list[Request] = []
         self.closing = False
 
@@ -57,8 +58,8 @@ class Scheduler:
         if self.closing:
             raise LimitError("server: it is shutting down; try another one")
         self._limits.check_room([other.client for other in self.requests], request.client)
-        self._admitted += 1
-        request.number = self._admitted
+        self.admitted += 1
+        request.number = self.admitted
         request.admitted = request.last_progress = self._clock()
         self.requests.append(request)
 

@@ -6,13 +6,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from token2wav.config import LimitConfig
+from token2wav.config.model_config import StageName
 from token2wav.errors import BackendError, LimitError, Token2WavError, to_public_error
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.delivery import attempt, deliver
@@ -30,6 +32,19 @@ _HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a 
 _HANG_TOKENS = 8 * LONGEST_CHUNK_TOKENS  # in that batch
 
 _Result = AudioChunk | Token2WavError | None  # of a chunk, see `Pipeline.advance`
+
+
+class _Computed(NamedTuple):
+    """Batch that was computed.
+
+    Attributes:
+        waited: for each chunk, the seconds between its readiness and the start of the batch.
+        stages: compute time of each stage; empty if the backend failed.
+    """
+
+    results: Sequence[_Result]
+    waited: list[float]
+    stages: Mapping[StageName, float]
 
 
 def default_workers(device: str) -> int:
@@ -136,6 +151,7 @@ class WorkerPool:
         self._closed.set()
         for thread in self._threads:
             thread.join()
+        self.requests.report_changes()
 
     @property
     def _idle_workers(self) -> int:
@@ -198,8 +214,8 @@ class WorkerPool:
             if unopened:
                 self.requests.serve(unopened, self._open)
                 return True
-            results = self._compute(batch)
-        self._deliver(batch, results)
+            computed = self._compute(batch)
+        self._deliver(batch, computed)
         return True
 
     def _give_up(self, worker: _Worker, error: Token2WavError) -> None:
@@ -216,6 +232,7 @@ class WorkerPool:
         while not self._closed.wait(_POLL_SECONDS):
             attempt(self.requests.drop_abandoned)
             attempt(self._fail_hung)
+            self.requests.report_changes()
 
     def _fail_hung(self) -> None:
         with self.requests.lock:
@@ -245,16 +262,15 @@ class WorkerPool:
             raise
         self.requests.changed()
 
-    def _compute(self, batch: list[Request]) -> Sequence[_Result]:
+    def _compute(self, batch: list[Request]) -> _Computed:
         start = self._clock()
         # Provisional chunks may have fewer ODE steps, so their time predicts no other chunks.
         tokens = sum(request.next_tokens for request in batch if not request.next_provisional)
         waited = [start - request.ready_since for request in batch]
         results: Sequence[_Result]
+        stages: dict[StageName, float] = {}
         try:
-            results = self._pipeline.advance(
-                batch, partial(attempt, self.requests.observer.on_batch, waited)
-            )
+            results = self._pipeline.advance(batch, stages.update)
         except Exception as error:  # the backend failed, so no request of the batch can continue
             results = [to_public_error(error)] * len(batch)
         seconds = self._clock() - start
@@ -262,10 +278,12 @@ class WorkerPool:
             request.compute_seconds += seconds
         with self.requests.lock:
             self.requests.scheduler.record_batch(tokens, seconds)
-        return results
+        return _Computed(results, waited, stages)
 
-    def _deliver(self, batch: list[Request], results: Sequence[_Result]) -> None:
-        for request, result in zip(batch, results, strict=True):
+    def _deliver(self, batch: list[Request], computed: _Computed) -> None:
+        if computed.stages:
+            attempt(self.requests.observer.on_batch, computed.waited, computed.stages)
+        for request, result in zip(batch, computed.results, strict=True):
             send = partial(self._send, request=request)
             self.requests.serve(
                 request, partial(deliver, result=result, send=send, lock=self.requests.lock)
