@@ -153,6 +153,10 @@ class ServerMetrics(Observer):
         self._audio.record(0)
         self.changed(0)
 
+    def admitted(self, open_requests: int) -> None:
+        # A server that drains must not seem to be empty.
+        self._open.record(open_requests, owner="scheduler")
+
     def changed(self, open_requests: int) -> None:
         self._record_sent()
         usage = self._model.pipeline.usage()

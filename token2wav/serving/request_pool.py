@@ -26,6 +26,9 @@ from token2wav.voice import Voice
 class Observer:
     """Observer of the workers, for example for metrics. Its methods are called from any thread."""
 
+    def admitted(self, open_requests: int) -> None:
+        """Called after a request was admitted."""
+
     def changed(self, open_requests: int) -> None:
         """Called soon after requests were admitted, opened or ended, once for all of them. When it
         gets 0, `ended` was already called for every request.
@@ -95,6 +98,8 @@ class RequestPool:
         self.lock = threading.Condition()
         self._ended = 0  # requests whose end the observer knows
         self._changed = False
+        # It keeps the numbers of open requests that the observer gets in their order.
+        self._observing = threading.Lock()
 
     @property
     def open_requests(self) -> int:
@@ -129,6 +134,8 @@ class RequestPool:
             # launcher's test synthesis) regard a server that raises LimitError as healthy.
             self._check_working()
             self.scheduler.admit(request)
+        with self._observing:
+            attempt(self.observer.admitted, self.scheduler.admitted - self._ended)
         self.changed()
         return request
 
@@ -250,6 +257,7 @@ class RequestPool:
 
     def report_changes(self) -> None:
         """Tells the observer of the changes since the last call, if there were any."""
-        if self._changed:
-            self._changed = False
-            attempt(self.observer.changed, self.scheduler.admitted - self._ended)
+        with self._observing:
+            if self._changed:
+                self._changed = False
+                attempt(self.observer.changed, self.scheduler.admitted - self._ended)
