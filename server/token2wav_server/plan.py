@@ -308,7 +308,8 @@ def parser() -> CommandParser:
         (
             "--batch-streams",
             LimitConfig().batch_streams,
-            "setting limits.batch_streams of the server, times its workers; a GPU has one worker "
+            "setting limits.batch_streams of the server, times the batches that it computes at the "
+            "same time; a GPU computes one "
             f"(default: {LimitConfig().batch_streams})",
         ),
         (

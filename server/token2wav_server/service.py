@@ -22,6 +22,7 @@ from token2wav.cache.block_pool import PageNeeds
 from token2wav.config import LimitConfig, ServerConfig
 from token2wav.errors import InputError, LimitError, to_public_error
 from token2wav.model import Token2Wav
+from token2wav.serving.delivery import attempt
 from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool, default_workers
 from token2wav.stages.cached_flow import page_needs
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 _PREFILL_SECONDS = 20.0
 _FINISHERS = 4  # threads that send final responses
 _MOST_UNREAD = 256  # Triton requests that wait to be read; Triton keeps further ones in its queue
-_POLL_SECONDS = 0.001
+_POLL_SECONDS = 0.001  # interval at which a further request looks for room
 _USUAL_SECONDS = 30.0  # assumed duration of an utterance, for the warning about a small cache
 
 
@@ -109,7 +110,7 @@ class Service:
 
     def _read(self) -> None:
         while (request := self._unread.get()) is not None:
-            self._push(request)
+            attempt(self._push, request)
             # Else the request would keep its shared memory until the next one arrives.
             del request
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from tests.support.patience import until
-from tests.support.tiny_model import FaultyVocoder, demo_tokens
+from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import Token2Wav, Voice
 from token2wav.cache.block_pool import OutOfBlocksError
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig, StreamConfig
@@ -332,6 +332,41 @@ def test_who_finishes_a_reply_does_not_wait_for_triton(triton: FakeTriton) -> No
         assert not request.over
         acknowledged.set()
     assert request.over
+
+
+def test_triton_waits_while_too_many_requests_are_unread(
+    service: Any, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("token2wav_server.service")
+    monkeypatch.setattr(module, "_MOST_UNREAD", 2)
+    read, reading, handle = threading.Event(), threading.Event(), service._handle
+
+    def slow(*arguments: Any) -> None:
+        reading.set()
+        assert read.wait(WAIT_SECONDS)
+        handle(*arguments)
+
+    monkeypatch.setattr(service, "_handle", slow)
+    requests = [spoken(voice) for _ in range(4)]
+    service.handle(requests[0])
+    assert reading.wait(WAIT_SECONDS)
+    for request in requests[1:3]:
+        service.handle(request)
+    with ThreadPoolExecutor(1) as triton:
+        waiting = triton.submit(service.handle, requests[3])
+        with pytest.raises(TimeoutError):
+            waiting.result(0.2)
+        read.set()
+        waiting.result(WAIT_SECONDS)
+    until(lambda: all(request.over for request in requests))
+    assert [request.errors for request in requests] == 4 * [[None]]
+
+
+def test_a_request_that_cannot_be_answered_harms_no_other(service: Any, voice: Voice) -> None:
+    service.handle(object())
+    service.handle(request := spoken(voice))
+    until(lambda: request.over)
+    assert request.errors == [None]
 
 
 def test_a_refused_request_is_freed_at_once(service: Any) -> None:
