@@ -68,6 +68,7 @@ class Load:
 
     clients: int
     rate: float  # tokens per second
+    starts_s: float = 1.0  # seconds in which the clients begin, one after the other
 
     @property
     def label(self) -> str:
@@ -123,7 +124,7 @@ def run_load(
     Returns:
         All utterances as heard, and the time until the last one ended.
     """
-    delays = np.linspace(0, 1, load.clients, endpoint=False)
+    delays = np.linspace(0, load.starts_s, load.clients, endpoint=False)
     count = -(-load.clients // CLIENTS_PER_PROCESS)
     parts = [delays[part::count] for part in range(count)]
     if count == 1:

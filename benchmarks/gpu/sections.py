@@ -24,7 +24,7 @@ from benchmarks.gpu.parity import parity
 from benchmarks.gpu.pytest_rows import rows_of_tests
 from benchmarks.gpu.settings import PACE, SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.gpu.smoke import smoke
-from benchmarks.gpu.streams import BUFFER_S, TOKENS_PER_PUSH, streams
+from benchmarks.gpu.streams import BUFFER_S, STARTS_WITHIN_S, TOKENS_PER_PUSH, streams
 from benchmarks.gpu.tiles import tiles
 from benchmarks.gpu.tools import counters, sanitizer
 
@@ -128,7 +128,8 @@ def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     }
     options = argparse.Namespace(utterance_seconds=settings.stream_s, seconds=settings.stream_s)
     options.tokens_per_request, options.buffer_seconds = TOKENS_PER_PUSH, BUFFER_S
-    loads = [serving_load.Load(clients, PACE) for clients in settings.clients]
+    # The same starts as in section streams, so that server and library can be compared.
+    loads = [serving_load.Load(clients, PACE, STARTS_WITHIN_S) for clients in settings.clients]
     rows = serving_load.measure(folder, "batching", loads, options, common)
     for load in loads:
         yield f"{settings.setting}, {load.label}", partial(_load_of, rows)

@@ -29,7 +29,7 @@ from token2wav.serving.worker import WorkerPool, default_workers
 UNBROKEN = 0.99  # least share of unbroken streams for a number to count as held
 BUFFER_S = 0.5  # seconds that a player buffers before it starts
 TOKENS_PER_PUSH = 5
-_STARTS_WITHIN_S = 4.0  # spreads the streams over different positions in their chunks
+STARTS_WITHIN_S = 4.0  # spreads the streams over different positions in their chunks
 _VOICES = 4
 _GROWTH = 1.5
 _CLOSE = 0.05  # relative error of the number at which the search ends
@@ -162,7 +162,7 @@ def _feed(
     voices = [a_voice(flow, seed) for seed in range(_VOICES)]
     drawn = flow.tokens.draw(number * turns * TOKENS_PER_PUSH, np.random.default_rng(0))
     tokens = drawn.reshape(number, turns, TOKENS_PER_PUSH)
-    begin, spread_s = time.monotonic() + 0.2, min(_STARTS_WITHIN_S, seconds)
+    begin, spread_s = time.monotonic() + 0.2, min(STARTS_WITHIN_S, seconds)
     listeners = [Listener(begin + spread_s * index / number) for index in range(number)]
     utterances = [workers.requests.open(voices[index % _VOICES]) for index in range(number)]
     waits = (np.arange(turns) + 1) * TOKENS_PER_PUSH / PACE
