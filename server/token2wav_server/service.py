@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 _PREFILL_SECONDS = 20.0
 _FINISHERS = 4  # threads that send final responses
 _MOST_UNREAD = 256  # Triton requests that wait to be read; Triton keeps further ones in its queue
-_POLL_SECONDS = 0.001  # interval at which a further request looks for room
 _USUAL_SECONDS = 30.0  # assumed duration of an utterance, for the warning about a small cache
 
 
@@ -76,7 +75,7 @@ class Service:
         )
         self._requests = self._workers.requests
         self._finishers = ThreadPoolExecutor(_FINISHERS, "finish")
-        self._unread: SimpleQueue[Any] = SimpleQueue()  # Triton requests, then None
+        self._unread: Queue[Any] = Queue(_MOST_UNREAD)  # Triton requests, then None
         self._reader = threading.Thread(target=self._read, name="token2wav-reader", daemon=True)
         self._reader.start()
 
@@ -104,8 +103,6 @@ class Service:
         Triton passes the next request only after this method has returned. So a server takes in
         more requests a second if this method does nothing else.
         """
-        while self._unread.qsize() >= _MOST_UNREAD:
-            time.sleep(_POLL_SECONDS)
         self._unread.put(request)
 
     def _read(self) -> None:

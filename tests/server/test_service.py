@@ -337,8 +337,7 @@ def test_who_finishes_a_reply_does_not_wait_for_triton(triton: FakeTriton) -> No
 def test_triton_waits_while_too_many_requests_are_unread(
     service: Any, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module("token2wav_server.service")
-    monkeypatch.setattr(module, "_MOST_UNREAD", 2)
+    monkeypatch.setattr(service._unread, "maxsize", 2)
     read, reading, handle = threading.Event(), threading.Event(), service._handle
 
     def slow(*arguments: Any) -> None:

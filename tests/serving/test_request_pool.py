@@ -207,14 +207,19 @@ def test_an_observer_sees_utterances_admitted_started_and_ended(
     make: Make, model: Token2Wav, voice: Voice
 ) -> None:
     seen: list[tuple[int, int]] = []
+    admitted: list[int] = []
 
     class Onlooker(Observer):
+        def admitted(self, open_requests: int) -> None:
+            admitted.append(open_requests)
+
         def changed(self, open_requests: int) -> None:
             seen.append((open_requests, model.pipeline.open_streams))
 
     watched = make(observer=Onlooker())
     first = watched.requests.open(voice)
     second = watched.requests.open(voice)
+    assert admitted == [1, 2]  # at once, because a server that drains must not seem to be empty
     until(lambda: bool(seen) and seen[-1] == (2, 0))
     watched.requests.cancel(first)
     until(lambda: seen[-1] == (1, 0))

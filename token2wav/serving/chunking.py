@@ -151,10 +151,15 @@ class Chunker:
             self._decided_at = now
         self.next_chunk = self._cut(stop.position)
 
-    def recheck(self) -> None:
-        """Decides again, if the stream waits for tokens and time alone may have changed this."""
+    def recheck(self) -> bool:
+        """Decides again, if the stream waits for tokens and time alone may have changed this.
+
+        Returns:
+            Whether there is a next chunk.
+        """
         if self._playback.now() >= self._waits_until:
             self.decide()
+        return self.next_chunk is not None
 
     def shorten(self, tokens: int) -> None:
         """Shortens the next chunk, which is neither provisional nor the last one.

@@ -205,7 +205,9 @@ def next_stop(facts: StreamFacts) -> Stop | None:
 
 
 def waiting_seconds(facts: StreamFacts) -> float:
-    """Returns how long `next_stop` will still return None if no token arrives."""
+    """Returns how long `next_stop` will still return None, by the estimates of this moment, if no
+    token arrives.
+    """
     if not facts.heard or not facts.schedule.adaptive:
         return math.inf
     if facts.complete_stop > facts.spoken:

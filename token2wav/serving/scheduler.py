@@ -147,8 +147,8 @@ class Scheduler:
         the chunk.
         """
         for request in self.requests:
-            if request.status is Status.WAITING and request.kept_open:
-                request.chunker.recheck()
+            waits = request.status is Status.WAITING and request.kept_open
+            if waits and request.chunker.recheck():
                 self.release(request)
 
     def next_to_open(self, owner: int) -> Request | None:
