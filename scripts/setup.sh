@@ -10,7 +10,7 @@ readonly CPU_TORCH="torch==2.13.0+cpu"
 readonly CPU_TORCH_INDEX="https://download.pytorch.org/whl/cpu"
 readonly PLAIN_TORCH="torch>=2.7,<3"
 readonly STAMP=.venv/setup-stamp
-readonly LOG=.venv/setup.log # of the latest step
+readonly LOG=.venv/setup.log
 
 main() {
     local python version done_by wanted
@@ -21,17 +21,19 @@ main() {
     if [[ "$(cat "$STAMP" 2>/dev/null)" == "$wanted" ]]; then
         return
     fi
+    say "setting up .venv, with the log in $PWD/$LOG"
     install_system_packages "$python" "$version"
     if [[ "$(cat "$STAMP" 2>/dev/null)" != "$done_by "* ]]; then
         say "making .venv with Python $version"
         "$python" -m venv --clear .venv
         echo "$done_by unfinished" >"$STAMP"
     fi
+    : >"$LOG"
     install_torch
-    say "installing the project and its tools"
+    say "installing the project and its tools (packages of 700 MB)"
     pip --constraint constraints.txt --editable ".[client,server,onnx,export,rtx,dev]" || fail_with_log
-    say "installing tritonserver"
-    .venv/bin/token2wav setup --recipe >"$LOG" 2>&1 || fail_with_log
+    say "installing tritonserver (150 MB)"
+    logged .venv/bin/token2wav setup --recipe || fail_with_log
     echo "$wanted" >"$STAMP"
     say "done: .venv is ready"
 }
@@ -92,9 +94,9 @@ PYTHON
 # Without its dependencies, which come with the project: only torch is to be looked for in the other index.
 install_torch() {
     if nvidia-smi -L 2>/dev/null | grep '^GPU ' >/dev/null; then
-        say "installing torch with CUDA (this machine has an NVIDIA GPU)"
+        say "installing torch with CUDA, several gigabytes (this machine has an NVIDIA GPU)"
     else
-        say "installing torch for the CPU (no NVIDIA GPU here)"
+        say "installing torch for the CPU, 200 MB (no NVIDIA GPU here)"
         # An index that does not respond is not an error, because pip may be configured to find the wheel elsewhere.
         if pip --no-deps --timeout 15 --retries 1 --extra-index-url "$CPU_TORCH_INDEX" "$CPU_TORCH"; then
             return
@@ -105,7 +107,21 @@ install_torch() {
 }
 
 # Bytecode is not compiled: it takes a minute, and most modules are never imported.
-pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input install --no-compile "$@" >"$LOG" 2>&1; }
+pip() { logged .venv/bin/python -m pip --disable-pip-version-check --no-input install --no-compile "$@"; }
+
+# Runs a command with its output in the log. A terminal shows the latest line of the output.
+logged() {
+    local line columns=0
+    [[ -t 1 ]] && columns=$(($(tput cols 2>/dev/null || echo 80) - 1))
+    "$@" 2>&1 | while IFS= read -r line; do
+        printf '%s\n' "$line" >>"$LOG"
+        ((columns == 0)) || printf '\r\033[K%s' "${line:0:columns}"
+    done
+    local status=${PIPESTATUS[0]}
+    ((columns == 0)) || printf '\r\033[K'
+    return "$status"
+}
+
 say() { echo "setup: $*"; }
 fail() {
     echo "setup: error: $*" >&2

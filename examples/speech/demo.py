@@ -46,6 +46,7 @@ def settings(grpc_url: str, language_model_port: int, voices: Path) -> dict[str,
         },
         "speech_server": {"url": grpc_url},
         "voices": {"folder": str(voices.resolve()), "model": str(MODEL), "default": VOICE},
+        "aligner": {"name": "pocketsphinx"},
         "log_level": "warning",
     }
 
@@ -90,8 +91,8 @@ async def run(
     print(
         "speech: ready; try:\n"
         f"  curl http://127.0.0.1:{port}/v1/audio/speech -H 'Content-Type: application/json' "
-        f'-d \'{{"model": "token2wav", "voice": "{VOICE}", "response_format": "wav", '
-        '"input": "The first boats were coming home."}\' -o speech.wav',
+        f'-d \'{{"voice": "{VOICE}", "response_format": "wav", '
+        '"stream": false, "input": "The first boats were coming home."}\' -o out/speech.wav',
         flush=True,
     )
     await server

@@ -286,7 +286,8 @@ class VoiceFolder:
     def delete(self, name: str, holder: str | None = None) -> None:
         """Deletes a voice that was made by the same holder of a key, or by nobody without keys.
 
-        A voice without a description belongs to the operator, who alone can delete its file.
+        The default voice, and a voice without a description, belong to the operator, who alone can
+        delete their files.
 
         Raises:
             NotFoundError: there is no voice with this name.
@@ -297,6 +298,11 @@ class VoiceFolder:
         if folder is None or name not in self.names():
             raise NotFoundError(f"voice: there is no voice {name[:64]!r}", param="voice")
         path = folder / f"{name}.safetensors"
+        if name == self._settings.default:
+            raise NotAllowedError(
+                f"voice: {name!r} is the default voice, which only the operator can delete",
+                param="voice",
+            )
         description = Description.of(path)
         if description is None or description.holder != holder:
             raise NotAllowedError(

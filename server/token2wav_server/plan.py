@@ -256,9 +256,8 @@ def as_table(plan: dict[str, Any]) -> str:
             for batch, streams in compute["streams"].items()
         ]
     lines.append(("streams", f"{plan['streams']}; limited by {plan['binds']}"))
-    # For a codec no limit is recommended from the memory of its states alone, because activations
-    # and compute set the limit first.
-    if plan["streams"] > LimitConfig().streams and (compute or stream["page_bytes"]):
+    # Memory alone recommends no limit, because compute may set a lower one.
+    if compute is not None and plan["streams"] > LimitConfig().streams:
         lines.append(
             ("", f"set limits.streams to this number; its default is {LimitConfig().streams}")
         )

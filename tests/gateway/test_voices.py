@@ -45,8 +45,8 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return recordings
 
 
-def folder_with_model(path: Path) -> VoiceFolder:
-    return VoiceFolder(VoiceSettings(folder=path, model=path))
+def folder_with_model(path: Path, default: str | None = None) -> VoiceFolder:
+    return VoiceFolder(VoiceSettings(folder=path, model=path, default=default))
 
 
 def create(
@@ -147,6 +147,14 @@ def test_a_voice_is_deleted_by_its_maker_only(
             with pytest.raises(NotAllowedError, match=r"^voice: 'bob' was not made by this client"):
                 folder.delete("bob", holder)
             assert folder.names() == ["bob"]
+
+
+def test_the_default_voice_is_deleted_by_nobody(heard: list[bytes], tmp_path: Path) -> None:
+    folder = folder_with_model(tmp_path, default="bob")
+    create(folder, "bob", None)
+    with pytest.raises(NotAllowedError, match=r"^voice: 'bob' is the default voice"):
+        folder.delete("bob")
+    assert folder.names() == ["bob"]
 
 
 @contextmanager
