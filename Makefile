@@ -13,7 +13,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo speech test check release-test gpu-stack page integrations lint format serve export gpu-check demo-voice soak rehearsal images images-check docs docs-check dist clean
+.PHONY: help setup demo speech test check faults release-test gpu-stack page integrations lint format serve export gpu-check demo-voice soak rehearsal images images-check docs docs-check dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,10 @@ test: lint ## lint, then run all tests in five processes (many tests wait for se
 
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
 	$(BIN)/pytest -n 2 $(addprefix tests/,test_*.py config cache layers networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
+
+faults: ## [ARGS=]: put faults of the past back, one at a time, and run the tests that find them (20 minutes)
+	$(SETUP)
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 release-test: lint gpu-stack ## run the tests that are too slow for `make test`: kernels compiled for GPUs, most exports, soaks (25 minutes)
 	$(BIN)/pytest -n 2 -m slow

@@ -68,9 +68,9 @@ def facts(received: int, first_tokens: int = 6, **changes: Any) -> StreamFacts:
     """Facts of a stream without a prompt, of which `received` tokens have arrived."""
     schedule = HopSchedule(25, 100, BLOCK, first_tokens, provisional_lookahead=2)
     values: dict[str, Any] = {"start": 0, "spoken": 0, "ended": False, "hops": 0, "heard": False}
-    values |= {"lead": inf, "estimates": ESTIMATES} | changes
+    values |= {"lead": inf, "estimates": ESTIMATES, "optional_lookahead": 0} | changes
     return StreamFacts(
-        schedule, BlockGrid(BLOCK), LOOKAHEAD, 0, TOKEN_S, received=received, **values
+        schedule, BlockGrid(BLOCK), LOOKAHEAD, audio_seconds=TOKEN_S, received=received, **values
     )
 
 
@@ -97,6 +97,14 @@ HEARD = {"start": 25, "spoken": 25, "hops": 1, "heard": True}
 )
 def test_next_stop(stream: StreamFacts, stop: Stop | None) -> None:
     assert next_stop(stream) == stop
+
+
+@pytest.mark.parametrize(("received", "stop"), [(29, 29), (30, 25)])
+def test_the_last_chunk_takes_the_optional_lookahead_of_the_chunk_before_it(
+    received: int, stop: int
+) -> None:
+    """Alone, the last chunk must have the optional look-ahead of 5 tokens."""
+    assert next_stop(facts(received, ended=True, optional_lookahead=5)) == Stop(stop)
 
 
 @pytest.mark.parametrize(

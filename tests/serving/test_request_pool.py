@@ -108,6 +108,43 @@ def test_requests_above_the_limit_of_waiting_ones_are_merged(
     assert np.array_equal(joined(running, *replies, last), expected(len(tokens)))
 
 
+def test_a_merged_message_that_stays_open_is_not_finished(make: Make, voice: Voice) -> None:
+    workers, running = make(), GatedReply()
+    utterance = workers.requests.open(voice)
+    workers.requests.push(utterance, demo_tokens(FIRST), running, end=False)
+    assert running.reached.wait(WAIT_SECONDS)
+    stays_open = RecordingReply()
+    for count in range(1, MAX_WAITING_MESSAGES):
+        reply = RecordingReply() if count < MAX_WAITING_MESSAGES - 1 else stays_open
+        workers.requests.push(utterance, [1], reply, end=False, keep_open=reply is stays_open)
+    workers.requests.push(utterance, [1], RecordingReply(), end=False)  # takes its place
+    assert not stays_open.over.is_set()
+    workers.requests.push(utterance, [], last := RecordingReply(), end=True)
+    running.gate.set()
+    last.wait()
+    assert stays_open.succeeded() == []
+
+
+def test_a_stream_keeps_its_worker_until_its_replies_are_finished(
+    make: Make, voice: Voice
+) -> None:
+    """Else another worker could compute the stream at the same time."""
+    workers, owners = make(), list[int | None]()
+    utterance = workers.requests.open(voice)
+
+    class Finished(RecordingReply):
+        def finish(self) -> None:
+            owners.append(utterance.owner)
+            super().finish()
+
+    workers.requests.push(utterance, demo_tokens(FIRST), reply := Finished(), end=False)
+    reply.wait()
+    workers.requests.push(utterance, [], last := RecordingReply(), end=True)
+    last.wait()
+    assert None not in owners
+    assert len(owners) == 1
+
+
 def test_waiting_requests_fail_with_the_reason_of_the_refusal(
     workers: WorkerPool, voice: Voice
 ) -> None:
