@@ -125,9 +125,7 @@ def test_a_merged_message_that_stays_open_is_not_finished(make: Make, voice: Voi
     assert stays_open.succeeded() == []
 
 
-def test_a_stream_keeps_its_worker_until_its_replies_are_finished(
-    make: Make, voice: Voice
-) -> None:
+def test_a_stream_keeps_its_worker_until_its_replies_are_finished(make: Make, voice: Voice) -> None:
     """Else another worker could compute the stream at the same time."""
     workers, owners = make(), list[int | None]()
     utterance = workers.requests.open(voice)
