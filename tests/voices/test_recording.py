@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -35,6 +36,74 @@ def test_files_without_audio_are_refused(name: str, tmp_path: Path) -> None:
     refused(path, "empty, 0 bytes")
     path.write_bytes(b"not audio" * 1000)
     refused(path, r"cannot be read as audio \(.+\)")
+
+
+def header_without_length(path: Path) -> None:
+    """Makes a header like that of a program that has written to a pipe."""
+    content = bytearray(path.read_bytes())
+    if path.suffix == ".flac":  # the number of samples, and the MD5
+        content[21] &= 0xF0
+        content[22:42] = bytes(20)
+    else:
+        content[4:8] = content[40:44] = bytes(4) if path.stem == "zero" else b"\xff" * 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["pipe.flac", "zero.wav", "full.wav"])
+def test_a_header_without_the_length(name: str, write_wav: WriteWav) -> None:
+    path = write_wav(speechlike(2, 24_000), 24_000, name, "PCM_16")
+    whole, part = Recording.load(path), Recording.load(path, start_s=0.5, end_s=1.25)
+    header_without_length(path)
+    assert np.array_equal(Recording.load(path).samples, whole.samples)
+    same = Recording.load(path, start_s=0.5, end_s=1.25)
+    assert np.array_equal(same.samples, part.samples)
+    refused(path, "start: 2 s, but the recording is 2.00 s long", start_s=2)
+    refused(path, "end: 2.5 s, but the recording is 2.00 s long", end_s=2.5)
+    refused(path, "too short: 2.00 s; at least 3 s is needed", min_seconds=3)
+
+
+@pytest.mark.parametrize("end", [{}, {"end_s": 31.0}])
+def test_a_long_recording_without_a_length_is_not_read_to_its_end(
+    end: dict[str, float], write_wav: WriteWav
+) -> None:
+    path = write_wav(np.resize(speechlike(1, 16_000), 640_000), 16_000, "long.flac", "PCM_16")
+    header_without_length(path)
+    refused(path, "too long: more than 30 s; at most 30 s can be used; .+", **end)
+    assert Recording.load(path, start_s=8, end_s=38).seconds == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "container", "codec", "rate"),
+    [
+        ("voice.m4a", "ipod", "aac", 24_000),
+        ("voice.mp4", "mp4", "aac", 24_000),
+        ("voice.webm", "webm", "libopus", 48_000),
+        ("voice.aac", "adts", "aac", 24_000),
+        ("voice.mov", "mov", "pcm_s16le", 24_000),
+        ("no-suffix", "mp4", "aac", 24_000),
+    ],
+)
+def test_recordings_of_telephones_and_browsers(
+    name: str, container: str, codec: str, rate: int, tmp_path: Path
+) -> None:
+    signal, path = speechlike(2, 24_000), tmp_path / name
+    stereo = np.stack([signal, signal], axis=1)
+    with av.open(str(path), "w", format=container) as file:
+        stream = file.add_stream(codec, rate=24_000, layout="stereo")
+        frame = av.AudioFrame.from_ndarray(stereo.reshape(1, -1), format="flt", layout="stereo")
+        frame.rate = 24_000
+        file.mux([*stream.encode(frame), *stream.encode(None)])
+    recording = Recording.load(path)
+    assert (recording.rate_hz, recording.channels) == (rate, 2)
+    assert 2 <= recording.seconds < 2.15  # encoders pad to whole frames
+    assert recording.rms_dbfs == pytest.approx(20 * np.log10(0.07), abs=1)
+
+
+def test_a_playlist_reads_no_other_file(tmp_path: Path, write_wav: WriteWav) -> None:
+    other = write_wav(speechlike(1, 24_000), 24_000)
+    playlist = tmp_path / "list.m4a"
+    playlist.write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{other}\n#EXT-X-ENDLIST\n")
+    refused(playlist, r"cannot be read as audio \(.+\)")
 
 
 def test_no_samples(write_wav: WriteWav) -> None:

@@ -90,7 +90,10 @@ def _add_recording(parser: argparse.ArgumentParser, recording: str) -> None:
         help=f"{MODEL_HELP}, with campplus.onnx and a speech tokenizer",
     )
     parser.add_argument(
-        "--wav", required=True, metavar="FILE", help=f"recording {recording}; WAV, FLAC, OGG or MP3"
+        "--wav",
+        required=True,
+        metavar="FILE",
+        help=f"recording {recording}; WAV, MP3, M4A or another audio file",
     )
     parser.add_argument(
         "--start",

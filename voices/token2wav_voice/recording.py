@@ -12,6 +12,7 @@ import soxr
 from numpy.typing import NDArray
 
 from token2wav_voice.errors import RecordingError
+from token2wav_voice.sound import Sound, opened
 
 MIN_RATE_HZ = 16_000  # sample rate of the models' input
 FULL_RATE_HZ = 24_000  # a lower rate leaves the upper part of the prompt mel empty
@@ -26,8 +27,6 @@ MAX_PEAK_DBFS = 6.0
 # The share is 1e-5 for speech that just reaches full scale, and 1e-3 for speech that is 6 dB too
 # loud.
 MAX_FULL_SCALE_SHARE = 1e-3
-
-_BLOCK = 65_536
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +59,7 @@ class Recording:
         """Loads a file or a part of it.
 
         Args:
-            path: file in any format of libsndfile: WAV, FLAC, OGG, MP3 and others.
+            path: WAV, FLAC, OGG, Opus, MP3, AAC, M4A, MP4, WebM or another file of libsndfile.
             start_s: seconds to skip.
             end_s: seconds from the beginning of the file at which to stop; None for its end.
             min_seconds: least duration of the selected part.
@@ -74,9 +73,9 @@ class Recording:
                 raise RecordingError("no such file")
             if not path.stat().st_size:
                 raise RecordingError("empty, 0 bytes")
-            with soundfile.SoundFile(path) as file:
-                samples, share = _read(file, *_part(file, start_s, end_s, min_seconds))
-                recording = cls(path, samples, file.samplerate, file.channels, share)
+            with opened(path, start_s) as sound:
+                samples, share = _read(sound, start_s, end_s, min_seconds)
+                recording = cls(path, samples, sound.rate_hz, sound.channels, share)
             recording._check_levels()
         except RecordingError as error:
             raise RecordingError(f"{path}: {error}") from None
@@ -147,60 +146,73 @@ class Recording:
             )
 
 
-def _part(
-    file: soundfile.SoundFile, start_s: float, end_s: float | None, min_seconds: float
-) -> tuple[int, int]:
-    """Returns the first frame of a part of the file, and its length in frames.
+def _read(
+    sound: Sound, start_s: float, end_s: float | None, min_seconds: float
+) -> tuple[NDArray[np.float32], float]:
+    """Reads the mean of all channels, and the largest share of samples at full scale in a channel.
 
-    All bounds are checked before any frame is read.
+    All bounds are checked before any sample is read, if the header has the length. The samples are
+    read in blocks, so many channels need little more memory than one.
     """
-    rate = file.samplerate
+    rate = sound.rate_hz
     if rate < MIN_RATE_HZ:
         raise RecordingError(
             f"{rate} Hz; at least {MIN_RATE_HZ} Hz is needed, because frequencies above "
             f"{rate // 2} Hz are missing in the recording"
         )
-    if not file.frames:
-        raise RecordingError("empty, it holds no samples")
-    length = f"the recording is {file.frames / rate:.2f} s long"
+    first, last = round(start_s * rate), None if end_s is None else round(end_s * rate)
+    if sound.frames is not None:
+        last = _check_part(sound.frames, rate, start_s, end_s, min_seconds)
+    position, count, means = sound.position, 0, [np.zeros(0, np.float32)]
+    at_full_scale = np.zeros(sound.channels, np.int64)
+    for block in sound.blocks:
+        stop = len(block) if last is None else max(0, last - position)
+        part = block[max(0, first - position) : stop]
+        position += len(block)
+        at_full_scale += (np.abs(part) >= FULL_SCALE).sum(axis=0)
+        # Samples that are not finite are rejected later, so numpy need not warn.
+        with np.errstate(invalid="ignore", over="ignore"):
+            means.append(part.mean(axis=1))
+        count += len(part)
+        if count > MAX_SECONDS * rate:
+            raise _too_long(f"more than {MAX_SECONDS:g} s")
+        if last is not None and position >= last:
+            break
+    last = _check_part(sound.frames or position, rate, start_s, end_s, min_seconds)
+    samples = np.concatenate(means)
+    if len(samples) < last - first:
+        raise RecordingError(
+            f"cut off: {last - first - len(samples)} samples fewer than the header announces"
+        )
+    return samples, float(at_full_scale.max()) / len(samples)
+
+
+def _check_part(
+    frames: int, rate: int, start_s: float, end_s: float | None, min_seconds: float
+) -> int:
+    """Checks a part of a recording of a number of frames. Returns the first frame after it."""
+    length = f"the recording is {frames / rate:.2f} s long"
     first = round(start_s * rate)
-    if first >= file.frames:
+    if first >= frames:
         raise RecordingError(f"start: {start_s:g} s, but {length}")
-    last = file.frames if end_s is None else round(end_s * rate)
-    if last > file.frames:
+    last = frames if end_s is None else round(end_s * rate)
+    if last > frames:
         raise RecordingError(f"end: {end_s:g} s, but {length}")
     if last <= first:
         raise RecordingError(f"end: {end_s:g} s, but the start is at {start_s:g} s")
     seconds = (last - first) / rate
     if seconds > MAX_SECONDS:
-        raise RecordingError(
-            f"too long: {seconds:.2f} s; at most {MAX_SECONDS:g} s can be used; choose a "
-            "part with --start and --end"
-        )
+        raise _too_long(f"{seconds:.2f} s")
     if seconds < min_seconds:
         raise RecordingError(f"too short: {seconds:.2f} s; at least {min_seconds:g} s is needed")
-    return first, last - first
+    return last
 
 
-def _read(file: soundfile.SoundFile, first: int, frames: int) -> tuple[NDArray[np.float32], float]:
-    """Reads the mean of all channels, and the largest share of samples at full scale in a channel.
-
-    The file is read in blocks, so many channels need little more memory than one.
-    """
-    file.seek(first)
-    means: list[NDArray[np.float32]] = []
-    at_full_scale = np.zeros(file.channels, np.int64)
-    for block in file.blocks(blocksize=_BLOCK, frames=frames, dtype="float32", always_2d=True):
-        at_full_scale += (np.abs(block) >= FULL_SCALE).sum(axis=0)
-        # Samples that are not finite are rejected later, so numpy need not warn.
-        with np.errstate(invalid="ignore", over="ignore"):
-            means.append(block.mean(axis=1))
-    samples = np.concatenate(means)
-    if len(samples) < frames:
-        raise RecordingError(
-            f"cut off: {frames - len(samples)} samples fewer than the header announces"
-        )
-    return samples, float(at_full_scale.max()) / len(samples)
+def _too_long(length: str) -> RecordingError:
+    return RecordingError(
+        f"too long: {length}; at most {MAX_SECONDS:g} s can be used; choose a part with --start "
+        "and --end"
+    )
 
 
 def _decibels(amplitude: float) -> float:
