@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import tempfile
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +18,13 @@ from token2wav_gateway.errors import GatewayError, RequestError, StorageError
 log = logging.getLogger(__name__)
 
 _ResultT = TypeVar("_ResultT")
+_MOST_VOICES = 256  # that are remembered
 
 
 class Listener:
     """Listener to recordings, one at a time, because a recording takes all cores.
+
+    The latest voices are remembered, by their recordings.
 
     Args:
         model: model folder with a speech tokenizer and `campplus.onnx`, or a name, which is pulled
@@ -31,6 +37,8 @@ class Listener:
         self._longest_s = longest_s
         self._front_end: Any = None
         self._free = asyncio.Lock()
+        self._known: OrderedDict[bytes, ClientVoice] = OrderedDict()
+        self._known_lock = threading.Lock()
 
     async def in_turn(self, work: Callable[[], _ResultT]) -> _ResultT:
         """Runs work that calls `voice_of` in a thread, after the work of earlier callers.
@@ -50,17 +58,35 @@ class Listener:
             log.error("a recording cannot be stored: %s", error)
             raise StorageError(error) from None
 
+    def known(self, recording: bytes) -> ClientVoice | None:
+        """Returns the voice of a recording if it is remembered."""
+        key = hashlib.sha256(recording).digest()
+        with self._known_lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
+
     def voice_of(self, recording: bytes, field: str) -> ClientVoice:
-        """Computes the voice of a recording.
+        """Returns the voice of a recording, which is computed unless it is remembered.
 
         Args:
-            recording: content of a WAV, FLAC, OGG or MP3 file.
+            recording: content of an audio file, in a format of `Recording.load`.
             field: name of the recording in the request, for messages.
 
         Raises:
             RequestError: the recording is unusable.
             GatewayError: the model folder is unusable.
         """
+        voice = self.known(recording)
+        if voice is None:
+            voice = self._computed(recording, field)
+            with self._known_lock:
+                self._known[hashlib.sha256(recording).digest()] = voice
+                if len(self._known) > _MOST_VOICES:
+                    self._known.popitem(last=False)
+        return voice
+
+    def _computed(self, recording: bytes, field: str) -> ClientVoice:
         from token2wav.errors import ConfigError
         from token2wav.hub import model_folder
         from token2wav_voice import FrontEnd, ModelError, Recording, RecordingError

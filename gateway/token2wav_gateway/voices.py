@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, FiniteFloat
 from safetensors.numpy import save
@@ -37,6 +37,8 @@ from token2wav_gateway.listener import Listener
 from token2wav_gateway.settings import VoiceSettings
 
 log = logging.getLogger(__name__)
+
+_ResultT = TypeVar("_ResultT")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TEXT = 1000
@@ -194,7 +196,7 @@ class VoiceFolder:
         Args:
             name: 1 to 64 letters, digits, `-` or `_`.
             text: words of the recording.
-            recording: content of a WAV, FLAC, OGG or MP3 file.
+            recording: content of an audio file, as `Recording.load` reads it.
             holder: holder of the key; None without keys.
             consent: consent of the speaker, such as the id of a document, at most 256 characters;
                 None for none.
@@ -231,7 +233,7 @@ class VoiceFolder:
         """Makes a voice of a recording for one request, and stores nothing.
 
         Args:
-            recording: content of a WAV, FLAC, OGG or MP3 file.
+            recording: content of an audio file, as `Recording.load` reads it.
             text: words of the recording; empty if they are unknown.
             recording_field: name of the recording in the request, for messages.
             text_field: name of the text in the request, for messages.
@@ -241,10 +243,16 @@ class VoiceFolder:
             BusyError: too many recordings wait.
         """
         _check_words(text, text_field)
-        field = recording_field
-        return await self._in_turn(field, self._of_recording, recording, text, field)
+        tensors = None if self._listener is None else self._listener.known(recording)
+        if tensors is None:
+            tensors = await self._in_turn(
+                recording_field, Listener.voice_of, recording, recording_field
+            )
+        return Voice("", text, tensors)
 
-    async def _in_turn(self, field: str, work: Callable[..., Voice], *arguments: Any) -> Voice:
+    async def _in_turn(
+        self, field: str, work: Callable[..., _ResultT], *arguments: Any
+    ) -> _ResultT:
         """Runs work with the listener, after the work of earlier callers.
 
         Raises:
@@ -260,10 +268,6 @@ class VoiceFolder:
             return await self._listener.in_turn(partial(work, self._listener, *arguments))
         finally:
             self._waiting -= 1
-
-    @staticmethod
-    def _of_recording(listener: Listener, recording: bytes, text: str, field: str) -> Voice:
-        return Voice("", text, listener.voice_of(recording, field))
 
     def _create(
         self, listener: Listener, path: Path, description: Description, recording: bytes

@@ -81,7 +81,7 @@ def test_abandoned_recordings_are_computed_one_at_a_time(
         six_leave()
         six_leave()
         front_end.goes_on.set()
-        assert http.send(upload(http, "eve")).status_code == 201
+        assert http.send(upload(http, "eve", 11)).status_code == 201
     assert (front_end.count, front_end.most) == (2, 1)
 
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.gateway.test_voices import TENSORS, full_disk, heard
-from token2wav_gateway import recorded_voices
+from token2wav_gateway import listener
 from token2wav_gateway.errors import NotFoundError, StorageError
 from token2wav_gateway.recorded_voices import RecordedVoices
 from token2wav_gateway.settings import VoiceSettings
@@ -21,7 +21,7 @@ __all__ = ["heard"]  # a fixture
 def test_a_recording_becomes_a_voice_once(
     heard: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(recorded_voices, "_MOST_VOICES", 2)
+    monkeypatch.setattr(listener, "_MOST_VOICES", 2)
     first, second, third = (np.full(4, level, np.float32) for level in (0.1, 0.2, 0.3))
 
     async def listen() -> None:

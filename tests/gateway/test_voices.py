@@ -41,7 +41,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         recordings.append(recording)
         return ClientVoice(**TENSORS)
 
-    monkeypatch.setattr(Listener, "voice_of", voice_of)
+    monkeypatch.setattr(Listener, "_computed", voice_of)
     return recordings
 
 
@@ -64,6 +64,22 @@ def test_names_of_openais_voices_select_the_default_voice(tmp_path: Path) -> Non
         folder.get("ann")
     with pytest.raises(NotFoundError, match="'alloy' is not one of: joe, nova"):
         VoiceFolder(VoiceSettings(folder=tmp_path)).get("alloy")
+
+
+def test_a_recording_that_comes_with_each_request_is_heard_once(
+    heard: list[bytes], tmp_path: Path
+) -> None:
+    folder = folder_with_model(tmp_path)
+
+    async def listen(recording: bytes, text: str) -> str:
+        fields = {"recording_field": "ref_audio", "text_field": "ref_text"}
+        return (await folder.of_recording(recording, text, **fields)).text
+
+    texts = [
+        asyncio.run(listen(sound, text)) for sound, text in ((b"a", "x"), (b"b", ""), (b"a", "y"))
+    ]
+    assert texts == ["x", "", "y"]
+    assert heard == [b"a", b"b"]
 
 
 def write(content: bytes) -> Callable[[Path], object]:
