@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from token2wav_client import AudioChunk
 from token2wav_gateway.access import Access, Holder
-from token2wav_gateway.encoding import FORMATS, Encoder, whole_file
+from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import GatewayError, RequestError, StorageError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.guard import Guard, error_response
@@ -135,13 +135,11 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
                 speech = spoken.listen(speech)
             chunks = await stack.enter_async_context(aclosing(speech))
             first = await _unless_left(request, anext(chunks, None))
-            encoder = Encoder(body.response_format)
+            encoder = Encoder(body.response_format, whole=body.delivery == "whole")
             pieces = _encoded(encoder, first, chunks, progress)
             media_type = encoder.format.media_type
             if body.delivery == "whole":
-                return await _whole(
-                    request, body.response_format, pieces, progress, len(body.input)
-                )
+                return await _whole(request, media_type, pieces, progress, len(body.input))
             if body.delivery == "sse":
                 pieces = _events(pieces, len(body.input), progress, spoken)
                 media_type = _EVENTS
@@ -160,13 +158,14 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             speech = gateway.speech.speak_codes(body.all_codes, voice, progress, trace)
             chunks = await stack.enter_async_context(aclosing(speech))
             first = await _unless_left(request, anext(chunks, None))
-            encoder = Encoder(body.response_format)
+            encoder = Encoder(body.response_format, whole=not body.stream)
             pieces = _encoded(encoder, first, chunks, progress)
             response: Response
             if body.stream:
                 response = ClosingResponse(pieces, encoder.format.media_type, stack.pop_all())
             else:
-                response = await _whole(request, body.response_format, pieces, progress, 0)
+                media_type = encoder.format.media_type
+                response = await _whole(request, media_type, pieces, progress, 0)
             if body.request_id is not None:
                 response.headers["x-request-id"] = body.request_id
             return response
@@ -305,7 +304,7 @@ async def _encoded(
 
 async def _whole(
     request: Request,
-    audio_format: str,
+    media_type: str,
     pieces: AsyncGenerator[bytes, None],
     progress: Progress,
     characters: int,
@@ -314,8 +313,7 @@ async def _whole(
     content = await _unless_left(request, _joined(pieces))
     usage = progress.usage(characters)
     headers = {header: str(usage[field]) for header, field in _USAGE_HEADERS.items()}
-    media_type = FORMATS[audio_format].media_type
-    return Response(whole_file(audio_format, content), media_type=media_type, headers=headers)
+    return Response(content, media_type=media_type, headers=headers)
 
 
 async def _joined(pieces: AsyncGenerator[bytes, None]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
 from dataclasses import dataclass
 
 import av
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from token2wav_client.audio import channels_of
 
-_FIRST_CHUNK = 12  # position in a WAV file
 RATE_HZ = 24_000  # OpenAI's rate of `pcm`
 
 Samples = NDArray[np.int16]  # (samples,), or (samples, 2) for two channels
@@ -37,15 +36,17 @@ class Format:
 
 FORMATS = {
     "pcm": Format("audio/pcm"),
-    "wav": Format("audio/wav", "wav", "pcm_s16le"),
+    # Without the name of FFmpeg, the header has the 44 bytes that many clients cut off.
+    "wav": Format("audio/wav", "wav", "pcm_s16le", (("fflags", "+bitexact"),)),
     "flac": Format("audio/flac", "flac", "flac"),
     # A page of Ogg is sent when it has 20 ms, not a second, of audio.
     "opus": Format("audio/ogg", "ogg", "libopus", (("page_duration", "20000"),)),
-    "mp3": Format("audio/mpeg", "mp3", "libmp3lame", (("write_xing", "0"),)),
+    "mp3": Format("audio/mpeg", "mp3", "libmp3lame"),
+    "aac": Format("audio/aac", "adts", "aac"),
 }
 
 
-class _Buffer:
+class _Pieces:
     """File that collects written bytes. FFmpeg writes to it, and never seeks."""
 
     def __init__(self) -> None:
@@ -72,55 +73,58 @@ class Encoder:
     Args:
         name: one of `FORMATS`.
         rate_hz: sample rate; for `opus` 8000, 16000, 24000 or 48000.
+        whole: whether `finish` returns everything, as a file whose header has its length.
+            Otherwise the header has no length, because it is sent before the audio is complete.
+        mono: whether several channels are mixed down to one. Samples without a container always
+            are, because nothing in them says how many channels they have.
     """
 
-    def __init__(self, name: str, rate_hz: int = RATE_HZ) -> None:
+    def __init__(
+        self, name: str, rate_hz: int = RATE_HZ, *, whole: bool = False, mono: bool = False
+    ) -> None:
         self.format = FORMATS[name]
-        self._encode: Callable[[Samples | None], bytes] = _raw
+        self._mono = mono or not self.format.container
+        self._file = io.BytesIO() if whole else _Pieces()
+        self._container: _Container | None = None
         if self.format.container:
-            self._encode = _Container(self.format, rate_hz)
+            self._container = _Container(self._file, self.format, rate_hz)
 
     def encode(self, samples: Samples) -> bytes:
         """Encodes the next samples, and returns the bytes that are complete.
 
         The first samples decide the number of channels.
         """
-        return self._encode(samples)
+        if self._mono:
+            samples = mixed_down(samples)
+        if self._container is None:
+            self._file.write(samples.astype("<i2").tobytes())
+        elif len(samples):
+            self._container.write(samples)
+        return self._file.take() if isinstance(self._file, _Pieces) else b""
 
     def finish(self) -> bytes:
         """Ends the audio, and returns the last bytes."""
-        return self._encode(None)
+        if self._container is not None:
+            self._container.close()
+        return self._file.take() if isinstance(self._file, _Pieces) else self._file.getvalue()
 
 
-def whole_file(name: str, content: bytes) -> bytes:
-    """Returns a file with its length in its header, which a WAV file that is sent in pieces lacks.
-
-    Args:
-        name: one of `FORMATS`.
-        content: everything that an encoder returned.
-    """
-    if name != "wav":
-        return content
-    file, chunk = bytearray(content), _FIRST_CHUNK
-    while file[chunk : chunk + 4] != b"data":
-        chunk += 8 + int.from_bytes(file[chunk + 4 : chunk + 8], "little")
-    for start in (0, chunk):  # the whole file, and the samples
-        file[start + 4 : start + 8] = (len(file) - start - 8).to_bytes(4, "little")
-    return bytes(file)
-
-
-def _raw(samples: Samples | None) -> bytes:
-    return b"" if samples is None else samples.astype("<i2").tobytes()
+def mixed_down(samples: Samples) -> Samples:
+    """Returns the mean of all channels, (samples,)."""
+    return samples if samples.ndim == 1 else np.rint(samples.mean(axis=1)).astype(np.int16)
 
 
 class _Container:
-    """Container with one audio stream, which FFmpeg writes."""
+    """Container with one audio stream, which FFmpeg writes.
 
-    def __init__(self, audio_format: Format, rate_hz: int) -> None:
+    If the file can seek, FFmpeg at last writes the length into the header, and into that of an MP3
+    file also the delay of the encoder.
+    """
+
+    def __init__(self, file: io.BytesIO | _Pieces, audio_format: Format, rate_hz: int) -> None:
         self._rate_hz = rate_hz
-        self._buffer = _Buffer()
         self._container = av.open(
-            self._buffer,
+            file,
             "w",
             format=audio_format.container,
             options=dict(audio_format.options),
@@ -131,20 +135,20 @@ class _Container:
         self._stream: av.AudioStream = stream
         self._samples = 0
 
-    def __call__(self, samples: Samples | None) -> bytes:
-        frame = None
-        if samples is not None:
-            if not len(samples):
-                return self._buffer.take()
-            layout = _LAYOUTS[channels_of(samples)]
-            if not self._samples:
-                self._stream.layout = layout
-            row = np.ascontiguousarray(samples).reshape(1, -1)
-            frame = av.AudioFrame.from_ndarray(row, format="s16", layout=layout)
-            frame.rate, frame.pts = self._rate_hz, self._samples
-            self._samples += len(samples)
+    def write(self, samples: Samples) -> None:
+        layout = _LAYOUTS[channels_of(samples)]
+        if not self._samples:
+            self._stream.layout = layout
+        row = np.ascontiguousarray(samples).reshape(1, -1)
+        frame = av.AudioFrame.from_ndarray(row, format="s16", layout=layout)
+        frame.rate, frame.pts = self._rate_hz, self._samples
+        self._samples += len(samples)
+        self._mux(frame)
+
+    def close(self) -> None:
+        self._mux(None)
+        self._container.close()
+
+    def _mux(self, frame: av.AudioFrame | None) -> None:
         for packet in self._stream.encode(frame):
             self._container.mux(packet)
-        if frame is None:
-            self._container.close()
-        return self._buffer.take()

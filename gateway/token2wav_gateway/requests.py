@@ -79,7 +79,7 @@ class SpeechRequest(_Body):
         model: one of the models of `GET /v1/models`.
         voice: name of a voice, or an object with its id.
         instructions: how to say the text, for models that follow instructions.
-        response_format: pcm, wav, flac, opus or mp3. `pcm` is 16 bits at 24 kHz.
+        response_format: pcm, wav, flac, opus, mp3 or aac. `pcm` is 16 bits at 24 kHz.
         stream_format: `audio` for bytes of the format; `sse` for events that contain the bytes in
             base64; None if `stream` decides.
         stream: field of vLLM-Omni: true for events; false for one body with its length and usage.
@@ -186,7 +186,7 @@ class StageRequest(_Body):
         request_id: name of the request, at most 128 visible characters of ASCII. The response has
             the same name in the header `X-Request-Id`.
         voice: name of a voice; None for a codec.
-        response_format: pcm, wav, flac, opus or mp3.
+        response_format: pcm, wav, flac, opus, mp3 or aac.
         speed: only 1.
         stream: whether audio is sent in pieces as soon as possible; else as one body with a length.
     """
@@ -258,7 +258,8 @@ class SessionConfig(_Body):
         task_type: field of vLLM-Omni, without effect here, because the voice decides.
         stream_audio: whether audio is sent in pieces as soon as possible; else a sentence is one
             message.
-        response_format: pcm, wav, flac, opus or mp3; None for pcm if audio is streamed, else wav.
+        response_format: pcm, wav, flac, opus, mp3 or aac; None for pcm if audio is streamed, else
+            wav.
         split_granularity: `sentence`, `clause`, or `none` to say an utterance as one text.
         language: ISO code or English name of the language, for the abbreviations of its sentences.
         speed: only 1.

@@ -175,7 +175,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         utterance = await self._checked(request, voices)
         trace = trace_headers(dict(context.invocation_metadata() or ()))
         text = replace(utterance.text, trace=trace)
-        encoder = Encoder(utterance.format, text.rate_hz)
+        encoder = Encoder(utterance.format, text.rate_hz, mono=True)
         response = SynthesizeSpeechResponse()
         response.meta.text = response.meta.processed_text = request.text
         speech, spoken = self._gateway.speech.speak(text), None

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ValidationError
 
 from token2wav_gateway.access import Holder
 from token2wav_gateway.channel import Channel, FatalError, run_until_one_ends
-from token2wav_gateway.encoding import RATE_HZ, Encoder, whole_file
+from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.requests import SessionConfig, SocketMessage, problem
@@ -263,8 +263,9 @@ class Session:
 
     async def _say(self, sentence: _Sentence) -> None:
         config, progress = sentence.manner.config, Progress()
-        start = {"sentence_text": sentence.text, "format": config.audio_format}
-        await self._send("audio.start", **sentence.position, **start, sample_rate=RATE_HZ)
+        start: dict[str, Any] = {"sentence_text": sentence.text, "format": config.audio_format}
+        start |= {"sample_rate": RATE_HZ, "channels": 1}
+        await self._send("audio.start", **sentence.position, **start)
         sent, error = 0, False
         chunks = _Chunks(sentence, SpokenText(self._gateway.word_times, sentence.text))
         try:
@@ -313,8 +314,8 @@ class Session:
         self, sentence: _Sentence, progress: Progress, spoken: SpokenText
     ) -> AsyncGenerator[bytes, None]:
         """Yields the audio of a sentence, in one piece unless it is streamed."""
-        config, whole = sentence.manner.config, list[bytes]()
-        encoder = Encoder(config.audio_format)
+        config = sentence.manner.config
+        encoder = Encoder(config.audio_format, whole=not config.stream_audio, mono=True)
         voice, trace = sentence.manner.voice, self._trace
         text = Text(sentence.text, voice, config.instructions, trace=trace)
         speech = self._gateway.speech.speak(text, progress)
@@ -323,15 +324,9 @@ class Session:
         async with aclosing(speech) as chunks:
             async for chunk in chunks:
                 progress.advance(chunk)
-                piece = encoder.encode(chunk.audio)
-                if not config.stream_audio:
-                    whole.append(piece)
-                elif piece:  # an encoder may keep all samples
+                if piece := encoder.encode(chunk.audio):  # an encoder may keep all samples
                     yield piece
-        last = encoder.finish()
-        if not config.stream_audio:
-            yield whole_file(config.audio_format, b"".join([*whole, last]))
-        elif last:
+        if last := encoder.finish():
             yield last
 
     async def _send(self, kind: str, **content: Any) -> None:

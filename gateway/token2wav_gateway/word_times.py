@@ -28,7 +28,7 @@ from token2wav_client import AudioChunk
 from token2wav_gateway import aligners
 from token2wav_gateway.aligner_worker import ANSWER, REQUEST
 from token2wav_gateway.aligners import Word
-from token2wav_gateway.encoding import RATE_HZ
+from token2wav_gateway.encoding import RATE_HZ, mixed_down
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import AlignerSettings, SettingsError
 
@@ -245,10 +245,8 @@ class SpokenText:
         self._samples += len(samples)
         if self._samples > self._most:
             self._pieces.clear()
-        elif samples.ndim > 1:
-            self._pieces.append(samples.mean(axis=1).astype(np.int16))
         else:
-            self._pieces.append(samples)
+            self._pieces.append(mixed_down(samples))
 
     async def fields(self) -> dict[str, Any]:
         """Returns the times as fields of an event, after all samples were added.

@@ -160,7 +160,9 @@ def audio_seconds(rig: Rig) -> float:
 
 
 @pytest.mark.parametrize("served", ["moss_stereo"], indirect=True)
-def test_the_gateway_sends_both_channels(served: tuple[Rig, Token2Wav], tmp_path: Path) -> None:
+def test_the_gateway_sends_both_channels_or_their_mean(
+    served: tuple[Rig, Token2Wav], tmp_path: Path
+) -> None:
     rig, model = served
     codes = np.arange(5 * 4, dtype=np.int32).reshape(5, 4) % model.config.tokens.codebook_sizes[0]
     before = audio_seconds(rig)
@@ -184,11 +186,14 @@ def test_the_gateway_sends_both_channels(served: tuple[Rig, Token2Wav], tmp_path
         assert answer.status_code == 200, answer.text
         seconds = len(expected) / 24_000
         assert gateway.value("audio_seconds_total") == pytest.approx(seconds)
-    assert audio_seconds(rig) - before == pytest.approx(2 * seconds)  # of both utterances
+        pcm = http.post("/v1/stage/run", json={"codes": codes.tolist(), "response_format": "pcm"})
+    assert audio_seconds(rig) - before == pytest.approx(3 * seconds)  # of all utterances
     audio, rate = soundfile.read(io.BytesIO(answer.content), dtype="int16")
     assert (audio.shape, rate) == (expected.shape, 24_000)
     assert np.abs(audio.astype(int) - expected).max() <= 1  # other batches round otherwise
     assert not np.array_equal(audio[:, 0], audio[:, 1])
+    mean = np.rint(expected.mean(axis=1))  # OpenAI's pcm has one channel
+    assert np.abs(np.frombuffer(pcm.content, np.int16) - mean).max() <= 1
 
 
 def test_health_limits_and_metrics(served: tuple[Rig, Token2Wav]) -> None:

@@ -166,10 +166,10 @@ def test_events_carry_the_audio_and_the_usage(
     ("fields", "status", "param", "reason"),
     [
         (
-            {"response_format": "aac"},
+            {"response_format": "m4a"},
             400,
             "response_format",
-            "not one of pcm, wav, flac, opus, mp3",
+            "not one of pcm, wav, flac, opus, mp3, aac",
         ),
         ({"speed": 1.5}, 400, "speed", "must be 1"),
         ({"stream_format": "ws"}, 400, "stream_format", "'audio' or 'sse'"),

@@ -352,7 +352,7 @@ def test_too_many_sentences_end_the_session(gateway: GatewayRig) -> None:
     [
         ({"voice": "nobody"}, "'nobody' is not one of"),
         ({"model": "gpt-5"}, "'gpt-5' is not one of"),
-        ({"response_format": "aac"}, "not one of pcm"),
+        ({"response_format": "m4a"}, "not one of pcm"),
         ({"speed": 2}, "speed: must be 1"),
         ({"language": "Klingon"}, "language: 'Klingon' is neither an ISO code"),
         ({"split_granularity": "word"}, "split_granularity: Input should be"),

@@ -84,7 +84,7 @@ _BODIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "long text": (SPEECH, {"input": "a " * 3000}, r"400 input: 6000 characters"),
     "half a character": (SPEECH, {"input": "\ud83d"}, "400 input: must be valid Unicode"),
     "unknown field": (SPEECH, {"tone": 1}, "400 tone: is not a known field"),
-    "unknown format": (SPEECH, {"response_format": "aac"}, "400 response_format: "),
+    "unknown format": (SPEECH, {"response_format": "m4a"}, "400 response_format: "),
     "another speed": (SPEECH, {"speed": 2}, "400 speed: must be 1"),
     "unknown model": (SPEECH, {"model": "gpt-5"}, "404 model: "),
     "a path as a voice": (SPEECH, {"voice": "../../etc/passwd"}, "404 voice: "),

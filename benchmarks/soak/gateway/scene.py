@@ -19,7 +19,7 @@ BROKEN = "connection: "  # refused or broken off
 VOICES = "/v1/audio/voices"
 RECORDING = ROOT / "examples" / "demo_voice" / "recordings" / "prompt.wav"
 LONG_TOKENS = 100
-_FORMATS = ("pcm", "wav", "flac", "opus", "mp3")
+_FORMATS = ("pcm", "wav", "flac", "opus", "mp3", "aac")
 
 
 @dataclass(frozen=True)
