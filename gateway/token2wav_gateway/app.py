@@ -44,6 +44,7 @@ from token2wav_gateway.word_times import SpokenText, check_aligner
 log = logging.getLogger(__name__)
 
 _EVENTS = "text/event-stream"
+_INTERNAL = "gateway: internal error"
 # Headers of vLLM-Omni for the fields of OpenAI's usage.
 _USAGE_HEADERS = {
     "x-vllm-omni-input-tokens": "input_tokens",
@@ -96,7 +97,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def fail(request: Request, _: Exception) -> JSONResponse:
-        return await refuse(request, GatewayError("gateway: internal error"))
+        return await refuse(request, GatewayError(_INTERNAL))
 
     @app.exception_handler(RequestValidationError)
     async def refuse_body(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -329,7 +330,8 @@ async def _events(
     """Wraps pieces of audio in OpenAI's events.
 
     Each piece also says the samples and the speech tokens that have been sent so far. After all
-    audio, a last piece without audio has the times of `spoken`.
+    audio, a last piece without audio has the times of `spoken`. An error ends the events, as an
+    event of vLLM-Omni.
     """
 
     def delta(piece: bytes, **fields: Any) -> bytes:
@@ -337,10 +339,17 @@ async def _events(
         audio = base64.b64encode(piece).decode()
         return _event({"type": "speech.audio.delta", "audio": audio, **counts, **fields})
 
-    async for piece in pieces:
-        yield delta(piece)
-    if spoken is not None:
-        yield delta(b"", **await spoken.fields())
+    try:
+        async for piece in pieces:
+            yield delta(piece)
+        if spoken is not None:
+            yield delta(b"", **await spoken.fields())
+    except GatewayError as error:
+        yield _event({"type": "speech.audio.error", **error.body})
+        return
+    except Exception:
+        yield _event({"type": "speech.audio.error", **GatewayError(_INTERNAL).body})
+        raise
     done: dict[str, Any] = {"type": "speech.audio.done", "usage": progress.usage(characters)}
     if progress.end_reason is not None:
         done["end_reason"] = progress.end_reason
@@ -348,7 +357,7 @@ async def _events(
 
 
 def _event(content: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(content)}\n\n".encode()
+    return f"event: {content['type']}\ndata: {json.dumps(content)}\n\n".encode()
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -29,7 +29,15 @@ from tests.support.gateway_rig import (
     serving,
     tokens_of,
 )
-from tests.support.gateway_speech import PACE, TEXT, assert_same, body, error_of, expected
+from tests.support.gateway_speech import (
+    PACE,
+    TEXT,
+    assert_same,
+    body,
+    error_of,
+    events_of,
+    expected,
+)
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
@@ -140,7 +148,7 @@ def test_events_carry_the_audio_and_the_usage(
     with gateway.http() as http:
         answer = http.post("/v1/audio/speech", json=body(stream_format="sse"))
     assert answer.headers["content-type"].startswith("text/event-stream")
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    events = list(events_of(answer.text.splitlines()))
     audio = b"".join(
         base64.b64decode(event["audio"])
         for event in events

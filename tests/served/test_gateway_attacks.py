@@ -18,7 +18,14 @@ from websockets.sync.client import connect
 
 from tests.support import hostile_language_model
 from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
-from tests.support.gateway_speech import TEXT, assert_same, body, error_of, expected
+from tests.support.gateway_speech import (
+    TEXT,
+    assert_same,
+    body,
+    error_of,
+    events_of,
+    expected,
+)
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.raw_client import begin_post, begin_websocket, frame, opened, until_closed
 from tests.support.server_rig import Rig
@@ -167,6 +174,21 @@ def test_one_log_line_for_a_failure_after_the_first_audio(
     ]
     assert line.getMessage().startswith("a text failed: language model: ")
     assert line.exc_info is None
+
+
+def test_a_failure_after_the_first_event_is_an_event(gateway: GatewayRig) -> None:
+    HEARD.clear()
+    text = body(input="breaks off", stream_format="sse")
+    with gateway.http() as http, http.stream("POST", "/v1/audio/speech", json=text) as speech:
+        pieces = speech.iter_bytes()
+        content = next(pieces)
+        HEARD.set()
+        content += b"".join(pieces)
+    [*deltas, failure] = events_of(content.decode().splitlines())
+    assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
+    assert failure["type"] == "speech.audio.error"
+    assert failure["error"]["type"] == "server_error"
+    assert failure["error"]["message"].startswith("language model: ")
 
 
 def test_endless_text_without_tokens_ends_with_the_request(gateway: GatewayRig, rig: Rig) -> None:

@@ -24,6 +24,7 @@ from examples.demo_voice.text import held_out
 from examples.speech import language_model
 from tests.support.aligners import write_distribution
 from tests.support.gateway_rig import VOICE, GatewayRig, serving
+from tests.support.gateway_speech import events_of
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Rig
 from token2wav_client import ClientVoice
@@ -89,7 +90,7 @@ def events(gateway: GatewayRig, **fields: Any) -> list[dict[str, Any]]:
     with gateway.http() as http:
         answer = http.post("/v1/audio/speech", json=body(**fields))
     assert answer.status_code == 200, answer.text
-    return [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    return list(events_of(answer.text.splitlines()))
 
 
 def audio_of(received: list[dict[str, Any]]) -> NDArray[np.int16]:
@@ -138,10 +139,9 @@ def test_an_aligner_that_fails_costs_no_audio(gateways: Any, name: str) -> None:
     with gateways(name=name, timeout_s=4) as gateway, gateway.http() as http:
         arrivals = []
         with http.stream("POST", "/v1/audio/speech", json=body(input=text)) as answer:
-            lines = (line for line in answer.iter_lines() if line)
             received = []
-            for line in lines:
-                received.append(json.loads(line[6:]))
+            for event in events_of(answer.iter_lines()):
+                received.append(event)
                 arrivals.append(time.monotonic())
         plain = events(gateway, input=text, word_timestamps=False)
         until(lambda: gateway.value("speaking") == 0)
@@ -157,8 +157,8 @@ def test_an_aligner_that_fails_costs_no_audio(gateways: Any, name: str) -> None:
 def test_a_client_that_leaves_meanwhile_leaves_nothing(gateways: Any, served: Rig) -> None:
     with gateways(name="Hangs", timeout_s=5) as gateway, gateway.http() as http:
         with http.stream("POST", "/v1/audio/speech", json=body(input="bad")) as answer:
-            for line in answer.iter_lines():
-                if line and json.loads(line[6:])["samples"] > 24_000:
+            for event in events_of(answer.iter_lines()):
+                if event["samples"] > 24_000:
                     break
         until(lambda: gateway.value("speaking") == 0)
         served.wait_until_empty()
@@ -177,7 +177,7 @@ def test_the_openai_package_gets_the_times(gateways: Any) -> None:
             extra_body={"word_timestamps": True},
         ) as response,
     ):
-        received = [json.loads(line[6:]) for line in response.iter_lines() if line]
+        received = list(events_of(response.iter_lines()))
     assert len(received[-2]["timestamps"]) == len(TEXT.split())
 
 

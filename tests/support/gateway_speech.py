@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import httpx
@@ -40,3 +42,16 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
     return error
+
+
+def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yields the events of a stream. The line before its data names the type of each event."""
+    name = ""
+    for line in lines:
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            event = json.loads(value)
+            assert event["type"] == name
+            yield event

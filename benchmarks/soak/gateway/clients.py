@@ -208,10 +208,13 @@ def _read(response: http.client.HTTPResponse, slow: bool) -> Iterator[bytes]:
 
 
 def _audio_of_events(content: bytes) -> Iterator[bytes]:
-    for block in content.split(b"\n\n"):
-        event = json.loads(block.removeprefix(b"data: ") or b"{}")
-        if event.get("type") == "speech.audio.delta":
-            yield base64.b64decode(event["audio"])
+    for line in content.splitlines():
+        if line.startswith(b"data: "):
+            event = json.loads(line.removeprefix(b"data: "))
+            if event["type"] == "speech.audio.delta":
+                yield base64.b64decode(event["audio"])
+            elif event["type"] == "speech.audio.error":
+                raise http.client.HTTPException(event["error"]["message"])
 
 
 def converse(door: Door, spoken: list[Spoken], manner: Manner, random: Random) -> None:
