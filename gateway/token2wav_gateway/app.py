@@ -31,11 +31,13 @@ from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.origins import OriginCheck
+from token2wav_gateway.paths import PathWithoutSlash
 from token2wav_gateway.realtime import RealtimeSession
-from token2wav_gateway.requests import SpeechRequest, StageRequest, Words, problem
+from token2wav_gateway.requests import SpeechRequest, Words, problem
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
 from token2wav_gateway.speech import Progress, Text
+from token2wav_gateway.stage_request import StageRequest
 from token2wav_gateway.template import load_template
 from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices import Voice
@@ -90,6 +92,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", *_USAGE_HEADERS],
         )
+    app.add_middleware(PathWithoutSlash)
 
     @app.exception_handler(GatewayError)
     async def refuse(_: Request, error: GatewayError) -> JSONResponse:
@@ -128,15 +131,17 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         async with AsyncExitStack() as stack:
             stack.enter_context(admitted(request))
             gateway.check_model(body.model)
-            voice, trace = gateway.voices.get(body.voice_name), trace_headers(request.headers)
-            text = Text(body.input, voice, body.instructions, trace=trace)
+            gateway.speech.check_words(body.input, body.instructions)
+            voice: Voice = await _unless_left(request, gateway.voice_of(body))
+            trace = trace_headers(request.headers)
+            text = Text(body.input, voice, body.instructions, body.sampling, trace=trace)
             speech, spoken = gateway.speech.speak(text, progress), None
             if body.word_timestamps:
                 spoken = SpokenText(gateway.word_times, body.input)
                 speech = spoken.listen(speech)
             chunks = await stack.enter_async_context(aclosing(speech))
             first = await _unless_left(request, anext(chunks, None))
-            encoder = Encoder(body.response_format, whole=body.delivery == "whole")
+            encoder = Encoder(body.audio_format, whole=body.delivery == "whole")
             pieces = _encoded(encoder, first, chunks, progress)
             media_type = encoder.format.media_type
             if body.delivery == "whole":

@@ -6,9 +6,10 @@ from token2wav_gateway.access import Access
 from token2wav_gateway.errors import NotFoundError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.readiness import Readiness
+from token2wav_gateway.requests import SpeechFields
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech import Speech
-from token2wav_gateway.voices import VoiceFolder
+from token2wav_gateway.voices import Voice, VoiceFolder
 from token2wav_gateway.word_times import WordTimes
 
 
@@ -24,8 +25,23 @@ class Gateway:
         self.word_times = WordTimes(settings.aligner, metrics)
         self.readiness = Readiness(self.speech.check)
 
-    def check_model(self, name: str) -> None:
-        """Raises NotFoundError for a model that this gateway does not have."""
-        if name not in self.settings.models:
+    def check_model(self, name: str | None) -> None:
+        """Raises NotFoundError for a model that this gateway does not have; None names no model."""
+        if name is not None and name not in self.settings.models:
             known = ", ".join(self.settings.models)
             raise NotFoundError(f"model: {name[:64]!r} is not one of: {known}", param="model")
+
+    async def voice_of(self, fields: SpeechFields) -> Voice:
+        """Returns the voice of a request: that of its recording, the one that it names, or the
+        default voice.
+
+        Raises:
+            RequestError: the recording is unusable, or there is no default voice.
+            NotFoundError: there is no voice with this name.
+            BusyError: too many recordings wait.
+        """
+        if fields.ref_audio is None:
+            return self.voices.get(fields.voice_name)
+        return await self.voices.of_recording(
+            fields.ref_audio, fields.ref_text, recording_field="ref_audio", text_field="ref_text"
+        )

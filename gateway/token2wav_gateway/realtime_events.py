@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from token2wav_gateway.errors import RequestError
-from token2wav_gateway.requests import VoiceId, Words, usual_speed
+from token2wav_gateway.requests import VoiceId, Words, usual_speed, without_nulls
 
 _MOST_PARTS = 64  # of the content of an item
 _MOST_INPUTS = 64  # items of `response.input`
@@ -62,6 +62,7 @@ class _Part(BaseModel):
         a second for a message of 1 MiB, and no other stream gets audio meanwhile.
         """
         if isinstance(values, dict):
+            values = without_nulls(values)
             for name in values:
                 if name not in cls.model_fields:
                     raise ValueError(f"{name[:64]!r} is not a known field")

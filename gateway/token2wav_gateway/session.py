@@ -145,7 +145,7 @@ class Session:
         self._has_text = False
 
     async def run(self) -> None:
-        self._configure(await self._channel.receive())
+        await self._configure(await self._channel.receive())
         try:
             await run_until_one_ends(self._read(), self._speak_all(), self._drain())
         finally:
@@ -153,7 +153,7 @@ class Session:
                 self._speaking.cancel()
                 await asyncio.gather(self._speaking, return_exceptions=True)
 
-    def _configure(self, message: Any) -> None:
+    async def _configure(self, message: Any) -> None:
         """Configures the utterances that follow.
 
         Raises:
@@ -165,9 +165,10 @@ class Session:
                 param="type",
             )
         config = self._checked(SessionConfig, message)
-        if config.model is not None:
-            self._gateway.check_model(config.model)
-        self._manner = _Manner(config, self._gateway.voices.get(config.voice))
+        self._gateway.check_model(config.model)
+        voice = await self._gateway.voice_of(config)
+        # A session may be long, and needs its recording no more.
+        self._manner = _Manner(config.model_copy(update={"ref_audio": None}), voice)
         limit = self._gateway.settings.limits.text_characters
         self._splitter = SentenceSplitter(limit, config.split_granularity, config.language)
 
@@ -186,7 +187,7 @@ class Session:
         """Takes a message."""
         if isinstance(content, dict) and content.get("type") == "session.config":
             self._holder.count_request()  # it reads a voice
-            self._configure(content)
+            await self._configure(content)
             return
         message = self._checked(SocketMessage, content)
         if message.text is not None:
@@ -317,7 +318,7 @@ class Session:
         config = sentence.manner.config
         encoder = Encoder(config.audio_format, whole=not config.stream_audio, mono=True)
         voice, trace = sentence.manner.voice, self._trace
-        text = Text(sentence.text, voice, config.instructions, trace=trace)
+        text = Text(sentence.text, voice, config.instructions, config.sampling, trace=trace)
         speech = self._gateway.speech.speak(text, progress)
         if config.word_timestamps:
             speech = spoken.listen(speech)

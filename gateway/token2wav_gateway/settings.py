@@ -306,6 +306,7 @@ class Settings(Section):
         "tts-1",
         "tts-1-hd",
         "gpt-4o-mini-tts",
+        "gpt-4o-mini-tts-2025-12-15",
         "gpt-realtime",
     )
     log_level: Literal["info", "warning", "error"] = "info"

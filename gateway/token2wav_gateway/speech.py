@@ -57,6 +57,7 @@ class Text:
 
     Attributes:
         instructions: how to say the text; None for the default of the template.
+        sampling: fields of the request to the language model that replace those of the template.
         rate_hz: sample rate of the audio: 8000, 16000, 22050, 24000, 44100 or 48000.
         trace: trace context of the request, as `trace_headers` returns it.
     """
@@ -64,6 +65,7 @@ class Text:
     text: str
     voice: Voice
     instructions: str | None = None
+    sampling: Mapping[str, int] = field(default_factory=dict)
     rate_hz: int = RATE_HZ
     trace: Mapping[str, str] = field(default_factory=dict)
 
@@ -161,6 +163,21 @@ class Speech:
         except ClientError as error:
             raise _speech_error(error) from None
 
+    def check_words(self, text: str, instructions: str | None) -> None:
+        """Checks a text and its instructions.
+
+        Raises:
+            RequestError: the text is empty, or it or the instructions are too long.
+        """
+        if not text.strip():
+            raise RequestError("input: empty; a text is needed", param="input")
+        longest = self._limits.text_characters
+        for name, words in (("input", text), ("instructions", instructions or "")):
+            if len(words) > longest:
+                raise RequestError(
+                    f"{name}: {len(words)} characters; at most {longest} are allowed", param=name
+                )
+
     async def speak(
         self, text: Text, progress: Progress | None = None
     ) -> AsyncGenerator[AudioChunk, None]:
@@ -173,16 +190,7 @@ class Speech:
             BusyError: too many texts are being spoken.
             ModelError: one of the servers fails.
         """
-        limits = self._limits
-        if not text.text.strip():
-            raise RequestError("input: empty; a text is needed", param="input")
-        for name, words in (("input", text.text), ("instructions", text.instructions or "")):
-            if len(words) > limits.text_characters:
-                raise RequestError(
-                    f"{name}: {len(words)} characters; at most {limits.text_characters} are "
-                    "allowed",
-                    param=name,
-                )
+        self.check_words(text.text, text.instructions)
         with self._tracer.span("speech", text.trace, server=True) as span, self._admitted():
             utterance = self._utterance(text.voice.tensors, progress, _speech_error, span)
             utterance.rate_hz = text.rate_hz
@@ -307,6 +315,7 @@ class Speech:
             "text": text.text,
             "instructions": text.instructions,
             "voice": voice.name,
+            "sampling": text.sampling,
             "prompt_text": voice.text,
             "prompt_tokens": voice.tensors.prompt_tokens if voice.tensors else _NO_PROMPT,
         }

@@ -7,9 +7,10 @@ template for another model is a file, without code.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from string import Formatter
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -118,6 +119,7 @@ class Template(Section):
         voice: str,
         prompt_text: str,
         prompt_tokens: NDArray[np.int32],
+        sampling: Mapping[str, int] = MappingProxyType({}),
     ) -> dict[str, Any]:
         """Returns the body of the request for a text in a voice.
 
@@ -126,6 +128,7 @@ class Template(Section):
             instructions: how to say the text; None for the default of the template.
             prompt_text: text of the recording that the voice was made from.
             prompt_tokens: (n,) speech tokens of this recording.
+            sampling: fields that replace those of `request`. A larger `max_tokens` changes nothing.
         """
         offset = self.offset if self.read == "text" else 0
         values = {
@@ -147,7 +150,10 @@ class Template(Section):
                 ]
             }
         )
-        return {**self.request, **content, "model": model, "stream": True}
+        request = {**self.request, **sampling}
+        if isinstance(longest := self.request.get("max_tokens"), int):
+            request["max_tokens"] = min(longest, sampling.get("max_tokens", longest))
+        return {**request, **content, "model": model, "stream": True}
 
 
 def load_template(name: str) -> Template:

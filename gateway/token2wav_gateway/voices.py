@@ -47,7 +47,7 @@ _LARGEST_DESCRIPTION = 1 << 16  # bytes
 # Names of OpenAI's voices. Some clients send no other names.
 _OPENAI_VOICES = frozenset(
     {"alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx"}
-    | {"sage", "shimmer", "verse"}
+    | {"sage", "shimmer", "verse", "default"}  # the last one in requests of vLLM-Omni
 )
 _MOST_WAITING = 8  # recordings that clients have sent, each of which is in memory
 
@@ -145,18 +145,24 @@ class VoiceFolder:
             return []
         return sorted(path for path in folder.glob("*.safetensors") if _NAME.fullmatch(path.stem))
 
-    def get(self, name: str) -> Voice:
-        """Reads a voice.
+    def get(self, name: str | None) -> Voice:
+        """Reads a voice; the default voice for None.
 
         A model without voices takes every name, because its language model may have voices of its
         own. The name of an OpenAI voice selects the default voice, unless it has a file.
 
         Raises:
             NotFoundError: there is no voice with this name.
+            RequestError: there is no default voice.
         """
         folder = self._settings.folder
+        name = self._settings.default if name is None else name
         if folder is None:
-            return Voice(name)
+            return Voice(name or "")
+        if name is None:
+            raise RequestError(
+                "voice: missing; the gateway has no setting `voices.default`", param="voice"
+            )
         path = folder / f"{name}.safetensors"
         if name in _OPENAI_VOICES and self._settings.default is not None and not _is_file(path):
             name = self._settings.default

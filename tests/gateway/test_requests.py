@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from token2wav_client import AudioChunk, ServerError
 from token2wav_gateway.errors import RequestError
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.requests import SpeechRequest, StageRequest, problem
+from token2wav_gateway.realtime_events import SessionUpdate, parse_event
+from token2wav_gateway.requests import SpeechRequest, problem
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech import Speech
+from token2wav_gateway.stage_request import StageRequest
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,14 @@ def test_codes_are_needed() -> None:
 @pytest.mark.parametrize("codes", [[5, 6], [[5], [6]], [[5, 6], [7, 8]]])
 def test_codes_are_tokens_or_frames(codes: list[Any]) -> None:
     assert StageRequest.model_validate({"codes": codes}).codes == codes
+
+
+def test_null_is_absent_in_events_of_realtime() -> None:
+    output = {"format": {"type": "audio/pcm", "rate": None}, "voice": "joe", "speed": None}
+    session = {"type": "realtime", "audio": {"input": None, "output": output}, "tone": None}
+    event = parse_event({"type": "session.update", "event_id": None, "session": session})
+    assert isinstance(event, SessionUpdate)
+    assert event.session.voice_name == "joe"
 
 
 @pytest.mark.parametrize("field", ["input", "voice", "instructions"])

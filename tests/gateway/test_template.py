@@ -52,6 +52,22 @@ def test_tokens_do_not_depend_on_the_pieces(
     assert read(load_template(name), pieces(answer, size)) == tokens
 
 
+@pytest.mark.parametrize(
+    ("sampling", "sent"), [({}, 2048), ({"max_tokens": 9}, 9), ({"max_tokens": 9999}, 2048)]
+)
+def test_a_client_can_only_lower_the_limit_of_tokens(sampling: dict[str, int], sent: int) -> None:
+    body = load_template("cosyvoice3").body(
+        model="speech",
+        text="It rains.",
+        instructions=None,
+        voice="joe",
+        prompt_text="",
+        prompt_tokens=np.zeros(0, np.int32),
+        sampling={"seed": 5, **sampling},
+    )
+    assert (body["seed"], body["max_tokens"], body["temperature"]) == (5, sent, 0.8)
+
+
 def test_ids_of_text_are_skipped() -> None:
     reader = TokenReader(load_template("cosyvoice3_ids"))
     assert reader.feed_ids([151663, 5, 151663 + 6560]).tolist() == [0, 6560]

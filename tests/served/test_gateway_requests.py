@@ -1,0 +1,198 @@
+"""Requests as the public pages of other servers write them: the gateway accepts them unchanged."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
+from websockets.sync.client import connect
+
+from examples import demo
+from examples.speech import language_model
+from tests.support.gateway_rig import PROMPT_TEXT, VOICE, GatewayRig, serving, tokens_of
+from tests.support.gateway_speech import error_of
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server_rig import Rig
+from token2wav_client import ClientVoice
+
+TEXT = "Hello, how are you?"
+RECORDING = "data:audio/wav;base64," + base64.b64encode(demo.PROMPT.read_bytes()).decode()
+QWEN, COSYVOICE = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", "FunAudioLLM/Fun-CosyVoice3-0.5B-2512"
+CLONE = {"ref_audio": RECORDING, "ref_text": PROMPT_TEXT}
+
+# Fields besides the text, by their page. A recording is a data URL, as the clients of these pages
+# send a file.
+REQUESTS = {
+    # vLLM-Omni, docs/serving/speech_api.md
+    "quick start": {"voice": "vivian", "language": "English"},
+    "openai package": {"model": QWEN, "voice": "vivian"},
+    "instructions": {"voice": "vivian", "instructions": "Speak with great enthusiasm"},
+    "voice design": {"task_type": "VoiceDesign", "instructions": "A warm, friendly female voice"},
+    "clone": {"task_type": "Base", "non_streaming_mode": True, **CLONE},
+    "table of parameters": {
+        "task_type": None,
+        "language": "Auto",
+        "instructions": "",
+        "max_new_tokens": 2048,
+        "initial_codec_chunk_frames": None,
+        "non_streaming_mode": None,
+        "stream": False,
+        "stream_format": None,
+        "ref_audio": None,
+        "ref_text": None,
+        "speed": 1.0,
+        "x_vector_only_mode": None,
+        "response_format": "wav",
+        "voice": "vivian",
+        "model": None,
+    },
+    # vLLM-Omni, examples/online_serving/text_to_speech
+    "default voice": {"voice": "default", "response_format": "wav"},
+    "pcm": {
+        "voice": "default",
+        "stream": True,
+        "stream_format": "audio",
+        "response_format": "pcm",
+    },
+    "client of Qwen3-TTS": {
+        "model": QWEN,
+        "voice": "vivian",
+        "response_format": "aac",
+        "task_type": "Base",
+        "language": "Auto",
+        "max_new_tokens": 1024,
+        "x_vector_only_mode": True,
+        **CLONE,
+    },
+    "client of CosyVoice3": {
+        "model": COSYVOICE,
+        "response_format": "pcm",
+        "stream": True,
+        "seed": 42,
+        "max_new_tokens": 2048,
+        "extra_params": {"temperature": 0.8},
+        **CLONE,
+    },
+    "client over a WebSocket": {
+        "speaker": "Vivian",
+        "task_type": "CustomVoice",
+        "language": "Auto",
+        "response_format": "wav",
+        "speed": 1.0,
+    },
+    # OpenAI, audio/speech/create
+    "create speech": {"model": "gpt-4o-mini-tts", "voice": "alloy"},
+    "events": {"model": "gpt-4o-mini-tts", "voice": "alloy", "stream_format": "sse"},
+    "dated model": {
+        "model": "gpt-4o-mini-tts-2025-12-15",
+        "voice": {"id": "Vivian"},
+        "instructions": "Speak in a cheerful and positive tone.",
+        "response_format": "flac",
+    },
+}
+
+
+class Recorder:
+    """ASGI application that keeps the body of the last request to another one."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self.body: dict[str, Any] = {}
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def keep() -> Any:
+            message = await receive()
+            if message.get("body"):
+                self.body = json.loads(message["body"])
+            return message
+
+        await self._app(scope, keep, send)
+
+
+@pytest.fixture(scope="module")
+def speaker() -> Recorder:
+    return Recorder(language_model.create_app(tokens_of, 1000.0))
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    rig: Rig, speaker: Recorder, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayRig]:
+    settings = {
+        "voices": {"model": demo.MODEL, "default": VOICE},
+        "models": ["token2wav", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15", QWEN, COSYVOICE],
+    }
+    with (
+        serving(speaker) as port,
+        GatewayRig.start(
+            tmp_path_factory.mktemp("gateway"),
+            grpc_url=rig.server.grpc_url,
+            language_model_url=f"http://127.0.0.1:{port}/v1",
+            voice=voice,
+            settings=settings,
+        ) as started,
+    ):
+        for name in ("vivian", "Vivian"):
+            shutil.copy(
+                started.voices / f"{VOICE}.safetensors", started.voices / f"{name}.safetensors"
+            )
+        yield started
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/"])
+@pytest.mark.parametrize("fields", REQUESTS.values(), ids=REQUESTS)
+def test_a_public_request_is_accepted(
+    gateway: GatewayRig, speaker: Recorder, fields: dict[str, Any], path: str
+) -> None:
+    with gateway.http() as http:
+        answer = http.post(path, json={"input": TEXT, **fields})
+    assert answer.status_code == 200, answer.text
+    if fields.get("stream_format") == "audio":
+        assert len(answer.content) == 2 * 960 * len(tokens_of(TEXT))
+    assert speaker.body.get("seed") == fields.get("seed")
+    assert speaker.body.get("max_tokens") == fields.get("max_new_tokens")
+
+
+@pytest.mark.parametrize("fields", REQUESTS.values(), ids=REQUESTS)
+def test_a_websocket_accepts_the_same_fields(gateway: GatewayRig, fields: dict[str, Any]) -> None:
+    url = gateway.url.replace("http", "ws") + "/v1/audio/speech/stream"
+    messages = [
+        {"type": "session.config", **fields, "split_granularity": None, "word_timestamps": None},
+        {"type": "input.text", "text": TEXT},
+        {"type": "input.done", "text": None},
+    ]
+    events: list[dict[str, Any]] = []
+    with connect(url, open_timeout=PATIENCE_SECONDS) as socket:
+        for message in messages:
+            socket.send(json.dumps(message))
+        while not events or events[-1]["type"] != "session.done":
+            received = socket.recv(timeout=PATIENCE_SECONDS)
+            if isinstance(received, str):
+                events.append(json.loads(received))
+                assert events[-1]["type"] != "error", events[-1]
+    [start] = [event for event in events if event["type"] == "audio.start"]
+    assert start["channels"] == 1
+    assert start["format"] == fields.get("response_format", "wav")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input": " "}, "input: empty; a text is needed"),
+        ({"ref_audio": "data:audio/wav;base64,UklGRg=="}, "ref_audio: the recording: cannot be"),
+        ({"ref_text": "x" * 1001}, "ref_text: 1001 characters; at most 1000 are allowed"),
+    ],
+)
+def test_a_clone_that_cannot_be_made(
+    gateway: GatewayRig, fields: dict[str, str], message: str
+) -> None:
+    with gateway.http() as http:
+        answer = http.post("/v1/audio/speech", json={"input": TEXT, **CLONE, **fields})
+    error = error_of(answer, 413 if "1001" in message else 400)
+    assert error["message"].startswith(message)
