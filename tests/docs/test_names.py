@@ -12,6 +12,7 @@ import yaml
 from tests.docs.markdown import ROOT, code_blocks, commands, spans
 from token2wav.config import ServerConfig
 from token2wav.config.values import from_mapping
+from token2wav_gateway.requests import SessionConfig, SpeechRequest
 
 # Where the options of a program are defined.
 PROGRAMS = {
@@ -106,6 +107,12 @@ def test_the_settings_page_shows_the_defaults() -> None:
     }
     defaults = dataclasses.asdict(ServerConfig())
     assert shown == {(part, key) for part, keys in defaults.items() for key in keys or [""]}
+
+
+def test_the_page_of_the_gateway_has_every_field_of_a_speech() -> None:
+    fields = {*SpeechRequest.model_fields, *SessionConfig.model_fields, *SessionConfig.ignored}
+    pages = [ROOT / "docs" / name for name in ("gateway.md", "gateway_websocket.md")]
+    assert fields - {"type", "input"} <= {span for page in pages for span in spans(page)}
 
 
 @cache
