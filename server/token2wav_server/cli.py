@@ -92,7 +92,7 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
     with status or nullcontext():
         supervisor = Supervisor(
             server,
-            canary=_canary(options.canary_seconds, server),
+            canary=_canary(options.canary_seconds, options.canary_patience_seconds, server),
             grace_s=options.grace_seconds,
             announce=_announce,
             set_status=status.set_status if status else lambda status: None,
@@ -159,10 +159,11 @@ def _access(options: argparse.Namespace) -> Access:
     return Access(certificates, read_or_make_key(options.admin_key_file), options.http_inference)
 
 
-def _canary(interval_s: float, server: TritonServer) -> Canary | None:
+def _canary(interval_s: float, patience_s: float, server: TritonServer) -> Canary | None:
     if not interval_s:
         return None
-    canary = Canary(interval_s, server.models, server.access.certificates)
+    certificates, name = server.access.certificates, server.canary_name
+    canary = Canary(interval_s, patience_s, server.models, certificates, name)
     if canary.unavailable_reason:
         _announce(
             "the canary is off, so a hanging model process is not detected: "
@@ -256,8 +257,14 @@ def parser() -> CommandParser:
         (
             "--canary-seconds",
             30.0,
-            "seconds between test syntheses of three tokens, and the time limit of each; "
-            "two failures in a row restart the server (default: %(default)g, 0: never)",
+            "seconds between test syntheses of three tokens; two failures in a row restart the "
+            "server (default: %(default)g, 0: never)",
+        ),
+        (
+            "--canary-patience-seconds",
+            60.0,
+            "time limit of a test synthesis, which fails after it only if no batch has finished "
+            "meanwhile (default: %(default)g)",
         ),
     ):
         parser.add_argument(option, type=number(float), default=seconds, metavar="S", help=text)

@@ -144,6 +144,9 @@ class ServerMetrics(Observer):
         )
         self._audio = Family("audio_seconds_total", "Audio sent to clients", "COUNTER")
         self._ended = Family("streams_ended_total", "Ended utterances, by reason", "COUNTER")
+        self._canary = Family(
+            "canary_seconds", "Time of the launcher's latest test synthesis in this model", "GAUGE"
+        )
         self._refused = refusals()
         # Sums of the chunks that were sent since `_record_sent`. Recording a value takes about as
         # long as sending a chunk, so the counters get one value for all chunks of a batch.
@@ -151,6 +154,7 @@ class ServerMetrics(Observer):
         self._sent_seconds, self._sent_late = 0.0, 0
         self._underruns.record(0)
         self._audio.record(0)
+        self._canary.record(0)
         self.changed(0)
 
     def admitted(self, open_requests: int) -> None:
@@ -205,6 +209,8 @@ class ServerMetrics(Observer):
     def ended(self, request: Request, reason: str) -> None:
         self._ended.record(1, reason=reason)
         playback, tokens = request.playback, request.chunker.new_tokens
+        if request.canary:
+            self._canary.record(playback.now() - request.admitted)
         factor = request.compute_seconds / playback.seconds_sent if playback.seconds_sent else 0.0
         if playback.seconds_sent:
             self._factor.record(factor)
@@ -215,10 +221,11 @@ class ServerMetrics(Observer):
         if sound is not None:
             self._sound.record(sound)
         log.info(
-            "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s first_sound_s=%s "
+            "%sstream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s first_sound_s=%s "
             "real_time_factor=%.3f "
             "underruns=%d",
             *(
+                "canary " if request.canary else "",
                 request.number,
                 reason,
                 tokens,

@@ -5,6 +5,7 @@ Triton runs each Python model in a process of its own. These functions run insid
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import threading
@@ -23,6 +24,9 @@ SUMMARY = "token2wav: "
 # Environment variable with the path of a file. The models refuse new utterances once the file
 # exists.
 DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"
+# Environment variable with the client name of the launcher's canary. The name is a secret, because
+# no limit refuses the canary, and the workers serve it first.
+CANARY_VARIABLE = "TOKEN2WAV_CANARY"
 
 
 def read_environment() -> tuple[Path, ServerConfig]:
@@ -47,6 +51,12 @@ def check_not_draining() -> None:
     file = os.environ.get(DRAIN_VARIABLE)
     if file and Path(file).exists():
         raise LimitError("server: it is shutting down; try another one")
+
+
+def is_canary(client: str) -> bool:
+    """Returns whether a client has the name of the canary, which only the launcher knows."""
+    name = os.environ.get(CANARY_VARIABLE, "")
+    return bool(name) and hmac.compare_digest(name.encode(), client.encode())
 
 
 def end_process(reason: str = "has lost its GPU") -> None:

@@ -32,6 +32,7 @@ from token2wav_server.model_process import (
     SUMMARY,
     check_not_draining,
     end_process,
+    is_canary,
     read_environment,
 )
 from token2wav_server.sequences import Sequences
@@ -157,6 +158,7 @@ class Service:
             voice,
             lambda request: self._sequences.remove(sequence_id, request, request.why_closed),
             client=owner.client,
+            canary=is_canary(owner.client),
             options=options.utterance,
         )
         self._sequences.add(sequence_id, owner, utterance)

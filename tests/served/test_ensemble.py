@@ -69,8 +69,8 @@ def batches(ensemble: Rig, stage: str) -> tuple[int, int]:
 
 
 def test_the_canary_of_the_supervisor_can_speak_with_it(ensemble: Rig) -> None:
-    canary = Canary(60.0, ensemble.server.models)
-    assert canary.problem(ensemble.server.grpc_url) == ""
+    canary = Canary(60.0, 60.0, ensemble.server.models)
+    assert canary.start(ensemble.server.grpc_url).result() is None
 
 
 def test_one_stream(connection: Connection, golden: GoldenSet, whole: NDArray[np.float32]) -> None:

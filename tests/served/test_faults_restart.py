@@ -35,9 +35,13 @@ class TritonPythonModel:
 """
 
 
+def canary_options(seconds: float) -> list[str]:
+    return [f"--canary-seconds={seconds}", f"--canary-patience-seconds={seconds}"]
+
+
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Serving]:
-    with Serving.start(TINY, "--canary-seconds=10") as serving:
+    with Serving.start(TINY, *canary_options(10)) as serving:
         serving.wait_for_line("token2wav: ready, ")
         yield serving
 
@@ -147,7 +151,7 @@ def test_a_model_that_never_answers(tmp_path: Path, capsys: pytest.CaptureFixtur
         ROOT / "model_repository", tmp_path / "repository", ignore=unwritten
     )
     (repository / "token2wav" / "1" / "model.py").write_text(MUTE_MODEL)
-    options = ["--model-repository", str(repository), "--canary-seconds=5"]
+    options = ["--model-repository", str(repository), *canary_options(5)]
     with Serving.start(TINY, *options) as serving:
         # In this process: on a busy machine another begins to ask only when the canary has given
         # the server up.

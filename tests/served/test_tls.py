@@ -143,8 +143,8 @@ def test_tls_without_certificates_of_clients(
     certificates = Certificates(
         authority.certificate("token2wav.test"), authority.key("token2wav.test")
     )
-    canary = Canary(60.0, MODELS, certificates)
-    assert canary.problem(url) == ""
+    canary = Canary(60.0, 60.0, MODELS, certificates)
+    assert canary.start(url).result() is None
 
 
 def test_mutual_tls_accepts_clients_with_a_certificate(
@@ -207,8 +207,8 @@ def test_the_canary_gets_through_mutual_tls(server: Serving, authority: Authorit
     certificates = Certificates(
         authority.certificate("token2wav.test"), authority.key("token2wav.test"), authority.ca
     )
-    canary = Canary(60.0, MODELS, certificates)
-    assert canary.problem(server.url) == ""
+    canary = Canary(60.0, 60.0, MODELS, certificates)
+    assert canary.start(server.url).result() is None
 
 
 CLOSED: dict[str, tuple[str, Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -28,10 +29,13 @@ class Ready:
     next_provisional: bool = False
     admitted: float = 0.0
     next_divisible: bool = True
+    seconds_sent: float = 0.0
 
 
-def heard(name: str, plays_until: float, tokens: int = 25, since: float = 0.0) -> Ready:
-    return Ready(name, since, plays_until, tokens)
+def heard(
+    name: str, plays_until: float, tokens: int = 25, since: float = 0.0, sent: float = 1.0
+) -> Ready:
+    return Ready(name, since, plays_until, tokens, seconds_sent=sent)
 
 
 def fresh(name: str, since: float, tokens: int = 25) -> Ready:
@@ -103,11 +107,20 @@ def test_batches_of_equal_length_if_the_model_needs_them(
     assert (names(selected), policy.common_tokens(selected)) == (batch, tokens)
 
 
-def test_every_fourth_batch_ranks_by_waiting_time() -> None:
-    policy, relaxed = Policy[Ready](1), heard("relaxed", 4.0, since=-90.0)
-    requests = [heard("urgent", -9.0, since=-9.0), fresh("old", -50.0), relaxed]
-    heads = [names(policy.next_batch(requests, 0.0)) for _ in range(8)]
-    assert heads == ["urgent", "urgent", "urgent", "old"] * 2
+@pytest.mark.parametrize(
+    ("others", "fair"),
+    [
+        ([fresh("new", -1.0)], "new"),
+        ([fresh("new", -1.0), fresh("old", -2.0)], "old"),
+        ([heard("short", -1.0, sent=2.0), heard("relaxed", 4.0, sent=0.5)], "short"),
+    ],
+)
+def test_every_second_batch_begins_with_the_stream_that_has_sent_least(
+    others: list[Ready], fair: str
+) -> None:
+    policy, requests = Policy[Ready](1), [heard("long", -9.0, since=-50.0, sent=8.0), *others]
+    heads = [names(policy.next_batch(requests, 0.0)) for _ in range(4)]
+    assert heads == ["long", fair] * 2
 
 
 @pytest.mark.parametrize(
@@ -172,12 +185,16 @@ class Listener:
         longest: largest hop. The first hop has 25 tokens, and each later hop doubles the previous
             one.
         at_once: whether all tokens arrive together.
+        total: tokens of the utterance.
+        taken: time of the latest chunk.
     """
 
     admitted: float
     longest: int = HOP
     at_once: bool = False
+    total: float = math.inf
     tokens: int = 0
+    taken: float = 0.0
     plays_until: float | None = None
     gaps: list[float] = field(default_factory=list)
     first: float = 0.0
@@ -191,8 +208,15 @@ class Listener:
 
     @property
     def ready_since(self) -> float:
+        if self.tokens >= self.total:
+            return math.inf
         needed = self.tokens + self.next_tokens + LOOKAHEAD
-        return self.admitted + (0 if self.at_once else needed / TOKENS_PER_SECOND)
+        arrived = self.admitted + (0 if self.at_once else needed / TOKENS_PER_SECOND)
+        return max(arrived, self.taken)
+
+    @property
+    def seconds_sent(self) -> float:
+        return self.tokens / TOKENS_PER_SECOND
 
     def take(self, now: float) -> None:
         held_back, hop = 0.0, self.next_tokens
@@ -206,6 +230,7 @@ class Listener:
             self.gaps.append(max(0.0, now - self.plays_until))
         self.plays_until = max(self.plays_until, now) + hop / TOKENS_PER_SECOND - held_back
         self.tokens += hop
+        self.taken = now
 
 
 @dataclass
@@ -332,6 +357,26 @@ def test_long_utterances_do_not_starve_paced_streams(
     # the long utterances get the rest of the capacity
     tokens = [listener.tokens for listener in bulk]
     assert sum(tokens) / TOKENS_PER_SECOND >= bulk_seconds
+    assert min(tokens) > 0.8 * max(tokens)
+
+
+@pytest.mark.parametrize(
+    ("host", "first", "end"), [(ONE_WORKER, 7, 15), (TWO_WORKERS, 5, 12), (FAST, 0.5, 1)]
+)
+def test_newcomers_pass_a_crowd_of_long_utterances(
+    host: tuple[int, float, float], first: float, end: float
+) -> None:
+    """60 texts of minutes take all capacity, and every 5 s somebody says 3 s."""
+    crowd = [Listener(0.0, longest=100, at_once=True) for _ in range(60)]
+    newcomers = [
+        Listener(10.0 + 5 * number, longest=100, at_once=True, total=75) for number in range(28)
+    ]
+    workers, fixed, per_token = host
+    replay(crowd + newcomers, 180.0, 8, fixed, per_token, workers)
+    assert max(listener.first for listener in newcomers) <= first
+    assert max(listener.taken - listener.admitted for listener in newcomers) <= end
+    assert min(listener.tokens for listener in newcomers) == 75
+    tokens = [listener.tokens for listener in crowd]
     assert min(tokens) > 0.8 * max(tokens)
 
 

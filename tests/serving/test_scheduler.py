@@ -29,10 +29,11 @@ class Rig:
         self.clock = FakeClock()
         self.scheduler = Scheduler(replace(LIMITS, **limits), config, self.clock)  # type: ignore[arg-type]
 
-    def admitted(self) -> Request:
+    def admitted(self, *, canary: bool = False) -> Request:
         voice, playback = demo_voice(25), Playback(self.clock)
         chunker = Chunker(voice.prompt_tokens, CONFIG, schedule_of(CONFIG), playback)
         request = Request(voice, DEFAULT_OPTIONS, chunker, playback, AudioOutput(CONFIG))
+        request.canary = canary
         self.scheduler.admit(request)
         return request
 
@@ -96,6 +97,7 @@ def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
 
 def test_requests_open_in_order_behind_older_chunks() -> None:
     rig = Rig()
+    rig.scheduler.record_opening(1.0)
     old, first, second = rig.opened(), rig.admitted(), rig.admitted()
     rig.push(second, 1)
     rig.push(first, 1)
@@ -107,6 +109,44 @@ def test_requests_open_in_order_behind_older_chunks() -> None:
     assert rig.scheduler.next_to_open(WORKER) is None
     assert rig.scheduler.next_batch(WORKER, 1) == [old]
     assert rig.scheduler.next_to_open(WORKER) is young
+
+
+def test_openings_take_as_much_time_as_batches_beside_older_chunks() -> None:
+    rig = Rig()
+    old, *newcomers = rig.opened(), *(rig.admitted() for _ in range(4))
+    rig.push(old, FIRST)
+    rig.clock.now += 1
+    for request in newcomers:
+        request.admitted = rig.clock.now
+        rig.push(request, 1)
+    selected = []
+    for seconds in (0.01, 0.03, 0.5):  # short openings do not wait for a batch
+        selected.append(rig.scheduler.next_to_open(WORKER))
+        rig.scheduler.record_opening(seconds)
+    assert selected == newcomers[:3]
+    assert rig.scheduler.next_to_open(WORKER) is None
+    rig.scheduler.record_batch(100, 0.4)
+    assert rig.scheduler.next_to_open(WORKER) is None
+    rig.scheduler.record_batch(100, 0.2)
+    assert rig.scheduler.next_to_open(WORKER) is newcomers[3]
+
+
+def test_a_canary_is_served_first_and_no_limit_refuses_it() -> None:
+    rig = Rig(streams=1)
+    old = rig.opened()
+    rig.push(old, FIRST)
+    rig.scheduler.record_opening(1.0)
+    with pytest.raises(LimitError):
+        rig.admitted()
+    rig.clock.now += 1
+    canary = rig.admitted(canary=True)
+    rig.push(canary, 3, end=True)
+    assert rig.scheduler.next_to_open(WORKER) is canary
+    rig.scheduler.release(canary)
+    assert rig.scheduler.next_batch(WORKER, 1) == [canary]
+    assert rig.scheduler.next_batch(WORKER, 1) == [old]
+    rig.scheduler.fail(old, LimitError("cache: full"))
+    rig.admitted()  # the canary takes no room
 
 
 def test_a_message_stays_until_its_request_is_open() -> None:

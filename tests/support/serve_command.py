@@ -122,12 +122,15 @@ class Serving:
     def health(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return health(self.url, *arguments)
 
-    def open_streams(self) -> int:
-        """Returns the number of open utterances."""
+    def metrics(self) -> str:
         url = f"http://{self.address}:{self.ports.metrics}/metrics"
         with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
-            text = response.read().decode()
-        [count] = re.findall(r'token2wav_open_streams\{owner="scheduler"\} (\S+)', text)
+            text: str = response.read().decode()
+        return text
+
+    def open_streams(self) -> int:
+        """Returns the number of open utterances."""
+        [count] = re.findall(r'token2wav_open_streams\{owner="scheduler"\} (\S+)', self.metrics())
         return int(float(count))
 
     def kill(self) -> None:

@@ -11,8 +11,9 @@ Unheard chunks are ordered by their waiting time. Chunks of each other kind are 
 at which their listeners run out of audio.
 
 A batch of urgent or unheard chunks holds no relaxed and no ahead chunks, because they would make
-the batch slower. Every fourth batch ranks urgent and unheard chunks together by their waiting time.
-This keeps the two kinds from starving each other under overload.
+the batch slower. Every second batch ranks urgent and unheard chunks together, and begins with the
+streams that have sent the least audio. Under overload all long streams are urgent. So a short text
+waits for one batch of long texts, not for the chunks of all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HARMLESS_SECONDS = 0.05  # a batch that takes no longer delays no other stream 
 # Tokens that a batch of relaxed chunks may always hold, even if the batch may finish too late. A
 # smaller bound would gain little, because the longest chunk alone has as many tokens.
 _SHORT_TOKENS = 100
-_FAIR_TURN = 4
+_FAIR_TURN = 2
 _NEWEST = 0.2  # weight of the latest batch in the mean compute time per token
 _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
 
@@ -49,6 +50,10 @@ class Schedulable(Protocol):
     @property
     def plays_until(self) -> float | None:
         """Time at which the listener runs out of audio; None if no audio was sent yet."""
+
+    @property
+    def seconds_sent(self) -> float:
+        """Seconds of audio that were sent so far."""
 
     @property
     def next_tokens(self) -> int:
@@ -114,8 +119,8 @@ class Policy(Generic[RequestT]):
         if not ready:
             return []
         self._turn += 1
-        by_waiting = not self._turn % _FAIR_TURN
-        ranked = sorted(ready, key=lambda request: _rank(request, now, by_waiting=by_waiting))
+        fair = not self._turn % _FAIR_TURN
+        ranked = sorted(ready, key=lambda request: _rank(request, now, fair=fair))
         head = ranked[0]
         kind = _kind(head, now)
         candidates = [
@@ -171,9 +176,9 @@ def _kind(request: Schedulable, now: float) -> int:
     )
 
 
-def _rank(request: Schedulable, now: float, *, by_waiting: bool) -> tuple[int, float]:
-    if by_waiting and not has_time(request, now):
-        return _URGENT, request.ready_since
+def _rank(request: Schedulable, now: float, *, fair: bool) -> tuple[float, ...]:
+    if fair and not has_time(request, now):
+        return _URGENT, request.seconds_sent, request.ready_since
     if request.plays_until is None:
         return _UNHEARD, request.ready_since
     return _kind(request, now), request.plays_until

@@ -78,6 +78,8 @@ class Request:
         delays: aligns the codes of the client; None if they arrive aligned.
         handles: handles in the stages; empty before the request is opened, and after it is closed.
         number: 1, 2, 3 ... in the order of admission, for logs.
+        canary: whether the launcher's test synthesis has sent the request. It is served first, and
+            no limit on streams refuses it.
         on_close: called with the request, once, when it is over.
         owner: thread id of the worker that has the request, from `start` to `release`, also if the
             request fails meanwhile; else None. Only the owner may use or release the handles.
@@ -97,6 +99,7 @@ class Request:
     handles: tuple[int, ...] = ()
     number: int = 0
     client: str = ""
+    canary: bool = False
     on_close: Callable[[Request], None] = lambda _: None
     admitted: float = 0.0
     status: Status = Status.UNOPENED
@@ -180,6 +183,10 @@ class Request:
     @property
     def plays_until(self) -> float | None:
         return self.playback.plays_until
+
+    @property
+    def seconds_sent(self) -> float:
+        return self.playback.seconds_sent
 
     @property
     def next_tokens(self) -> int:

@@ -111,11 +111,13 @@ class RequestPool:
         on_close: Callable[[Request], None] = lambda _: None,
         *,
         client: str = "",
+        canary: bool = False,
         options: UtteranceOptions = DEFAULTS,
     ) -> Request:
         """Admits a request. Nothing is computed yet.
 
         Args:
+            canary: as in `Request`.
             on_close: as in `Request`. It is called from any thread, perhaps before this method
                 returns.
 
@@ -128,7 +130,7 @@ class RequestPool:
         request = self._pipeline.request(
             voice, options, self._clock, self._limits.player_buffer_seconds
         )
-        request.on_close, request.client = on_close, client
+        request.on_close, request.client, request.canary = on_close, client, canary
         with self.lock:
             # This check precedes the limits, because the health check and the canary (the
             # launcher's test synthesis) regard a server that raises LimitError as healthy.

@@ -27,6 +27,8 @@ from token2wav.serving.request import Message, Reply, Request, Status
 # Largest number of messages of one request that wait. The server keeps the memory of each waiting
 # message allocated until its reply is finished.
 MAX_WAITING_MESSAGES = 64
+# Time of openings, without a batch between them, for which older chunks may always wait.
+_HARMLESS_SECONDS = 0.05
 
 
 class Scheduler:
@@ -45,6 +47,7 @@ class Scheduler:
         self._clock = clock
         equal_block = config.block_tokens if config.equal_chunks else 0
         self._policy: Policy[Request] = Policy(limits.batch_streams, equal_block)
+        self._opening_debt = 0.0  # seconds of openings that no batches have made up for
         self.admitted = 0
         self.requests: list[Request] = []
         self.closing = False
@@ -57,7 +60,9 @@ class Scheduler:
         """
         if self.closing:
             raise LimitError("server: it is shutting down; try another one")
-        self._limits.check_room([other.client for other in self.requests], request.client)
+        if not request.canary:
+            owners = [other.client for other in self.requests if not other.canary]
+            self._limits.check_room(owners, request.client)
         self.admitted += 1
         request.number = self.admitted
         request.admitted = request.last_progress = self._clock()
@@ -154,31 +159,34 @@ class Scheduler:
     def next_to_open(self, owner: int) -> Request | None:
         """Selects the request that a worker opens next in the stages, in the order of admission.
 
-        For a new voice, opening may cost as much as a chunk, because the prompt is computed. So an
-        urgent or unheard chunk (`policy.py`) that has waited longer runs first.
+        For a new voice, opening may cost as much as a chunk, because the prompt is computed. So
+        openings take as much time as batches at most, if an urgent or unheard chunk (`policy.py`)
+        has waited longer. Under overload some chunk always has. A canary is opened at once.
         """
         now = self._clock()
-        urgent = min(
-            (request.ready_since for request in self._ready() if not has_time(request, now)),
-            default=now,
-        )
-        for request in self.requests:
-            unopened = request.status is Status.UNOPENED
-            if unopened and request.messages and request.admitted <= urgent:
+        until = now
+        if self._opening_debt > _HARMLESS_SECONDS:
+            urgent = (request for request in self._ready() if not has_time(request, now))
+            until = min((request.ready_since for request in urgent), default=now)
+        for request in sorted(self.requests, key=lambda request: not request.canary):
+            unopened = request.status is Status.UNOPENED and bool(request.messages)
+            if unopened and (request.canary or request.admitted <= until):
                 request.start(owner)
                 return request
         return None
 
     def next_batch(self, owner: int, idle_workers: int) -> list[Request]:
         """Selects the requests whose next chunks a worker computes as one batch. The worker then
-        owns them.
+        owns them. A canary runs alone and first.
         """
+        ready = self._ready()
+        ready = [request for request in ready if request.canary] or ready
         waiting = [
             request
             for request in self.requests
             if request.status in (Status.WAITING, Status.UNOPENED)
         ]
-        batch = self._policy.next_batch(self._ready(), self._clock(), idle_workers, waiting)
+        batch = self._policy.next_batch(ready, self._clock(), idle_workers, waiting)
         common_tokens = self._policy.common_tokens(batch)
         for request in batch:
             if common_tokens:
@@ -186,7 +194,11 @@ class Scheduler:
             request.start(owner)
         return batch
 
+    def record_opening(self, seconds: float) -> None:
+        self._opening_debt += seconds
+
     def record_batch(self, tokens: int, seconds: float) -> None:
+        self._opening_debt = max(0.0, self._opening_debt - seconds)
         self._policy.record_batch(tokens, seconds)
 
     def overdue(self) -> list[tuple[Request, StreamClosedError]]:

@@ -255,11 +255,15 @@ class WorkerPool:
                 self.requests.cancel(request, error)
 
     def _open(self, request: Request) -> None:
+        start = self._clock()
         try:
             self._pipeline.open(request)
         except LimitError as error:
             attempt(self.requests.observer.refused, error)
             raise
+        finally:
+            with self.requests.lock:
+                self.requests.scheduler.record_opening(self._clock() - start)
         self.requests.changed()
 
     def _compute(self, batch: list[Request]) -> _Computed:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from token2wav_server.launcher.log import LogPump, failure_reason, is_relevant, 
 from token2wav_server.launcher.memory import resident_mib
 from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
 from token2wav_server.launcher.repository import chosen, fitted, models_in, usual_models
-from token2wav_server.model_process import DRAIN_VARIABLE
+from token2wav_server.model_process import CANARY_VARIABLE, DRAIN_VARIABLE
 
 _REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
 # Time from SIGTERM to SIGKILL, in which clients can read the audio of utterances that have ended.
@@ -41,6 +42,8 @@ _CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
 _DRAIN_POLL_S = 0.1
 # The gauge of open streams, which has one value for each part of the server that holds streams.
 _OPEN_STREAMS = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)
+_BATCHES = re.compile(rb"^token2wav_batch_streams_count(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_SECRET_BYTES = 32
 
 
 class TritonServer:
@@ -71,6 +74,8 @@ class TritonServer:
     Attributes:
         grpc_url, http_url, metrics_url: HOST:PORT of each service, for clients on this machine.
         version: version of tritonserver; empty before the server has been ready.
+        canary_name: secret client name of the canary, which the models read from an environment
+            variable.
     """
 
     def __init__(
@@ -110,6 +115,7 @@ class TritonServer:
             for port in (self.ports.grpc, self.ports.http, self.ports.metrics)
         )
         self.version = ""
+        self.canary_name = secrets.token_urlsafe(_SECRET_BYTES)
         self._cleanup = contextlib.ExitStack()
 
     @property
@@ -187,6 +193,11 @@ class TritonServer:
             return resident_mib(self.pid)
         except (OSError, IndexError):  # the server has ended
             return 0
+
+    def batches(self) -> int:
+        """Returns how many batches the models have computed; 0 if the metrics do not answer."""
+        metrics = fetched(self._inner.metrics, "/metrics") or b""
+        return sum(int(float(count)) for count in _BATCHES.findall(metrics))
 
     def failure_reason(self) -> str:
         """Returns the reason why the server has ended.
@@ -267,6 +278,7 @@ class TritonServer:
         environment = triton.environment | {"TOKEN2WAV_MODEL": str(self.model)}
         self._drain_file = folder / "drain"
         environment[DRAIN_VARIABLE] = str(self._drain_file)
+        environment[CANARY_VARIABLE] = self.canary_name
         environment[_GRPC_VARIABLE] = self.grpc_url
         environment.pop("TOKEN2WAV_CONFIG", None)
         if self.config is not None:

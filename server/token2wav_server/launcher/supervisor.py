@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from token2wav_server.launcher.errors import ServerError
 from token2wav_server.launcher.http_ports import Status
 from token2wav_server.launcher.process import TritonServer
+from token2wav_server.sequences import CLIENT_HEADER
 
 if TYPE_CHECKING:
     from token2wav_client import Client
@@ -32,6 +34,17 @@ _CANCEL_S = 2.0  # longest time for the end of a cancelled canary
 _POLL_S = 1.0  # short, because a flood of HTTP/2 frames takes 240 MB of memory per second
 
 
+class Problem(NamedTuple):
+    """Problem of a test synthesis.
+
+    Attributes:
+        silent: whether the server gave no answer in time. Then it may only be busy.
+    """
+
+    sentence: str
+    silent: bool = False
+
+
 class Canary:
     """Canary of a server: a test synthesis that detects a model process which hangs.
 
@@ -40,8 +53,11 @@ class Canary:
     is imported only here, so that the launcher starts fast, and also without the library.
 
     Args:
-        interval_s: seconds between two syntheses, and the longest time of one synthesis.
+        interval_s: seconds between two syntheses.
+        patience_s: longest time of one synthesis.
         certificates: certificates of the server; None for gRPC without TLS.
+        name: client name, from which the model knows the canary (`TritonServer.canary_name`); empty
+            for an ordinary client.
 
     Attributes:
         unavailable_reason: reason why the canary cannot run; empty if it can.
@@ -51,9 +67,18 @@ class Canary:
     """
 
     def __init__(
-        self, interval_s: float, models: Sequence[str], certificates: Certificates | None = None
+        self,
+        interval_s: float,
+        patience_s: float,
+        models: Sequence[str],
+        certificates: Certificates | None = None,
+        name: str = "",
     ) -> None:
         self.interval_s = interval_s
+        self._patience_s = patience_s
+        self._headers = {CLIENT_HEADER: name} if name else {}
+        self._client: Client | None = None
+        self._thread: threading.Thread | None = None
         candidates = [model for model in MODELS if model in models]
         self._model = (candidates or MODELS)[0]
         self.unavailable_reason = "" if candidates else f"no model {' or '.join(MODELS)} is loaded"
@@ -64,23 +89,23 @@ class Canary:
         except ImportError as error:
             self.unavailable_reason = f"the client library is not installed ({error})"
 
-    def problem(self, grpc_url: str) -> str:
-        """Runs one synthesis, and returns its error message; an empty string if it succeeded.
+    def start(self, grpc_url: str) -> Future[Problem | None]:
+        """Starts one synthesis, whose result is its problem; None if it succeeds.
 
         The synthesis has a thread of its own, because a signal raises KeyboardInterrupt in the main
         thread. Inside the client or gRPC, Python could drop this exception. It could also leave a
-        lock held forever. After the exception the synthesis is cancelled, so that a drain does not
-        count it as an open stream.
+        lock held forever.
         """
         from token2wav_client import Client
 
-        outcome, patience_s = Future[str](), self.interval_s
+        outcome = Future[Problem | None]()
         client = Client(
             grpc_url,
             model=self._model,
-            connect_timeout_s=patience_s,
-            response_timeout_s=patience_s,
+            connect_timeout_s=self._patience_s,
+            response_timeout_s=self._patience_s,
             tls=self._tls,
+            headers=self._headers,
         )
 
         def run() -> None:
@@ -89,24 +114,35 @@ class Canary:
             except BaseException as error:  # the main thread waits for a result without a limit
                 outcome.set_exception(error)
 
-        thread = threading.Thread(target=run, name="canary", daemon=True)
-        thread.start()
-        try:
-            return outcome.result()
-        except KeyboardInterrupt:
-            client.close()
-            thread.join(_CANCEL_S)
-            raise
+        self._client = client
+        self._thread = threading.Thread(target=run, name="canary", daemon=True)
+        self._thread.start()
+        return outcome
 
-    def _problem(self, client: Client) -> str:
-        from token2wav_client import ClientError
+    def cancel(self) -> None:
+        """Cancels a synthesis that runs, so that a drain does not count it as an open stream."""
+        if self._client is not None and self._thread is not None and self._thread.is_alive():
+            self._client.close()
+            self._thread.join(_CANCEL_S)
+
+    def _problem(self, client: Client) -> Problem | None:
+        from token2wav_client import (
+            ClientError,
+            ModelNotReadyError,
+            ResponseTimeoutError,
+            ServerUnavailable,
+        )
 
         try:
             with client:
-                client.health(timeout_s=self.interval_s)
+                client.health(timeout_s=self._patience_s)
+        except ModelNotReadyError as error:
+            return Problem(str(error))
+        except (ResponseTimeoutError, ServerUnavailable) as error:
+            return Problem(str(error), silent=True)
         except ClientError as error:
-            return str(error)
-        return ""
+            return Problem(str(error))
+        return None
 
 
 @dataclass(frozen=True)
@@ -206,22 +242,47 @@ class Supervisor:
     def _failure(self, *, until_ready: bool = False) -> _Failure | None:
         """Waits until the server fails, running the canary at regular intervals.
 
+        A canary that gets no answer in time is a failure only if no batch has finished since it
+        began. If it follows a failure, no batch may have finished since that canary began.
+
         Args:
             until_ready: whether to return None as soon as a canary succeeds. The first canary then
                 runs without a pause before it.
         """
-        canary, failures = self.canary, 0
+        canary, failures, batches, slow = self.canary, 0, 0, False
         pause_s = canary.interval_s if canary else None
         wait_s = 0.0 if until_ready else pause_s
         while (failure := self._failure_within(wait_s)) is None:
-            problem = canary.problem(self.server.grpc_url) if canary else ""
+            if canary and not failures:
+                batches = self.server.batches()
+            problem = self._canary_problem(canary) if canary else None
+            if isinstance(problem, _Failure):
+                return problem
             if until_ready and not problem:
                 return None
-            failures = failures + 1 if problem else 0
-            if failures == _CANARIES:
-                return _Failure(f"the model does not work: {problem}")
+            finished = self.server.batches() - batches if problem and problem.silent else 0
+            if problem and finished > 0 and not slow:
+                self.announce(
+                    f"the canary is slow: {problem.sentence}; the model works, because it has "
+                    f"computed {finished} batches meanwhile, so the server is not restarted"
+                )
+            slow = finished > 0
+            failures = failures + 1 if problem and not slow else 0
+            if problem and failures == _CANARIES:
+                return _Failure(f"the model does not work: {problem.sentence}")
             wait_s = pause_s
         return failure
+
+    def _canary_problem(self, canary: Canary) -> Problem | _Failure | None:
+        """Runs a canary. The result is a failure if the server fails meanwhile."""
+        outcome = canary.start(self.server.grpc_url)
+        try:
+            while not wait_for([outcome], _POLL_S).done:
+                if failure := self._failure_within(0.0):
+                    return failure
+        finally:
+            canary.cancel()
+        return outcome.result()
 
     def _failure_within(self, seconds: float | None) -> _Failure | None:
         """Waits until the server ends or exceeds its memory limit.

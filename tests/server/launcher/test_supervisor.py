@@ -9,13 +9,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterable
+from concurrent.futures import Future
 
 import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server import PortInUseError, ServerError, TritonServer
 from token2wav_server.launcher.http_ports import Status
-from token2wav_server.launcher.supervisor import Canary, Supervisor
+from token2wav_server.launcher.supervisor import Canary, Problem, Supervisor
 
 
 class Script(TritonServer):
@@ -31,8 +32,10 @@ class Script(TritonServer):
         waits: Iterable[object] = (),
         drains: Iterable[object] = (),
         memory: Iterable[object] = (),
+        batches: Iterable[int] = (),
     ) -> None:
         super().__init__(".")
+        self._batches = iter(batches)
         scripts = {"start": starts, "wait": waits, "drain": drains, "memory": memory}
         self._steps = {call: iter(steps) for call, steps in scripts.items()}
         self.calls: list[str] = []
@@ -58,6 +61,9 @@ class Script(TritonServer):
     def failure_reason(self) -> str:
         return "no reason"
 
+    def batches(self) -> int:
+        return next(self._batches, 0)
+
     def stop(self, *, at_once: bool = False) -> None:
         if self.up:
             self.calls.append("stop at once" if at_once else "stop")
@@ -73,12 +79,17 @@ class Script(TritonServer):
 
 
 class Answers(Canary):
+    """Canary with given answers: "" for a success, a time-out, or an error that ends with !."""
+
     def __init__(self, *answers: str) -> None:
-        super().__init__(1.0, ["token2wav"])
+        super().__init__(1.0, 1.0, ["token2wav"])
         self._answers = iter(answers)
 
-    def problem(self, grpc_url: str) -> str:
-        return next(self._answers)
+    def start(self, grpc_url: str) -> Future[Problem | None]:
+        outcome, answer = Future[Problem | None](), next(self._answers)
+        sentence = answer.rstrip("!")
+        outcome.set_result(Problem(sentence, silent=sentence == answer) if answer else None)
+        return outcome
 
 
 def serve(
@@ -205,6 +216,48 @@ def test_a_server_that_works_no_more_is_restarted() -> None:
     assert server.calls[:9] == ["start", *["wait"] * 6, "stop at once", "start"]
 
 
+BUSY = "the canary is slow: {}; the model works, because it has computed {} batches meanwhile, so "
+
+
+@pytest.mark.parametrize(
+    ("answers", "batches", "outcome"),
+    [
+        # batches before each canary that follows no failure, and after each time-out
+        (["a", "b", "c", ""], [5, 7, 7, 9, 9, 20], BUSY.format("a", 2)),  # told once
+        (["a", "b"], [5, 5, 5], "the model does not work: b; restarting the server"),
+        # a batch between two canaries counts
+        (["a", "b", ""], [5, 5, 6], BUSY.format("b", 1)),
+        (["a", "b", ""], [5, 6, 6, 6], BUSY.format("a", 1)),
+        # an answer that is an error does not come from a busy server
+        (["a!", "b!"], [5, 6, 7], "the model does not work: b; restarting the server"),
+    ],
+)
+def test_a_canary_fails_only_if_no_batch_finishes(
+    answers: list[str], batches: list[int], outcome: str
+) -> None:
+    restarts = outcome.startswith("the model does not work")
+    waits: list[object] = [None] * (len(answers) + 1)
+    server = Script(waits=[*waits, *[None] * restarts, KeyboardInterrupt()], batches=[0, *batches])
+    _, log = serve(server, canary=Answers("", *answers, ""))
+    assert log[0].startswith(outcome)
+    assert [line for line in log[1:] if not line.startswith("draining")] == []
+
+
+def test_a_server_that_ends_during_a_canary_is_noticed_at_once() -> None:
+    class Endless(Answers):
+        def start(self, grpc_url: str) -> Future[Problem | None]:
+            return Future() if self._started else super().start(grpc_url)
+
+        _started = False
+
+        def cancel(self) -> None:
+            self._started = not self._started
+
+    server = Script(waits=[None, None, 137, None, KeyboardInterrupt()])
+    _, log = serve(server, canary=Endless("", ""))
+    assert log[0].startswith("the server ended by itself (status 137)")
+
+
 def test_a_server_of_too_much_memory_is_drained_and_restarted() -> None:
     server = Script(
         waits=[None] * 4 + [KeyboardInterrupt()], memory=[900, 1000, 1001, 900], drains=[2, 0]
@@ -243,23 +296,34 @@ def test_the_canary_uses_any_model_of_the_server(
 
     asked: list[str] = []
     monkeypatch.setattr(Client, "health", lambda self, **_: asked.append(self._model))
-    unknown = Canary(1.0, ["other"])
+    unknown = Canary(1.0, 1.0, ["other"])
     assert unknown.unavailable_reason == "no model token2wav or token2wav_ensemble is loaded"
-    canary = Canary(1.0, ["other", model])
+    canary = Canary(1.0, 1.0, ["other", model])
     assert canary.unavailable_reason == ""
-    assert canary.problem("localhost:1") == ""
+    assert canary.start("localhost:1").result() is None
     assert asked == [model]
 
 
-def test_the_canary_reports_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from token2wav_client import Client
-    from token2wav_client import ServerError as Refusal
+@pytest.mark.parametrize(
+    ("error", "silent"),
+    [
+        ("ServerError", False),
+        ("ModelNotReadyError", False),
+        ("ServerUnavailable", True),
+        ("ResponseTimeoutError", True),
+    ],
+)
+def test_the_canary_reports_the_error(
+    error: str, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import token2wav_client
 
-    def health(self: Client, **options: object) -> None:
-        raise Refusal("no voice")
+    def health(self: token2wav_client.Client, **options: object) -> None:
+        raise getattr(token2wav_client, error)("no voice")
 
-    monkeypatch.setattr(Client, "health", health)
-    assert Canary(1.0, ["token2wav"]).problem("localhost:1") == "no voice"
+    monkeypatch.setattr(token2wav_client.Client, "health", health)
+    canary = Canary(1.0, 1.0, ["token2wav"])
+    assert canary.start("localhost:1").result() == Problem("no voice", silent)
 
 
 def test_the_canary_leaves_the_main_thread_free_for_signals(
@@ -280,7 +344,7 @@ def test_the_canary_leaves_the_main_thread_free_for_signals(
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            Canary(1.0, ["token2wav"]).problem("localhost:1")
+            Canary(1.0, 1.0, ["token2wav"]).start("localhost:1").result()
     finally:
         signal.signal(signal.SIGINT, usual)
     released.set()
