@@ -39,19 +39,21 @@ class InputError(Token2WavError):
 
     Attributes:
         field: name of the argument in the public interface.
+        sound_tokens: number of tokens before the one that the error names; None for another error.
     """
 
-    def __init__(self, field: str, problem: str) -> None:
+    def __init__(self, field: str, problem: str, sound_tokens: int | None = None) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+        self.sound_tokens = sound_tokens
         self._problem = problem
 
-    def __reduce__(self) -> tuple[type[InputError], tuple[str, str]]:
-        """Pickles both arguments, so that other processes can unpickle the error.
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, str, int | None]]:
+        """Pickles all arguments, so that other processes can unpickle the error.
 
         By default Python would create the exception from its message alone.
         """
-        return type(self), (self.field, self._problem)
+        return type(self), (self.field, self._problem, self.sound_tokens)
 
 
 class StreamClosedError(Token2WavError):

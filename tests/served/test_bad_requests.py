@@ -4,6 +4,7 @@ left behind.
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -124,14 +125,34 @@ def test_bad_token_in_the_middle_ends_that_stream_only(rig: Rig, golden: GoldenS
         connection.send([1], golden.voice, "bad", start=True)
         answers = connection.answers(requests=2)
         connection.send([9999], None, "bad")
+        [wrong] = connection.answers().errors
         connection.send([2], None, "bad")
-        wrong, unknown = connection.answers(requests=2).errors
+        [unknown] = connection.answers().errors
         assert wrong == "tokens: 9999 at index 0 is outside the vocabulary 0 to 6560"
         assert unknown == f"stream: it failed: {wrong}"
         connection.send([], None, "good", end=True)
         rest = connection.answers()
         assert not rest.errors
         assert len(answers.audio) + len(rest.audio) == 50 * 960
+
+
+def triton_failures(rig: Rig) -> list[str]:
+    return re.findall(r"^nv_inference_request_failure\{.*\} \S+$", rig.metrics(), re.M)
+
+
+def test_tokens_before_a_bad_one_are_spoken(rig: Rig, golden: GoldenSet) -> None:
+    before, failures = rig.ended(), triton_failures(rig)
+    with rig.connect() as connection:
+        connection.send([*golden.tokens[:50], 6561], golden.voice, "good", start=True, end=True)
+        answers = connection.answers()
+        assert answers.errors == ["tokens: 6561 at index 50 is outside the vocabulary 0 to 6560"]
+        assert len(answers.audio) == 50 * 960
+    rig.wait_until_empty()
+    assert rig.ended() - before == {"InputError": 1}
+    counted = re.search(r'^token2wav_refused_total\{what="tokens"\} (\S+)$', rig.metrics(), re.M)
+    assert counted is not None
+    assert float(counted[1]) >= 1
+    assert triton_failures(rig) == failures  # Triton does not count streams that a model refuses
 
 
 def test_a_failure_also_ends_the_request_that_was_kept_open(rig: Rig, golden: GoldenSet) -> None:

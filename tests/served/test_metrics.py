@@ -37,7 +37,7 @@ STREAMS = {
     3: ("finished", 60),
     4: ("finished", 60),
     5: ("finished", 28),
-    6: ("InputError", 1),
+    6: ("InputError", 0),
     7: ("IdleError", 1),
     8: ("IdleError", 1),
     9: ("cancelled", 1),
@@ -143,7 +143,7 @@ def be_refused(connection: Connection, golden: GoldenSet) -> None:
 
     Two streams wait until the server drops them.
     """
-    connection.send([1], golden.voice, "out of vocabulary", start=True)
+    connection.send([], golden.voice, "out of vocabulary", start=True)
     # without this wait, the message could fail together with the next one
     assert not connection.answers().errors
     connection.send([-1], None, "out of vocabulary")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
@@ -51,7 +52,7 @@ def test_streams_are_limited_and_a_freed_one_can_be_taken(
             False,
             "tokens: the utterance would exceed 900 tokens, the limit of one stream",
         ),
-        ([0, 6561], False, "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"),
+        ([6561, 0], False, "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
         ([-1], True, "tokens: -1 at index 0 is outside the vocabulary 0 to 6560"),
         ([[1]], False, "tokens: shape (1, 1), expected one dimension"),
         ([0.5], False, "tokens: type float64, expected integers"),
@@ -74,6 +75,29 @@ def test_a_bad_request_ends_its_utterance_alone(
     reply = RecordingReply()
     workers.requests.push(other, demo_tokens(4), reply, end=True)
     assert np.array_equal(joined(reply), expected(4))
+
+
+@pytest.mark.parametrize("keep_open", [True, False])
+@pytest.mark.parametrize("before", [0, FIRST])
+def test_audio_of_the_tokens_before_a_refused_one_precedes_the_error(
+    workers: WorkerPool, voice: Voice, expected: Expected, before: int, keep_open: bool
+) -> None:
+    tokens, replies = demo_tokens(before + 20), [RecordingReply() for _ in range(3)]
+    utterance = workers.requests.open(voice, closed := Counter())
+    push = workers.requests.push
+    push(utterance, tokens[:before], replies[0], end=False, keep_open=keep_open)
+    push(utterance, [*tokens[before:], 6561, 1], replies[1], end=False)
+    with contextlib.suppress(StreamClosedError):  # the client does not know of the end yet
+        push(utterance, [1], replies[2], end=True)
+        assert str(replies[2].failed()) == str(replies[1].failed())
+    words = "tokens: 6561 at index 20 is outside the vocabulary 0 to 6560"
+    assert str(replies[1].failed()) == words
+    chunks = [chunk for reply in replies for chunk in reply.chunks]
+    assert np.array_equal(np.concatenate([chunk.audio for chunk in chunks]), expected(len(tokens)))
+    assert not any(chunk.final for chunk in chunks)
+    assert replies[0].outcomes == ["failed" if keep_open else "finished"]
+    assert str(refused(workers, utterance, [1])) == f"stream: it failed: {words}"
+    until(lambda: closed.count == 1)
 
 
 def test_one_limit_of_tokens_for_all_requests_of_an_utterance(make: Make, voice: Voice) -> None:
@@ -149,7 +173,7 @@ def test_waiting_requests_fail_with_the_reason_of_the_refusal(
     open_reply = RecordingReply()
     utterance = workers.requests.open(voice)
     workers.requests.push(utterance, [1, 2], open_reply, end=False, keep_open=True)
-    error = refused(workers, utterance, [-5])
+    error = refused(workers, utterance, [0.5])
     assert open_reply.failed() is error
 
 
@@ -230,7 +254,7 @@ def test_on_close_is_called_once_and_before_the_last_word(
     if how == "cancelled":
         workers.requests.cancel(utterance)
     elif how == "failed":
-        refused(workers, utterance, [-1])
+        refused(workers, utterance, [0.5])
     reply.wait()
     workers.requests.cancel(utterance)
     assert [entry for entry in journal if entry != "reply0"] in (

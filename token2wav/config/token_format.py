@@ -151,4 +151,5 @@ class TokenFormat:
             raise InputError(
                 field,
                 f"{codes[index]} at index {label} is outside the vocabulary 0 to {size - 1}",
+                index[0],
             )

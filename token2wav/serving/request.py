@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig
-from token2wav.errors import StreamClosedError, Token2WavError
+from token2wav.errors import InputError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Load, Playback
@@ -87,6 +87,8 @@ class Request:
         compute_seconds: total time of the batches with a chunk of the request.
         why_closed: text of the error for messages that arrive after the end. It is not an
             exception, because an exception keeps every object alive that its traceback refers to.
+        refusal: error about a token, which follows the audio of the tokens before it; None if no
+            token was refused.
     """
 
     voice: Voice
@@ -110,6 +112,7 @@ class Request:
     ready_since: float = 0.0
     compute_seconds: float = 0.0
     why_closed: str = ENDED
+    refusal: InputError | None = None
 
     @classmethod
     def of(
@@ -145,19 +148,32 @@ class Request:
         """
         return self.output.end_reason
 
+    @property
+    def drops_tokens(self) -> bool:
+        """Whether the utterance ends although its client does not know of it yet."""
+        return self.end_reason is not None or self.refusal is not None
+
     def checked_tokens(self, tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:
         """Aligns tokens that arrive in a delay pattern, and checks them.
 
         Returns:
             (n, *token_shape) tokens; with a delay pattern, the frames that the tokens complete.
-            No tokens after a limit has ended the utterance.
+            No tokens after a limit or a refused token has ended the utterance.
 
         Raises:
             InputError: the tokens do not fit the model or the delay pattern.
         """
-        if self.end_reason is not None:
+        if self.drops_tokens:
             return config.tokens.zeros(0)
         return config.tokens.checked(self.delays.frames(tokens) if self.delays else tokens)
+
+    def refuse(self, error: InputError) -> None:
+        """Lets an error about a token end the request after the audio of the tokens before it.
+
+        Tokens that arrive meanwhile are dropped, as in `end_reason`.
+        """
+        self.refusal = InputError(*error.__reduce__()[1])  # without its traceback
+        self.why_closed = f"stream: it failed: {error}"
 
     def within_limits(self, tokens: NDArray[Any], *, end: bool) -> tuple[NDArray[Any], bool]:
         """Returns the tokens up to the end by `limits`, and whether they are the last."""
@@ -243,7 +259,7 @@ class Request:
 
     def check_open(self) -> None:
         """Raises StreamClosedError if the request takes no more messages."""
-        if self.over or (self.chunker.ended and self.end_reason is None):
+        if self.over or (self.chunker.ended and not self.drops_tokens):
             raise StreamClosedError(self.why_closed)
 
     def check_not_over(self) -> None:

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import LimitConfig
 from token2wav.config.model_config import StageName
-from token2wav.errors import DeviceLostError, StreamClosedError, Token2WavError, to_public_error
+from token2wav.errors import (
+    DeviceLostError,
+    InputError,
+    StreamClosedError,
+    Token2WavError,
+    to_public_error,
+)
 from token2wav.serving.delivery import attempt, fail, finish, is_cancelled
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
@@ -43,7 +51,9 @@ class Observer:
         """
 
     def refused(self, error: Token2WavError) -> None:
-        """Called when the cache has no room to open an admitted request."""
+        """Called when the cache has no room to open an admitted request, or when a token is refused
+        after others.
+        """
 
     def sent(self, request: Request, seconds: float, late: float) -> None:
         """Called after audio was sent.
@@ -154,22 +164,28 @@ class RequestPool:
 
         If this method raises, `reply` was not used. After InputError the request is over.
 
+        A token outside the vocabulary ends the utterance. If tokens precede it, in this message or
+        an earlier one, their audio is sent, and then the unfinished replies get InputError.
+
         Args:
             tokens: (n,) integers, n >= 0, or (n, codebooks); or (n, size) latents.
             keep_open: whether `reply` stays unfinished until the request is over. An unfinished
                 reply reports when its client has cancelled or disconnected.
 
         Raises:
-            InputError: a token is outside the vocabulary, the utterance would have too many tokens,
-                or would end without any token.
+            InputError: the first token of the utterance is outside the vocabulary, the utterance
+                would have too many tokens, or would end without any token.
             StreamClosedError: the request is over, or an earlier message has ended the utterance.
                 In the second case the audio of the earlier messages is still computed and sent.
         """
         request.check_open()
         try:
-            array = request.checked_tokens(tokens, self._pipeline.config)
+            array, refusal = self._accepted(request, tokens)
             with self.lock:
+                end = end or refusal is not None
                 finished = self.scheduler.push(request, array, reply, end=end, keep_open=keep_open)
+                if refusal is not None and request.end_reason is None:
+                    request.refuse(refusal)
                 if request.status in (Status.UNOPENED, Status.READY):
                     self.lock.notify()
         except StreamClosedError:
@@ -177,7 +193,24 @@ class RequestPool:
         except Exception as error:
             self.cancel(request, to_public_error(error))
             raise
+        if refusal is not None:
+            attempt(self.observer.refused, refusal)
         finish(finished)
+
+    def _accepted(
+        self, request: Request, tokens: ArrayLike
+    ) -> tuple[NDArray[Any], InputError | None]:
+        """Returns the tokens of a message, or the tokens before the first one outside the
+        vocabulary and the error about it.
+        """
+        config = self._pipeline.config
+        try:
+            return request.checked_tokens(tokens, config), None
+        except InputError as error:
+            count = error.sound_tokens
+            if count is None or not request.chunker.new_tokens + count:
+                raise
+            return request.checked_tokens(np.asarray(tokens)[:count], config), error
 
     def cancel(self, request: Request, reason: Token2WavError | None = None) -> None:
         """Ends a request with an error, which its unfinished replies get. Without a reason, the
@@ -223,6 +256,12 @@ class RequestPool:
             self.cancel(request, to_public_error(error))
             self._release(request)
 
+    def _finish(self, request: Request, replies: list[Reply]) -> None:
+        if request.over and request.refusal is not None:
+            fail(replies, request.refusal)
+        else:
+            finish(replies)
+
     def _release(self, request: Request) -> None:
         finished: list[Reply] | None = None
         while finished is None or finished:  # messages may arrive while replies are finished
@@ -235,11 +274,12 @@ class RequestPool:
                 if over or not finished:
                     self.scheduler.release(request)
             if over and not cancelled:
-                reason = request.end_reason
-                self._over(request, reason.value if reason else "finished")
+                refusal, reason = request.refusal, request.end_reason
+                ended = reason.value if reason else "finished"
+                self._over(request, type(refusal).__name__ if refusal else ended)
             elif over and had_memory:  # another thread has cancelled it; its memory is freed now
                 self.changed()
-            finish(finished)
+            self._finish(request, finished)
             if over:
                 return
 

@@ -88,7 +88,7 @@ class Scheduler:
             InputError, StreamClosedError: as in `RequestPool.push`.
         """
         request.check_open()
-        if request.end_reason is None:
+        if not request.drops_tokens:
             self._add_tokens(request, tokens, end=end)
         merged = list[Reply]()
         if len(request.messages) >= MAX_WAITING_MESSAGES:

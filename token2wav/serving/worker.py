@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -299,5 +299,7 @@ class WorkerPool:
     def _send(self, chunk: AudioChunk, late: float, request: Request) -> None:
         with self.requests.lock:
             reply = request.next_reply()
+        if request.refusal is not None:  # the error follows
+            chunk = replace(chunk, final=False)
         reply.send(chunk)
         attempt(self.requests.observer.sent, request, chunk.duration_s, late)

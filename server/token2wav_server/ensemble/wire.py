@@ -220,7 +220,10 @@ def _error(request: Any) -> Token2WavError | None:
     if not (encoded := _array(request, "error").tobytes()):
         return None
     error_class, text = _ERRORS[encoded[0]], encoded[1:].decode()
-    return InputError(*text.split(": ", 1)) if error_class is InputError else error_class(text)
+    if error_class is InputError:
+        field, _, problem = text.partition(": ")
+        return InputError(field, problem)
+    return error_class(text)
 
 
 def _array(request: Any, name: str) -> NDArray[Any]:
