@@ -64,6 +64,9 @@ class BaseClient(Generic[UtteranceT]):
         token: access token, sent as `authorization: Bearer ...`. It is accepted only with TLS or
             for a server on this machine.
         max_message_mib: largest size of a request or a response in MiB.
+        keepalive_s: seconds between pings of an idle connection during an utterance, 2 to 86400; 0
+            for none. Pings keep proxies from closing the connection while no tokens are sent.
+            Without an answer within 20 s the connection counts as lost.
 
     Raises:
         InputError: an argument is invalid; the message names it.
@@ -84,6 +87,7 @@ class BaseClient(Generic[UtteranceT]):
         headers: Mapping[str, str] | None = None,
         token: str | None = None,
         max_message_mib: int = 64,
+        keepalive_s: float = 0.0,
     ) -> None:
         self._metadata = checked_metadata(url, tls, headers or {}, token)
         self._url = url
@@ -98,7 +102,7 @@ class BaseClient(Generic[UtteranceT]):
         # Open utterances. Threads need no lock, because each access is one atomic operation of a
         # set.
         self._utterances: set[UtteranceT] = set()
-        self._channel = open_channel(self._library, url, tls, max_message_mib)
+        self._channel = open_channel(self._library, url, tls, max_message_mib, keepalive_s)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         living_clients.add(self)
 

@@ -385,6 +385,12 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         64,
         type=_number(int, 1),
     )
+    option(
+        "--keepalive S",
+        "seconds between pings of an idle connection, at least 2; 0 for none",
+        0,
+        type=_number(float),
+    )
     access = parser.add_argument_group(
         "access", "--ca, --cert, --key and --server-name each turn TLS on"
     )

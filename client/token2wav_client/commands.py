@@ -325,6 +325,7 @@ def _connection(options: argparse.Namespace) -> dict[str, Any]:
         "headers": dict(options.header or []),
         "token": _token(options.token_file),
         "max_message_mib": options.max_message_mib,
+        "keepalive_s": options.keepalive,
     }
 
 

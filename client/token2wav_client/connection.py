@@ -25,6 +25,8 @@ _MAX_PORT = 65535
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|\[::1\]")
 _MIB = 2**20
 _MAX_MESSAGE_MIB = 2047  # gRPC stores the limit in bytes as a signed 32-bit integer
+# The server closes connections that ping more often, as it would a flood (docs/security.md).
+_LEAST_KEEPALIVE_S, _MOST_KEEPALIVE_S = 2, 86_400
 
 _CHANNEL_OPTIONS = (
     # Every client has its own connections. So a client does not wait for the reconnection pause of
@@ -118,7 +120,9 @@ def checked_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(_header(name, value) for name, value in headers.items())
 
 
-def open_channel(library: Any, url: str, tls: Tls | None, max_message_mib: int) -> Any:
+def open_channel(
+    library: Any, url: str, tls: Tls | None, max_message_mib: int, keepalive_s: float = 0.0
+) -> Any:
     """Opens a channel of `library`, which connects on first use.
 
     Args:
@@ -126,18 +130,28 @@ def open_channel(library: Any, url: str, tls: Tls | None, max_message_mib: int) 
         url: host:port of the server.
         tls: TLS settings; None for an unencrypted channel.
         max_message_mib: largest size of a request or a response in MiB.
+        keepalive_s: seconds between pings; 0 for none.
 
     Raises:
-        InputError: max_message_mib is outside its range.
+        InputError: max_message_mib or keepalive_s is outside its range.
     """
     if not 1 <= max_message_mib <= _MAX_MESSAGE_MIB:
         raise InputError(f"max_message_mib: {max_message_mib} is outside 1 to {_MAX_MESSAGE_MIB}")
+    if keepalive_s and not _LEAST_KEEPALIVE_S <= keepalive_s <= _MOST_KEEPALIVE_S:
+        raise InputError(
+            f"keepalive_s: {keepalive_s:g} is neither 0 nor {_LEAST_KEEPALIVE_S} to "
+            f"{_MOST_KEEPALIVE_S}"
+        )
     limit = max_message_mib * _MIB
     options: list[tuple[str, str | int]] = [
         *_CHANNEL_OPTIONS,
         ("grpc.max_send_message_length", limit),
         ("grpc.max_receive_message_length", limit),
     ]
+    if keepalive_s:
+        options.append(("grpc.keepalive_time_ms", round(1000 * keepalive_s)))
+        # By default, gRPC stops after two pings between which no tokens were sent.
+        options.append(("grpc.http2.max_pings_without_data", 0))
     if tls is None:
         return library.insecure_channel(url, options=options)
     if tls.server_name is not None:

@@ -4,6 +4,7 @@ failed calls.
 
 from __future__ import annotations
 
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,6 +49,9 @@ NOBODY = "127.0.0.1:1"
         ),
         ({"max_message_mib": 0}, "max_message_mib: 0 is outside 1 to 2047"),
         ({"max_message_mib": 2048}, "max_message_mib: 2048 is outside 1 to 2047"),
+        ({"keepalive_s": 1.5}, "keepalive_s: 1.5 is neither 0 nor 2 to 86400"),
+        ({"keepalive_s": math.inf}, "keepalive_s: inf is neither 0 nor 2 to 86400"),
+        ({"keepalive_s": math.nan}, "keepalive_s: nan is neither 0 nor 2 to 86400"),
         ({"retries": -1}, "retries: -1 sent; must be 0 or more"),
     ],
 )

@@ -36,6 +36,9 @@ _GRACE_S = 8.0
 # loaded; in either case they have no utterance.
 _IDLE_GRACE_S = 2.0
 _EXIT_TIMEOUT_S = 10  # longer than the grace period, because Triton logs an error after this time
+# Least interval of the pings of a client that waits for its language model. Triton closes
+# connections that ping more often, such as floods of pings. Its own default is 5 minutes.
+_PING_INTERVAL_MS = 1000
 _GRPC_VARIABLE = "TOKEN2WAV_GRPC"  # names the gRPC endpoint for models that are its clients
 _POLL_S = 0.05
 _CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
@@ -312,6 +315,7 @@ class TritonServer:
             f"--http-port={self._inner.http}",
             f"--grpc-address={self.host}",
             f"--grpc-port={self.ports.grpc}",
+            f"--grpc-http2-min-recv-ping-interval-without-data={_PING_INTERVAL_MS}",
             f"--metrics-address={LOOPBACK}",
             f"--metrics-port={self._inner.metrics}",
             f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
