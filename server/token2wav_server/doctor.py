@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -28,9 +28,9 @@ from token2wav.config.values import number
 from token2wav.errors import Token2WavError
 from token2wav.hub import MODEL_HELP, model_folder
 from token2wav_server.launcher.binaries import find_tritonserver
-from token2wav_server.launcher.errors import ServerError
+from token2wav_server.launcher.errors import PortInUseError, ServerError
 from token2wav_server.launcher.memory import default_bound_mib
-from token2wav_server.launcher.ports import LOOPBACK, Ports, listening
+from token2wav_server.launcher.ports import LOOPBACK, Ports, client_host, fetched, listening
 
 PROGRAM = "token2wav doctor"
 SOUND, FAULTY = 0, 3
@@ -52,6 +52,7 @@ _READINGS = 1000
 _SLOW_READING_S = 1e-6
 _SPEECH_SECONDS, _PROMPT_SECONDS = 30, 3  # of the streams that memory is counted for
 _MIB = 1 << 20
+_MEMORY_CHECK = "model's memory"
 
 
 @dataclass(frozen=True)
@@ -248,16 +249,32 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
 
 
 def ports(host: str = LOOPBACK, numbers: Ports | None = None) -> Finding:
-    """Checks that the ports of a server are free.
+    """Checks that the ports of a server are free, or that a server is already running on them.
 
     Raises:
-        PortInUseError: one is taken.
+        PortInUseError: another program has taken one.
     """
     chosen = asdict(numbers or Ports())
-    for service, port in chosen.items():
-        listening(host, port, service).close()
+    try:
+        for service, port in chosen.items():
+            listening(host, port, service).close()
+    except PortInUseError:
+        if not server_runs(host, chosen["http"]):
+            raise
+        return Finding(
+            "ports",
+            "warning",
+            f"a server already runs here, with HTTP on port {chosen['http']} of {host}; for a "
+            "second one choose other ports: --http-port, --grpc-port and --metrics-port",
+        )
     shown = ", ".join(f"{service} {port}" for service, port in chosen.items())
     return Finding("ports", "ok", f"{shown} are free on {host}")
+
+
+def server_runs(host: str, http_port: int) -> bool:
+    """Returns whether a Triton server answers on an HTTP port of this machine."""
+    answer = fetched(http_port, "/v2", client_host(host))
+    return answer is not None and b'"name":"triton"' in answer
 
 
 def memory() -> Finding:
@@ -354,7 +371,7 @@ def _need(model: Any, settings: Any, device: Any) -> Finding:
     from token2wav.execution.device import available_bytes, cache_bytes
     from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
 
-    runtime, name = settings.runtime, "model's memory"
+    runtime, name = settings.runtime, _MEMORY_CHECK
     on_gpu = device.type == "cuda"
     precision = runtime.precision
     if precision == "auto":
@@ -425,7 +442,12 @@ def _all_checks(options: argparse.Namespace) -> dict[str, Check]:
 
 
 def _pulled_model(options: argparse.Namespace) -> Iterator[Finding]:
-    yield from examine_model(model_folder(options.model), options.config)
+    for finding in examine_model(model_folder(options.model), options.config):
+        full = finding.check == _MEMORY_CHECK and finding.state == "error"
+        if full and server_runs(options.host, options.http_port):
+            text = f"{finding.message}; the server that runs here holds a part of it"
+            finding = replace(finding, state="warning", message=text)
+        yield finding
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -78,19 +78,24 @@ def reserved(host: str) -> socket.socket:
     return reservation
 
 
+def client_host(host: str) -> str:
+    """Returns the address of a server that listens on `host`, for clients on this machine."""
+    return {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+
+
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def fetched(port: int, path: str) -> bytes | None:
-    """Fetches a path from tritonserver on a port of the loopback interface, without a proxy.
+def fetched(port: int, path: str, host: str = LOOPBACK) -> bytes | None:
+    """Fetches a path from a server on this machine, without a proxy.
 
     Returns:
         The body of the response; None if the request fails or its status is not 200.
     """
     with (
         suppress(OSError, http.client.HTTPException),
-        closing(http.client.HTTPConnection(LOOPBACK, port, timeout=2)) as connection,
+        closing(http.client.HTTPConnection(host, port, timeout=2)) as connection,
     ):
         connection.request("GET", path)
         response = connection.getresponse()

@@ -23,7 +23,7 @@ from token2wav_server.launcher.binaries import find_tritonserver
 from token2wav_server.launcher.errors import ServerError, ServerStartError
 from token2wav_server.launcher.log import LogPump, failure_reason, is_relevant, last_lines, show
 from token2wav_server.launcher.memory import resident_mib
-from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
+from token2wav_server.launcher.ports import LOOPBACK, Ports, client_host, fetched, reserved
 from token2wav_server.launcher.repository import chosen, fitted, models_in, usual_models
 from token2wav_server.model_process import CANARY_VARIABLE, DRAIN_VARIABLE
 
@@ -112,9 +112,9 @@ class TritonServer:
         self._drain_file = Path()
         self._stop_grace_s = _GRACE_S
         self._inner = self.ports
-        client_host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+        address = client_host(host)
         self.grpc_url, self.http_url, self.metrics_url = (
-            f"[{client_host}]:{port}" if ":" in client_host else f"{client_host}:{port}"
+            f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
             for port in (self.ports.grpc, self.ports.http, self.ports.metrics)
         )
         self.version = ""
