@@ -222,7 +222,7 @@ def parser() -> CommandParser:
         ),
         (
             "--admin-key-file",
-            "file with the key that opens model control, trace and logging calls and HTTP "
+            "file with the key that opens the list of models, trace and logging calls and HTTP "
             "inference; created if it does not exist (default: a secret key)",
         ),
     ):
