@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -27,6 +28,10 @@ from token2wav_client.wire import Opening
 
 NOTHING = "left before any answer"
 AUDIO = "audio"
+_CROWD, _CROWD_TOKENS = (
+    16,
+    1500,
+)  # streams and their tokens; more streams than a soak's server admits
 
 
 @dataclass(frozen=True)
@@ -197,6 +202,21 @@ def _stop_reading(scene: Scene, *, read_on: bool) -> str:
     if read_on and (fault := answers.errors or line.fault(answers.audio)):
         raise WrongAnswerError(f"what was read late of '{line.name}' is wrong: {fault}")
     return AUDIO
+
+
+def crowd_of_long_texts(scene: Scene) -> str:
+    """Sends long texts at full speed, as many as the server admits, and leaves after some audio."""
+    line, answers = scene.line(at_least=100), Answers()
+    tokens = np.tile(
+        line.tokens, (_CROWD_TOKENS // len(line.tokens), *[1] * (line.tokens.ndim - 1))
+    )
+    with ExitStack() as stack:
+        streams = [stack.enter_context(scene.stream()) for _ in range(_CROWD)]
+        for stream in streams:
+            stream.send(tokens, scene.opening(line, keep_open=False), end=True)
+        for stream in streams:
+            stream.read(answers)
+    return AUDIO if answers.audio else answers.errors[0]
 
 
 def in_the_first_request(spoil: Spoil) -> Callable[[Scene], str]:
@@ -424,6 +444,7 @@ _MISDEEDS: list[Misdeed[Scene]] = [
     ),
     Misdeed("stall", "stops reading and leaves", stops_reading_and_leaves, AUDIO),
     Misdeed("stall", "stops reading and reads on", stops_reading_and_reads_on, AUDIO),
+    Misdeed("crowd", "long texts at full speed", crowd_of_long_texts, AUDIO),
     Misdeed("garbage", "tokens after the end", tokens_after_the_end, "ended"),
     Misdeed("garbage", "id of another", id_of_another, "an open stream of another client"),
     Misdeed("garbage", "unknown sequence", unknown_sequence, "is no open stream"),

@@ -59,7 +59,7 @@ stream: {{first_tokens: 0, lookahead_frames: 0}}  # so that audio can be compare
 limits: {{streams: {streams}, idle_seconds: {idle}}}
 runtime: {{cache_mib: 64}}
 """
-_KINDS = ("cancel", "vanish", "stall", "garbage", "garbage")
+_KINDS = ("cancel", "vanish", "stall", "crowd", "garbage", "garbage")
 # Errors after which well-behaved clients try again.
 _AGAIN = re.compile(f"{OVERLOAD}|is not registered here")
 OPERATIONS_SHARE = 0.1

@@ -24,5 +24,5 @@ def test_some_seconds_among_misbehaving_clients(tmp_path: Path, model: str) -> N
     """
     result = soak(replace(PLAN, model=model), tmp_path)
     assert result["problems"] == [], f"{PLAN}"
-    assert result["misbehaved"].keys() == {"cancel", "vanish", "stall", "garbage"}
+    assert result["misbehaved"].keys() == {"cancel", "vanish", "stall", "crowd", "garbage"}
     assert result["behaved"]["utterances"] > 0
