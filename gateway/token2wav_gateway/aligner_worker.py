@@ -3,7 +3,8 @@
     python -m token2wav_gateway.aligner_worker NAME MEMORY_MIB
 
 `word_times.py` starts it, and ends it if it takes too long. A request is a header, the text, and
-the samples. An answer is its length and a JSON object: `ready`, `words` or `error`.
+the samples. An answer is the number of its request, its length, and a JSON object: `ready`, `words`
+or `error`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import struct
 import sys
 from typing import Any, BinaryIO
 
-REQUEST = struct.Struct("<IIi")  # bytes of the text, bytes of the samples, sample rate
-ANSWER = struct.Struct("<I")  # bytes of the JSON
+REQUEST = struct.Struct("<QIIi")  # number, bytes of the text, bytes of the samples, sample rate
+ANSWER = struct.Struct("<QI")  # number of the request, bytes of the JSON
+LOADED = 0  # number of the first answer, which no request asks for
 _NICE = 10  # audio goes first
 _PR_SET_PDEATHSIG = 1
 
@@ -41,11 +43,12 @@ def main() -> None:
     try:
         aligner = factory(name)()
     except Exception as error:
-        _answer(answers, {"error": f"{type(error).__name__}: {error}"[:500]})
+        _answer(answers, LOADED, {"error": f"{type(error).__name__}: {error}"[:500]})
         return
-    _answer(answers, {"ready": True})
+    _answer(answers, LOADED, {"ready": True})
+    process = os.getpid()
     while header := sys.stdin.buffer.read(REQUEST.size):
-        text_bytes, sample_bytes, rate_hz = REQUEST.unpack(header)
+        number, text_bytes, sample_bytes, rate_hz = REQUEST.unpack(header)
         text = sys.stdin.buffer.read(text_bytes).decode()
         samples = np.frombuffer(sys.stdin.buffer.read(sample_bytes), "<i2")
         try:
@@ -54,12 +57,14 @@ def main() -> None:
             content = json.dumps({"words": words}, allow_nan=False)
         except Exception as error:  # its message may repeat the text, which is never logged
             content = json.dumps({"error": type(error).__name__})
-        _answer(answers, content)
+        if os.getpid() != process:  # the aligner has forked, and its parent answers
+            os._exit(0)
+        _answer(answers, number, content)
 
 
-def _answer(answers: BinaryIO, content: dict[str, Any] | str) -> None:
+def _answer(answers: BinaryIO, number: int, content: dict[str, Any] | str) -> None:
     encoded = (content if isinstance(content, str) else json.dumps(content)).encode()
-    answers.write(ANSWER.pack(len(encoded)) + encoded)
+    answers.write(ANSWER.pack(number, len(encoded)) + encoded)
     answers.flush()
 
 

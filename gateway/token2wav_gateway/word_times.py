@@ -8,6 +8,7 @@ a text, and never its audio.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import math
@@ -26,10 +27,11 @@ from numpy.typing import NDArray
 
 from token2wav_client import AudioChunk
 from token2wav_gateway import aligners
-from token2wav_gateway.aligner_worker import ANSWER, REQUEST
+from token2wav_gateway.aligner_worker import ANSWER, LOADED, REQUEST
 from token2wav_gateway.aligners import Word
 from token2wav_gateway.encoding import RATE_HZ, mixed_down
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.sentences import has_words
 from token2wav_gateway.settings import AlignerSettings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class WordTimes:
         self._alignments: set[asyncio.Task[list[Word] | None]] = set()
         self._loading: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._pause_until = -math.inf
+        self._requests = itertools.count(LOADED + 1)
         self._closed = False
 
     @property
@@ -90,7 +93,7 @@ class WordTimes:
             Words in their order; an empty list if there is no aligner, or nothing to align; None if
             the aligner has failed, took too long, or too many texts wait for it.
         """
-        if self._settings.name is None or not _has_words(text):
+        if self._settings.name is None or not has_words(text):
             return []
         if samples is None or len(samples) > self.longest_s * RATE_HZ:
             self._metrics.alignments.labels("long").inc()
@@ -128,6 +131,9 @@ class WordTimes:
             except _AlignerError as error:
                 outcome = "failed"
                 log.warning("aligner: %s", error)
+            except Exception as error:  # its message may repeat the text, which is never logged
+                outcome = "failed"
+                log.error("aligner: %s", type(error).__name__)
         if outcome == "late":
             log.warning("aligner: no times within %g s", self._settings.timeout_s)
         self._metrics.alignments.labels(outcome).inc()
@@ -141,11 +147,13 @@ class WordTimes:
         If the answer is not read, because of a time-out or an error, the process is replaced.
         """
         encoded, pcm, answer = text.encode(), samples.astype("<i2").tobytes(), None
+        number = next(self._requests)
+        header = REQUEST.pack(number, len(encoded), len(pcm), RATE_HZ)
         try:
             assert process.stdin is not None
-            process.stdin.write(REQUEST.pack(len(encoded), len(pcm), RATE_HZ) + encoded + pcm)
+            process.stdin.write(header + encoded + pcm)
             await process.stdin.drain()
-            answer = await _read(process)
+            answer = await _read(process, number)
         except (OSError, EOFError):
             raise _AlignerError("its process has crashed") from None
         finally:
@@ -185,7 +193,7 @@ class WordTimes:
         reason, loaded = "its process has crashed while it loaded", False
         try:
             with anyio.move_on_after(_LOAD_S) as waiting, suppress(OSError, EOFError):
-                answer = await _read(process)
+                answer = await _read(process, LOADED)
                 loaded = answer.get("ready") is True
                 reason = str(answer.get("error", reason))
             if loaded:
@@ -301,9 +309,10 @@ def checked(words: Any, text: str, seconds: float) -> list[Word]:
         word, *times = item
         if (found := text.find(word, position)) < 0:
             raise _AlignerError("its answer has a word that is not in the text")
-        if not all(type(time) in (int, float) and math.isfinite(time) for time in times):
-            raise _AlignerError("its answer has a time that is not a finite number")
+        if not all(type(time) in (int, float) for time in times):
+            raise _AlignerError("its answer has a time that is not a number")
         start, end = times
+        # Numbers that are not finite are outside the audio, and so are integers of any size.
         if not latest <= start <= end <= seconds + _TOLERANCE_S:
             raise _AlignerError("its answer has a time out of order, or outside the audio")
         aligned.append(Word(word, start, min(end, seconds)))
@@ -311,19 +320,17 @@ def checked(words: Any, text: str, seconds: float) -> list[Word]:
     return aligned
 
 
-def _has_words(text: str) -> bool:
-    return any(character.isalnum() for character in text)
-
-
-async def _read(process: asyncio.subprocess.Process) -> dict[str, Any]:
-    """Reads an answer of the process.
+async def _read(process: asyncio.subprocess.Process, number: int) -> dict[str, Any]:
+    """Reads the answer of the process to a request.
 
     Raises:
         EOFError: the process has ended.
-        _AlignerError: the answer is no JSON object, or too long.
+        _AlignerError: the answer belongs to another request, is no JSON object, or is too long.
     """
     assert process.stdout is not None
-    [length] = ANSWER.unpack(await process.stdout.readexactly(ANSWER.size))
+    answered, length = ANSWER.unpack(await process.stdout.readexactly(ANSWER.size))
+    if answered != number:
+        raise _AlignerError("its answer belongs to another text")
     if length > _MOST_ANSWER_BYTES:
         raise _AlignerError(f"its answer has {length} bytes; at most {_MOST_ANSWER_BYTES} allowed")
     try:

@@ -161,6 +161,22 @@ def test_processes_that_an_aligner_has_started_end_with_it() -> None:
     run(work)
 
 
+@pytest.mark.parametrize("name", ["ForksAndAnswers", "AnswersTwice"])
+def test_a_late_answer_is_not_taken_for_the_next_text(name: str) -> None:
+    """The answer to the first text would pass every check of the next one."""
+
+    async def work() -> None:
+        async with aligning(name) as word_times:
+            await word_times.of("bad", SECOND[::2])
+            await asyncio.sleep(1)
+            times = [rounded(await word_times.of("bad", SECOND)) for _ in range(2)]
+            whole = [("b", 0, 333), ("a", 333, 667), ("d", 667, 1000)]
+            assert all(words in (None, whole) for words in times), times
+            assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
+
+    run(work)
+
+
 def test_texts_behind_one_that_hangs_are_late_too_and_do_not_end_the_process() -> None:
     async def work() -> None:
         async with aligning("Hangs", metrics := Metrics(), timeout_s=4) as word_times:
@@ -259,6 +275,8 @@ RUBBISH: list[Any] = [
     [["a", True, 1]],
     [["a", float("nan"), 0.1]],
     [["a", 0.0, float("inf")]],
+    [["a", 0, 10**400]],
+    [["a", -(10**400), 0]],
     [["a", -0.1, 0.1]],
     [["a", 0.2, 0.1]],
     [["a", 0.5, 0.6], ["b", 0.4, 0.7]],
@@ -277,7 +295,8 @@ def test_times_may_exceed_the_audio_by_a_frame() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["[(chr(122), 0, 1)]", "3", "[(set(), 0, 1)]", "[('b', 0.0, 9e9)]"]
+    "answer",
+    ["[(chr(122), 0, 1)]", "3", "[(set(), 0, 1)]", "[('b', 0.0, 9e9)]", "[('b', 0, 10**400)]"],
 )
 def test_rubbish_of_a_process_fails_its_text(answer: str) -> None:
     async def work() -> None:

@@ -37,6 +37,20 @@ class Forks(Letters):
             time.sleep(3600)
         os._exit(0)
 
+class ForksAndAnswers(Letters):
+    def bad(self, text, samples):
+        if os.fork() == 0:
+            time.sleep(0.5)
+        return self.good(text, samples)
+
+class AnswersTwice(Letters):
+    def bad(self, text, samples):
+        parent = os.getpid()
+        if os.fork() == 0:
+            os.getpid = lambda: parent
+            time.sleep(0.5)
+        return self.good(text, samples)
+
 class Exits(Letters):
     def bad(self, text, samples):
         os._exit(0)
@@ -79,7 +93,7 @@ class FailsToLoad(Letters):
 """
 NAMES = (
     *("Letters", "Hangs", "HangsDeaf", "Exits", "Crashes", "Raises", "Greedy", "Prints", "Floods"),
-    *("Forks", "Rubbish", "SlowToLoad", "FailsToLoad"),
+    *("Forks", "ForksAndAnswers", "AnswersTwice", "Rubbish", "SlowToLoad", "FailsToLoad"),
 )
 
 
