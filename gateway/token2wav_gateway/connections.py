@@ -6,8 +6,9 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from token2wav_gateway.turns import Turns
 
@@ -20,6 +21,8 @@ _LEAST_BYTES, _MOST_BYTES = 512, 4096
 _FAST_S = 0.0003
 _UNSENT = 64 << 10  # bytes that wait in the operating system
 _CLOSE_S = 10.0  # for a client to take the last bytes
+
+_ResultT = TypeVar("_ResultT")
 
 
 class Reader(Protocol):
@@ -89,7 +92,7 @@ class Connections:
 
 
 class Connection:
-    """A connection, as uvicorn sees its transport. It reads in turn with the other connections.
+    """A connection, as uvicorn sees its transport. It works in turn with the other connections.
 
     Attributes:
         address: address of the client.
@@ -142,6 +145,10 @@ class Connection:
             self._transport.abort()
         fast = time.perf_counter() - started < _FAST_S
         self._size = min(2 * self._size, _MOST_BYTES) if fast else _LEAST_BYTES
+
+    async def in_turns(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
+        """Runs work for a message of the client, in turn with the other connections."""
+        return await self._turns.run(self, work)
 
     def pause_reading(self) -> None:
         self._paused = True

@@ -169,6 +169,10 @@ class SocketConnection(WebSocketsSansIOProtocol, _Buffered):
     def evictable(self) -> bool:
         return self.close_sent
 
+    async def run_asgi(self) -> None:
+        self.scope["state"]["connection"] = self.connection
+        await super().run_asgi()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.config.client_connections.remove(self.connection)

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import WebSocket
 
 from token2wav_gateway.access import Holder
-from token2wav_gateway.channel import Channel, FatalError, run_until_one_ends
+from token2wav_gateway.channel import Channel, run_until_one_ends
 from token2wav_gateway.encoding import RATE_HZ
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
 from token2wav_gateway.gateway import Gateway
@@ -30,9 +30,12 @@ from token2wav_gateway.realtime_events import (
     parse_event,
 )
 from token2wav_gateway.realtime_response import Order, SpokenResponse, new_id
+from token2wav_gateway.sentences import has_words
 from token2wav_gateway.tracing import trace_headers
 
 _VOICE = "alloy"  # of a session without a voice; the setting `voices.default` speaks for it
+# Events that count as requests of the key, also if they are refused.
+_COUNTED = ("session.update", "response.create")
 _MOST_ITEMS = 256  # of the conversation; the oldest spoken items are forgotten
 
 
@@ -56,7 +59,8 @@ class RealtimeSession:
     A wrong event gets an error, and the session goes on.
 
     Args:
-        holder: holder of the client's key, for which each sentence counts as a request.
+        holder: holder of the client's key. Each `session.update`, each `response.create` and each
+            further sentence of a response count as requests.
         ending: event after which the session ends as soon as nothing is spoken.
     """
 
@@ -91,19 +95,17 @@ class RealtimeSession:
     async def _read(self) -> None:
         """Reads events until the client disconnects."""
         while True:
-            message: Any = None
-            try:
-                message = await self._channel.receive()
-                await self._take(message)
-            except FatalError:
-                raise
-            except GatewayError as error:
-                self._gateway.metrics.refused.labels(error.status).inc()
-                body = error.body["error"] | {"event_id": event_id_of(message)}
-                await self._send("error", error=body)
+            await self._channel.take(self._take, self._refuse)
+
+    async def _refuse(self, error: GatewayError, message: Any) -> None:
+        self._gateway.metrics.refused.labels(error.status).inc()
+        body = error.body["error"] | {"event_id": event_id_of(message)}
+        await self._send("error", error=body)
 
     async def _take(self, message: Any) -> None:
         """Takes an event of the client."""
+        if isinstance(message, dict) and message.get("type") in _COUNTED:
+            self._holder.count_request()
         event = parse_event(message)
         if isinstance(event, SessionUpdate):
             self._update(event.session)
@@ -220,13 +222,19 @@ class RealtimeSession:
         texts = [item.text or "" for item in waiting]
         if options.input is not None:
             waiting, texts = [], [item.text for item in options.input]
+        text = "\n".join(texts)
+        if not has_words(text):
+            raise RequestError(
+                "response.create: no text waits to be spoken; send conversation.item.create before",
+                param="type",
+            )
         self._check_length("response.input", "".join(texts))
         if options.instructions is not None:
             self._check_length("response.instructions", options.instructions)
         voice_name = options.voice_name or self._voice_name
         in_conversation = options.conversation == "auto"
         order = Order(
-            "\n".join(texts),
+            text,
             self._gateway.voices.get(voice_name),
             voice_name,
             self._instructions if options.instructions is None else options.instructions or None,
@@ -238,11 +246,6 @@ class RealtimeSession:
         response = SpokenResponse(
             self._gateway.speech, self._holder, self._send, order, self._limits.text_characters
         )
-        if response.empty:
-            raise RequestError(
-                "response.create: no text waits to be spoken; send conversation.item.create before",
-                param="type",
-            )
         for item in waiting:
             item.text = None
         if in_conversation:

@@ -57,7 +57,7 @@ class SpokenResponse:
     """Speech of a text, with its events.
 
     Args:
-        holder: holder of the client's key, for which each sentence counts as a request.
+        holder: holder of the client's key. Each sentence after the first counts as a request.
         longest: characters after which a sentence is cut.
 
     Attributes:
@@ -80,11 +80,6 @@ class SpokenResponse:
         self._speaking: asyncio.Task[None] | None = None
         self._cancelled = False
         self._end_reason: EndReason | None = None
-
-    @property
-    def empty(self) -> bool:
-        """Whether the text has no words."""
-        return not self._sentences
 
     @property
     def audio_ms(self) -> int:
@@ -129,10 +124,10 @@ class SpokenResponse:
 
     async def _speak(self) -> None:
         order = self._order
-        for sentence, part in zip(
-            self._sentences, _slices(order.text, self._sentences), strict=True
-        ):
-            self._holder.count_request()
+        parts = _slices(order.text, self._sentences)
+        for index, (sentence, part) in enumerate(zip(self._sentences, parts, strict=True)):
+            if index:  # the first one was counted with its event
+                self._holder.count_request()
             self._transcript += part
             await self._send_of_part("response.output_audio_transcript.delta", delta=part)
             encoder, progress = Encoder("pcm"), Progress()

@@ -101,7 +101,7 @@ class SentenceSplitter:
         before = self._rest.rstrip()
         self._rest += word
         after_mark = bool(before) and not before[-1].isalnum()
-        if self._granularity == "none" or not after_mark or not _has_words(word):
+        if self._granularity == "none" or not after_mark or not has_words(word):
             return []
         *ended, last = self._parts(self._rest)
         return self._release(len(self._rest) - len(last)) if ended else []
@@ -113,7 +113,7 @@ class SentenceSplitter:
             return False
         if "\n" in space:
             return True
-        if marked[-1].isalnum() or not _has_words(tail := self._rest[-_END:]):
+        if marked[-1].isalnum() or not has_words(tail := self._rest[-_END:]):
             return False
         return all(self._parts(tail + word)[-1] == word for word in _NEXT_WORDS)
 
@@ -176,8 +176,9 @@ def _columns(text: str) -> int:
 
 def _spoken(sentences: Iterable[str]) -> list[str]:
     """Returns the sentences with a letter or a digit. A language model can say nothing else."""
-    return [sentence.strip() for sentence in sentences if _has_words(sentence)]
+    return [sentence.strip() for sentence in sentences if has_words(sentence)]
 
 
-def _has_words(text: str) -> bool:
+def has_words(text: str) -> bool:
+    """Returns whether a text has a letter or a digit."""
     return any(letter.isalnum() for letter in text)

@@ -143,9 +143,10 @@ class Session:
         self._utterance_index = 0
         self._sentences = 0
         self._has_text = False
+        self._closing = False  # session.close has arrived
 
     async def run(self) -> None:
-        await self._configure(await self._channel.receive())
+        await self._channel.take(self._configure)
         try:
             await run_until_one_ends(self._read(), self._speak_all(), self._drain())
         finally:
@@ -175,18 +176,16 @@ class Session:
     async def _read(self) -> None:
         """Reads messages until the client disconnects. A wrong one does not end the session."""
         while True:
-            try:
-                await self._take(await self._channel.receive())
-            except FatalError:
-                raise
-            except GatewayError as error:
-                self._gateway.metrics.refused.labels(error.status).inc()
-                await self._channel.send(error_event(error))
+            await self._channel.take(self._take, self._refuse)
+
+    async def _refuse(self, error: GatewayError, _: Any) -> None:
+        self._gateway.metrics.refused.labels(error.status).inc()
+        await self._channel.send(error_event(error))
 
     async def _take(self, content: Any) -> None:
         """Takes a message."""
         if isinstance(content, dict) and content.get("type") == "session.config":
-            self._holder.count_request()  # it reads a voice
+            self._holder.count_request()
             await self._configure(content)
             return
         message = self._checked(SocketMessage, content)
@@ -194,13 +193,15 @@ class Session:
             self._has_text = self._has_text or bool(message.text)
             for start in range(0, len(message.text), _SLICE):
                 self._append(self._splitter.feed(message.text[start : start + _SLICE]))
-                await asyncio.sleep(0)  # lets other clients get their audio
+                await asyncio.sleep(0)  # until the next turn
         elif message.type == "input.done":
             self._append(self._splitter.close())
             self._waiting.put_nowait(_End(self._utterance_index, self._sentences))
             self._begin_utterance()
         elif message.type == "session.close":
-            self._waiting.put_nowait(_Close())
+            if not self._closing:
+                self._closing = True
+                self._waiting.put_nowait(_Close())
         else:
             await self._cancel()
 
@@ -225,14 +226,14 @@ class Session:
         self._splitter.close()
         if self._has_text:
             self._begin_utterance()
-        closes, self._unspoken = False, 0
+        self._unspoken = 0
         while not self._waiting.empty():
-            closes = isinstance(self._waiting.get_nowait(), _Close) or closes
+            self._waiting.get_nowait()
             self._waiting.task_done()
         # A sentence that has just ended cannot be cancelled.
         if self._speaking is None or not self._speaking.cancel():
             await self._send("audio.cancelled", utterance_index=None, sentence_index=None)
-        if closes:
+        if self._closing:
             self._waiting.put_nowait(_Close())
 
     async def _speak_all(self) -> None:

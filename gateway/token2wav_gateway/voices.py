@@ -33,6 +33,7 @@ from token2wav_gateway.errors import (
     StorageError,
     TooLargeError,
 )
+from token2wav_gateway.file_cache import FileCache
 from token2wav_gateway.listener import Listener
 from token2wav_gateway.settings import VoiceSettings
 
@@ -49,6 +50,7 @@ _OPENAI_VOICES = frozenset(
     {"alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx"}
     | {"sage", "shimmer", "verse", "default"}  # the last one in requests of vLLM-Omni
 )
+_MOST_READ = 128  # voices that are remembered, with up to 0.5 MB each
 _MOST_WAITING = 8  # recordings that clients have sent, each of which is in memory
 
 
@@ -128,6 +130,7 @@ class VoiceFolder:
         self._listener = (
             Listener(settings.model, settings.longest_s) if settings.model is not None else None
         )
+        self._read = FileCache[Voice](_MOST_READ)
         self._waiting = 0
         if settings.folder is not None:
             settings.folder.mkdir(parents=True, exist_ok=True)
@@ -168,15 +171,22 @@ class VoiceFolder:
             name = self._settings.default
             path = folder / f"{name}.safetensors"
         if not _NAME.fullmatch(name) or not _is_file(path):
-            known = ", ".join(self.names()[:10]) or "no voice yet"
-            raise NotFoundError(f"voice: {name[:64]!r} is not one of: {known}", param="voice")
+            raise self._unknown(name)
+        files = (path, path.with_suffix(".json"))
         try:
-            tensors = ClientVoice.load(path)
-            return replace(_described(path), tensors=tensors)
+            return self._read.get(
+                files, lambda: replace(_described(path), tensors=ClientVoice.load(path))
+            )
         except (VoiceError, OSError) as error:
+            if not _is_file(path):  # deleted meanwhile
+                raise self._unknown(name) from None
             # The message contains the path, which is nothing for a caller.
             log.error("%s", error)
             raise GatewayError(f"voice {name}: its file cannot be read") from None
+
+    def _unknown(self, name: str) -> NotFoundError:
+        known = ", ".join(self.names()[:10]) or "no voice yet"
+        return NotFoundError(f"voice: {name[:64]!r} is not one of: {known}", param="voice")
 
     def list(self) -> list[Voice]:
         """Reads the descriptions of all voices, without their tensors.
@@ -342,7 +352,7 @@ def _described(path: Path) -> Voice:
         GatewayError: there is no such file, or the description is damaged.
     """
     if not _is_file(path):
-        raise GatewayError(f"voice {path.stem}: is no file")
+        raise NotFoundError(f"voice: {path.stem!r} is no file", param="voice")
     if (description := Description.of(path)) is None:
         return Voice(path.stem, created=int(path.stat().st_mtime))
     return Voice(

@@ -22,12 +22,21 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import AudioChunk
 from token2wav_gateway import access
 from token2wav_gateway.app import create_app
+from token2wav_gateway.connections import Connection
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech import Speech
+from token2wav_gateway.turns import Turns
 
-SCOPE: dict[str, Any] = {"type": "websocket", "path": "/v1/audio/speech/stream", "headers": []}
+
+def scope_of(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    return {
+        "type": "websocket",
+        "path": "/v1/audio/speech/stream",
+        "headers": list(headers),
+        "state": {"connection": Connection(asyncio.Transport(), Turns())},
+    }
 
 
 class Client:
@@ -92,7 +101,7 @@ def serve(client: Client, settings: dict[str, Any], headers: Any = ()) -> None:
     async def served() -> None:
         app = create_app(Settings.model_validate(settings), Metrics())
         async with app.router.lifespan_context(app):
-            scope = SCOPE | {"headers": list(headers)}
+            scope = scope_of(*headers)
             socket = WebSocket(scope, client.receive, client.send)
             await asyncio.wait_for(app.state.sockets.serve(socket), PATIENCE_SECONDS)
 
@@ -171,7 +180,7 @@ def test_a_long_message_does_not_hold_up_other_clients(tmp_path: Path) -> None:
         client = Client({"voice": "anna"}, {"type": "input.text", "text": ". " * (length // 2)})
         turns = 0
         async with app.router.lifespan_context(app):
-            socket = WebSocket(SCOPE, client.receive, client.send)
+            socket = WebSocket(scope_of(), client.receive, client.send)
             serving = asyncio.create_task(app.state.sockets.serve(socket))
             while not serving.done():
                 await asyncio.sleep(0)

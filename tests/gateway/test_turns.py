@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from token2wav_gateway.turns import Turns
 
 
@@ -51,6 +53,61 @@ def test_reads_pause_as_long_as_they_last() -> None:
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)
         assert len(line.log) == 4
+
+    asyncio.run(scenario())
+
+
+def test_tasks_take_turns_with_reads_and_pause_too() -> None:
+    async def scenario() -> None:
+        line, done = Line(), list[str]()
+        storm = Client(line, "storm", 0.003, 1)
+
+        async def work(number: int) -> None:
+            line.now += 0.003
+            await asyncio.sleep(0)
+            line.now += 0.003
+            done.append(f"message {number}")
+
+        messages = asyncio.gather(*(line.turns.run(storm, work(number)) for number in range(3)))
+        await asyncio.sleep(0.05)
+        assert done == []  # two steps, and then a pause
+        line.join("health", 0.0001)
+        await line.finish(1)
+        while len(done) < 3:
+            await asyncio.sleep(0)
+            line.now += 0.001
+        assert line.log == ["health"]
+        await messages
+        assert storm.turn == pytest.approx(0.018)
+
+    asyncio.run(scenario())
+
+
+def test_a_task_that_is_cancelled_keeps_no_turn() -> None:
+    async def scenario() -> None:
+        line, done = Line(), list[str]()
+        storm, ended = Client(line, "storm", 0.003, 1), list[int]()
+
+        async def work(number: int) -> None:
+            try:
+                line.now += 0.003
+                await asyncio.sleep(0.01)
+            finally:
+                ended.append(number)
+            done.append(f"message {number}")
+
+        tasks = [asyncio.ensure_future(line.turns.run(storm, work(number))) for number in range(9)]
+        for wait in (0, 0, 0.005):  # some have their turn, some wait for it, some sleep
+            await asyncio.sleep(wait)
+            tasks.pop().cancel()
+            tasks.pop(0).cancel()
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            line.now += 0.001
+        assert sorted(done) == sorted(f"message {number}" for number in range(3, 6))
+        line.now += 1
+        line.join("health", 0.0001)
+        assert line.log == ["health"]
 
     asyncio.run(scenario())
 

@@ -173,6 +173,36 @@ def test_the_default_voice_is_deleted_by_nobody(heard: list[bytes], tmp_path: Pa
     assert folder.names() == ["bob"]
 
 
+def test_a_voice_is_read_again_only_after_it_has_changed(tmp_path: Path) -> None:
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path))
+    save_file(TENSORS, tmp_path / "bob.safetensors")
+    voice = folder.get("bob")
+    assert folder.get("bob") is voice
+    (tmp_path / "bob.json").write_text('{"text": "words", "created_at": 1}')
+    assert folder.get("bob").text == "words"
+    save_file(TENSORS | {"speaker_embedding": 2 * TENSORS["speaker_embedding"]}, tmp_path / "new")
+    (tmp_path / "new").rename(tmp_path / "bob.safetensors")
+    tensors = folder.get("bob").tensors
+    assert tensors is not None
+    assert np.array_equal(tensors.speaker_embedding, 2 * TENSORS["speaker_embedding"])
+
+
+def test_a_voice_that_is_deleted_while_it_is_read_does_not_exist(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path))
+    save_file(TENSORS, tmp_path / "bob.safetensors")
+    load = ClientVoice.load
+
+    def late(path: Path) -> ClientVoice:
+        path.unlink()
+        return load(path)
+
+    monkeypatch.setattr(ClientVoice, "load", late)
+    with pytest.raises(NotFoundError, match=r"^voice: 'bob' is not one of: no voice yet$"):
+        folder.get("bob")
+
+
 @contextmanager
 def full_disk() -> Iterator[None]:
     """Context manager in which files above 1000 bytes cannot be written."""

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -27,7 +29,15 @@ from tests.support.gateway_speech import (
     expected,
 )
 from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.raw_client import begin_post, begin_websocket, frame, opened, until_closed
+from tests.support.raw_client import (
+    REALTIME_PATH,
+    SOCKET_PATH,
+    begin_post,
+    begin_websocket,
+    frame,
+    opened,
+    until_closed,
+)
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
@@ -276,6 +286,67 @@ def test_floods_of_cheap_bytes_hold_up_nobody(
             assert len(http.post("/v1/audio/speech", json=body()).content) > 0
 
 
+def text_frame(message: dict[str, Any]) -> bytes:
+    return frame(1, json.dumps(message).encode())
+
+
+PARTS = 60 * [{"type": "input_text", "text": "."}]
+INPUTS = 60 * [{"type": "message", "role": "user", "content": PARTS}]
+SPOKEN = {"type": "realtime", "audio": {"output": {"voice": VOICE}}}
+SLOW = CONFIGURATION + text_frame({"type": "input.text", "text": "hang\n"})
+
+
+@pytest.mark.parametrize(
+    ("path", "beginning", "message"),
+    [
+        (REALTIME_PATH, b"", {"type": "response.create"}),
+        (REALTIME_PATH, b"", {"type": "response.create", "response": {"input": INPUTS[:9]}}),
+        (REALTIME_PATH, b"", {"type": "session.update", "session": SPOKEN}),
+        (SOCKET_PATH, CONFIGURATION, {"type": "session.config", "voice": VOICE}),
+        (SOCKET_PATH, SLOW, {"type": "session.close"}),
+        (SOCKET_PATH, CONFIGURATION, {"type": "cancel"}),
+    ],
+    ids=["create", "inputs", "update", "config", "close", "cancel"],
+)
+def test_storms_of_messages_hold_up_nobody(
+    gateway: GatewayRig, path: str, beginning: bytes, message: dict[str, Any]
+) -> None:
+    """The storms go on, and read their answers, until all other requests are answered."""
+    piece, calm = text_frame(message), threading.Event()
+
+    def rage(storm: socket.socket) -> None:
+        with suppress(ConnectionError):
+            while not calm.is_set():
+                storm.sendall(piece)
+
+    def listen(storm: socket.socket) -> None:
+        with suppress(ConnectionError):
+            while storm.recv(1 << 16):
+                pass
+
+    with ExitStack() as stack:
+        storms = [stack.enter_context(opened(port_of(gateway))) for _ in range(4)]
+        threads = [
+            threading.Thread(target=work, args=[storm])
+            for storm in storms
+            for work in (rage, listen)
+        ]
+        for storm in storms:
+            begin_websocket(storm, path=path)
+            storm.sendall(beginning)
+        for thread in threads:
+            thread.start()
+            stack.callback(thread.join)
+        for storm in storms:
+            stack.callback(storm.shutdown, socket.SHUT_RDWR)
+        stack.callback(calm.set)
+        with gateway.http() as http:
+            for _ in range(20):
+                assert http.get("/health/live").status_code == 200
+            assert len(http.post("/v1/audio/speech", json=body()).content) > 0
+        assert all(thread.is_alive() for thread in threads)
+
+
 def test_a_client_that_sends_no_more_gets_all_audio(
     gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
 ) -> None:
@@ -294,6 +365,23 @@ def test_a_client_that_leaves_before_its_audio_is_noticed(gateway: GatewayRig) -
         connection.sendall(request_of(body(input="hang")))
         until(lambda: gateway.value("speaking") >= 1)
     until(lambda: gateway.value("texts_total", outcome="cancelled") == before + 1)
+
+
+def test_a_client_that_leaves_a_session_leaves_no_traceback(
+    gateway: GatewayRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two tasks of the session notice it: one speaks, the other one refuses messages."""
+    quiet_libraries()
+    text = text_frame({"type": "input.text", "text": f"{TEXT}. " * 5})
+    for pause in (0.0, 0.05, 0.2, 0.5):
+        with opened(port_of(gateway)) as connection:
+            begin_session(connection)
+            connection.sendall(text + frame(1, b"{") * 200)
+            time.sleep(pause)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    until(lambda: gateway.value("sockets") == 0)
+    until(lambda: gateway.value("speaking") <= 1)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_a_reader_that_does_not_read_holds_up_nobody(gateway: GatewayRig, rig: Rig) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -192,6 +193,30 @@ def test_each_sentence_is_a_request_of_the_key(gateway: GatewayRig) -> None:
         response = events_until(connection, "response.done")[-1].response
     assert response.status == "failed"
     assert response.status_details.error.message == "key few: 2 requests a minute are allowed"
+
+
+@pytest.mark.parametrize(
+    ("event", "answer"),
+    [
+        (updated(), "session.updated"),
+        (updated(voice="anna"), "error"),
+        ({"type": "response.create"}, "error"),
+    ],
+)
+def test_cheap_events_are_requests_of_the_key(
+    rig: Rig, voice: ClientVoice, tmp_path: Path, event: dict[str, Any], answer: str
+) -> None:
+    """Those that are refused are counted too."""
+    app = language_model.create_app(tokens_of, PACE)
+    with (
+        realtime_gateway(tmp_path, rig, app, voice) as gateway,
+        opened(gateway, FEW_KEY) as connection,
+    ):
+        connection.recv()
+        for kind in (answer, "error"):
+            connection.send(cast(Any, event))
+            last = events_until(connection, kind)[-1]
+        assert last.error.message == "key few: 2 requests a minute are allowed"
 
 
 def test_an_unknown_model_is_refused(gateway: GatewayRig) -> None:

@@ -8,9 +8,9 @@ from contextlib import closing
 
 from tests.support.patience import PATIENCE_SECONDS
 
-SOCKET_PATH = "/v1/audio/speech/stream"
+SOCKET_PATH, REALTIME_PATH = "/v1/audio/speech/stream", "/v1/realtime"
 _UPGRADE = (
-    f"GET {SOCKET_PATH} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    " HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}\r\n"
 ).encode()
 _MASK = bytes(4)
@@ -47,9 +47,11 @@ def begin_post(connection: socket.socket) -> None:
     )
 
 
-def begin_websocket(connection: socket.socket, headers: bytes = b"") -> bytes:
+def begin_websocket(
+    connection: socket.socket, headers: bytes = b"", path: str = SOCKET_PATH
+) -> bytes:
     """Opens a WebSocket, and returns the response."""
-    connection.sendall(_UPGRADE + headers + b"\r\n")
+    connection.sendall(f"GET {path}".encode() + _UPGRADE + headers + b"\r\n")
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         head += connection.recv(1)
@@ -57,5 +59,8 @@ def begin_websocket(connection: socket.socket, headers: bytes = b"") -> bytes:
 
 
 def frame(opcode: int, payload: bytes = b"", *, last: bool = True) -> bytes:
-    """Frame of a WebSocket, with at most 125 bytes."""
-    return bytes([opcode | (0x80 if last else 0), 0x80 | len(payload)]) + _MASK + payload
+    """Frame of a WebSocket."""
+    size, extended = len(payload), b""
+    if size > 125:
+        size, extended = 127, size.to_bytes(8, "big")
+    return bytes([opcode | (0x80 if last else 0), 0x80 | size]) + extended + _MASK + payload
