@@ -26,7 +26,13 @@ from starlette.types import Receive, Scope, Send
 from token2wav_client import AudioChunk
 from token2wav_gateway.access import Access, Holder
 from token2wav_gateway.encoding import Encoder
-from token2wav_gateway.errors import GatewayError, RequestError, StorageError
+from token2wav_gateway.errors import (
+    AccessDeniedError,
+    GatewayError,
+    ModelError,
+    RequestError,
+    StorageError,
+)
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
@@ -237,7 +243,14 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
 
     @app.get("/health/ready", include_in_schema=False)
     async def ready(request: Request) -> dict[str, str]:
-        await gateway_of(request).readiness.confirm()
+        try:
+            await gateway_of(request).readiness.confirm()
+        except ModelError as error:
+            try:
+                access.check(request.headers.get("authorization"))
+            except AccessDeniedError:
+                raise type(error)("gateway: a server behind it does not work") from None
+            raise
         return {"status": "ready"}
 
     return app

@@ -47,6 +47,6 @@ class OriginCheck:
 
     def _allowed(self, origin: str, host: str) -> bool:
         try:
-            return origin in self._origins or urlsplit(origin).netloc == host
+            return origin in self._origins or urlsplit(origin).netloc == host != ""
         except ValueError:  # no URL
             return False

@@ -56,8 +56,8 @@ class Sockets:
             session: type of its session.
         """
         gateway = self._gateway
-        await socket.accept()
         try:
+            await socket.accept()
             if self._ending.is_set():
                 raise BusyError("gateway: shutting down; try again later")
             if len(self._open) >= gateway.settings.limits.sockets:

@@ -86,6 +86,13 @@ def test_websockets_of_pages_of_other_hosts_are_refused(
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+@pytest.mark.parametrize("origin", ["null", "file://"])
+def test_an_empty_host_is_no_origin(host: str, origin: str) -> None:
+    headers = {"origin": origin, "host": ""}
+    answer = httpx.post(f"http://{host}/v1/audio/speech", headers=headers, timeout=PATIENCE_SECONDS)
+    assert answer.status_code == 403
+
+
 def test_programs_send_no_origin(host: str) -> None:
     answer = httpx.post(f"http://{host}/v1/audio/speech", timeout=PATIENCE_SECONDS)
     assert answer.status_code == 401

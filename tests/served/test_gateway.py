@@ -365,17 +365,21 @@ def test_a_gateway_without_servers_says_which_one_is_missing(
         "language_model": {"connect_timeout_s": 5},
         "speech_server": {"response_timeout_s": PATIENCE_SECONDS},
     }
+    key = {"name": "shop", "sha256": hashlib.sha256(b"one").hexdigest()}
     with (
         GatewayRig.start(
             tmp_path,
             grpc_url=rig.server.grpc_url,
             language_model_url="http://127.0.0.1:9",
             voice=voice,
-            settings=settings,
+            settings={**settings, "keys": [key]},
         ) as gateway,
         gateway.http() as http,
     ):
         assert http.get("/health/live").status_code == 200
+        unnamed = error_of(http.get("/health/ready"), 502)["message"]
+        assert unnamed == "gateway: a server behind it does not work"
+        http.headers["authorization"] = "Bearer one"
         assert "language model: " in error_of(http.get("/health/ready"), 502)["message"]
         assert (
             "language model: "
