@@ -24,7 +24,7 @@ def most_connections(limits: LimitSettings, others: int = 0) -> int:
     """Raises the limit of descriptors as far as the system allows, and divides them.
 
     Args:
-        others: largest number of connections of another server in this process.
+        others: largest number of descriptors of another server in this process.
 
     Returns:
         Largest number of client connections.

@@ -106,7 +106,8 @@ class _Voices:
 class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
     """Service `nvidia.riva.tts.RivaSpeechSynthesis` of a gateway.
 
-    `riva_server.Guard` bounds the calls, and turns errors of the gateway into gRPC statuses.
+    `riva_server.Guard` admits and bounds the calls, and turns errors of the gateway into gRPC
+    statuses.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -116,17 +117,16 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         self, request: SynthesizeSpeechRequest, context: grpc.aio.ServicerContext
     ) -> SynthesizeSpeechResponse:
         """Says a text, and returns the audio as a whole."""
-        with self._gateway.access.admitted(key_of(context.invocation_metadata())):
-            whole = SynthesizeSpeechResponse()
-            voices = _Voices(self._gateway)
-            async with aclosing(self._say(request, voices, context)) as responses:
-                audio = []
-                async for response in responses:
-                    audio.append(response.audio)
-                    response.audio = b""
-                    whole.MergeFrom(response)
-            whole.audio = b"".join(audio)
-            return whole
+        whole = SynthesizeSpeechResponse()
+        voices = _Voices(self._gateway)
+        async with aclosing(self._say(request, voices, context)) as responses:
+            audio = []
+            async for response in responses:
+                audio.append(response.audio)
+                response.audio = b""
+                whole.MergeFrom(response)
+        whole.audio = b"".join(audio)
+        return whole
 
     async def SynthesizeOnline(  # noqa: N802
         self,
@@ -134,16 +134,11 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[SynthesizeSpeechResponse, None]:
         """Says the texts of a stream one after the other, and yields the audio as it is made."""
-        access, voices = self._gateway.access, _Voices(self._gateway)
-        with access.admitted(key_of(context.invocation_metadata())) as holder:
-            first = True
-            async for request in requests:
-                if not first:  # the call has been counted
-                    holder.count_request()
-                first = False
-                async with aclosing(self._say(request, voices, context)) as responses:
-                    async for response in responses:
-                        yield response
+        voices = _Voices(self._gateway)
+        async for request in requests:
+            async with aclosing(self._say(request, voices, context)) as responses:
+                async for response in responses:
+                    yield response
 
     async def GetRivaSynthesisConfig(  # noqa: N802
         self, request: Any, context: grpc.aio.ServicerContext
@@ -244,6 +239,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         if not request.text.strip():  # before a recording is heard
             raise RequestError("text: empty; a text is needed", param="text")
         voice = await voices.of(request)
+        request.zero_shot_data.ClearField("audio_prompt")  # megabytes, while the text is spoken
         return _Utterance(Text(request.text, voice, instructions, rate_hz=rate_hz), audio_format)
 
     @staticmethod

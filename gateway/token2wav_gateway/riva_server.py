@@ -1,11 +1,14 @@
-"""gRPC server of Riva's interface: keys, bounds of messages and times, and a drained end."""
+"""gRPC server of Riva's interface: keys, bounds of messages and times, and a drained end.
+
+`riva_front.py` stands before it, and bounds messages that never end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
 import anyio
@@ -13,14 +16,17 @@ import grpc
 from google.protobuf.message import DecodeError
 from riva.client.proto.riva_tts_pb2_grpc import add_RivaSpeechSynthesisServicer_to_server
 
+from token2wav_gateway.access import Holder
 from token2wav_gateway.errors import GatewayError, LateBodyError, RequestError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.riva import RivaSpeech, key_of
+from token2wav_gateway.riva_front import RivaFront
 from token2wav_gateway.settings import LimitSettings, SettingsError
 
 log = logging.getLogger(__name__)
 
 _HANDSHAKE_S = 10
+_UNFINISHED = 4  # messages of the largest size that may be unfinished, of all clients together
 _LAST_S = 0.5  # for a message that arrives while the gateway ends
 _WITHOUT_KEY = "/nvidia.riva.tts.RivaSpeechSynthesis/GetRivaSynthesisConfig"
 _CODES = {
@@ -45,17 +51,21 @@ class RivaServer:
     """
 
     def __init__(self, gateway: Gateway) -> None:
-        limits = gateway.settings.limits
+        limits, voices = gateway.settings.limits, gateway.settings.voices
+        recording_bytes = 0 if voices.model is None else limits.upload_bytes
+        message_bytes = limits.body_bytes + recording_bytes
+        self._front = RivaFront(_UNFINISHED * message_bytes, limits.sockets)
         self._guard = Guard(gateway)
         self._server = grpc.aio.server(
             interceptors=[self._guard],
             maximum_concurrent_rpcs=limits.sockets,
             options=[
-                ("grpc.so_reuseport", 0),  # else a second gateway could share the port
                 ("grpc.max_allowed_incoming_connections", limits.sockets),
                 # More than the calls above, so that a client gets a status, and does not wait.
                 ("grpc.max_concurrent_streams", 2 * limits.sockets),
-                ("grpc.max_receive_message_length", limits.body_bytes + limits.upload_bytes),
+                ("grpc.max_receive_message_length", message_bytes),
+                # Of a call that does not read, a window of fixed size is kept in memory.
+                ("grpc.http2.bdp_probe", 0),
                 # Bit 0 is "identity". The bound above is one of compressed messages, and a few
                 # compressed bytes can hold gigabytes.
                 ("grpc.compression_enabled_algorithms_bitset", 1),
@@ -71,12 +81,12 @@ class RivaServer:
         Raises:
             SettingsError: the port cannot be opened.
         """
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            self._server.add_insecure_port(address)
-        except RuntimeError:
-            raise SettingsError(f"riva port {port}: {address} cannot be opened") from None
+        self._server.add_insecure_port(f"unix:{self._front.path}")
         await self._server.start()
+        try:
+            await self._front.start(host, port)
+        except OSError:
+            raise SettingsError(f"riva port {port}: cannot be opened on {host}") from None
 
     async def drain(self, seconds: float) -> None:
         """Refuses new calls, speaks the texts that have arrived, and ends.
@@ -86,13 +96,14 @@ class RivaServer:
         """
         self._guard.ending.set()
         await self._server.stop(seconds)
+        await self._front.close()
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Interceptor that bounds the memory and time of a call.
 
-    It refuses a call without a valid key before its messages are read, a message that arrives too
-    late, and a client that takes no more audio. Errors of the gateway become gRPC statuses.
+    It admits a call before its messages are read, and refuses a message that arrives too late, and
+    a client that takes no more audio. Errors of the gateway become gRPC statuses.
 
     Attributes:
         ending: event after which calls end as soon as they have spoken the texts that have arrived.
@@ -114,9 +125,9 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def answer(_: Any, context: grpc.aio.ServicerContext) -> None:
             try:
-                self._check_key(handler_call_details)
-                call = _Call(context, handler, self._gateway.settings.limits, self.ending)
-                await call.run()
+                with self._admitted(handler_call_details) as holder:
+                    limits = self._gateway.settings.limits
+                    await _Call(context, handler, holder, limits, self.ending).run()
             except GatewayError as error:
                 await self._abort(context, error)
             except grpc.aio.AbortError:
@@ -129,10 +140,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         # checked. The bytes of a call are the same for both kinds.
         return grpc.stream_stream_rpc_method_handler(answer)
 
-    def _check_key(self, call: Any) -> None:
-        key = key_of(call.invocation_metadata)
-        if key is not None or call.method != _WITHOUT_KEY:
-            self._gateway.access.check(key)
+    def _admitted(self, call: Any) -> AbstractContextManager[Holder | None]:
+        """Context manager of a call; yields the holder of its key, None if it needs no key."""
+        access, key = self._gateway.access, key_of(call.invocation_metadata)
+        if call.method != _WITHOUT_KEY:
+            return access.admitted(key)
+        return nullcontext(None if key is None else access.check(key))
 
     async def _abort(self, context: grpc.aio.ServicerContext, error: GatewayError) -> None:
         self._gateway.metrics.refused.labels(error.status).inc()
@@ -145,6 +158,7 @@ class _Call:
 
     Args:
         handler: method of the service.
+        holder: holder of the key. Each message after the first counts as a request.
         ending: see `Guard`.
     """
 
@@ -152,11 +166,13 @@ class _Call:
         self,
         context: grpc.aio.ServicerContext,
         handler: grpc.RpcMethodHandler,
+        holder: Holder | None,
         limits: LimitSettings,
         ending: asyncio.Event,
     ) -> None:
         self._context = context
         self._handler = handler
+        self._holder = holder
         self._limits = limits
         self._ending = ending
 
@@ -182,12 +198,21 @@ class _Call:
                 await self._send(response)
 
     async def _requests(self) -> AsyncGenerator[Any, None]:
-        while (message := await self._message()) is not grpc.aio.EOF:
-            try:
-                request = self._handler.request_deserializer(message)
-            except DecodeError:
-                raise RequestError("request: not a message of Riva's interface") from None
+        first = True
+        while (request := await self._request()) is not None:
+            if not first and self._holder is not None:  # the call has been counted
+                self._holder.count_request()
+            first = False
             yield request
+
+    async def _request(self) -> Any:
+        """Returns the next message; None after the last one. Raises as `_message` does."""
+        if (message := await self._message()) is grpc.aio.EOF:
+            return None
+        try:
+            return self._handler.request_deserializer(message)
+        except DecodeError:
+            raise RequestError("request: not a message of Riva's interface") from None
 
     async def _message(self) -> Any:
         """Returns the next message as bytes, or EOF.

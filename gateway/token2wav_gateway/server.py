@@ -25,6 +25,7 @@ _POLL_S = 0.1
 _HEAD_BYTES = 16 << 10
 # Connections that are accepted at once, before the event loop does anything else.
 _BACKLOG = 256
+_OF_A_RIVA_CONNECTION = 3  # descriptors: of the client, and both ends of its way to the server
 
 
 class BoundedConfig(CountedConfig):
@@ -60,8 +61,8 @@ class BoundedConfig(CountedConfig):
                 "riva port: needs the package nvidia-riva-client; install the extra `riva`"
             )
         self.riva_port = riva_port
-        riva_connections = limits.sockets if riva_port else 0
-        self.client_connections = Connections(most_connections(limits, riva_connections))
+        riva_descriptors = _OF_A_RIVA_CONNECTION * limits.sockets if riva_port else 0
+        self.client_connections = Connections(most_connections(limits, riva_descriptors))
 
 
 class DrainingServer(uvicorn.Server):

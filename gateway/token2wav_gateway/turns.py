@@ -31,6 +31,10 @@ class Turn(Protocol):
 
     turn: float
 
+
+class Reader(Turn, Protocol):
+    """A connection that also reads in its turns."""
+
     def read(self) -> None:
         """Parses the bytes that have arrived."""
 
@@ -60,7 +64,7 @@ class Turns:
         # Variables of a task that ends its turn must not reach the next connection.
         self._context = contextvars.Context()
 
-    def join(self, connection: Turn) -> None:
+    def join(self, connection: Reader) -> None:
         """Takes a connection in line. It reads at once if no pause is due."""
         self._queue(connection, connection.read)
 

@@ -7,6 +7,7 @@ import io
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from examples.speech import language_model
 from tests.support.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
 from tests.support.gateway_speech import PACE, TEXT, assert_same, expected
 from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.raw_grpc import UnfinishedCall
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
@@ -33,6 +35,8 @@ from token2wav_client import ClientVoice
 KEY = "a key"
 SLOW = "slow " * 200
 IDLE_S = 2.0
+BODY = 10_000  # bytes of a message without its recording
+LARGEST = (1 << 20) + BODY
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,7 @@ def gateway(
 ) -> Iterator[GatewayRig]:
     keys = [
         {"name": "shop", "sha256": hashlib.sha256(KEY.encode()).hexdigest(), "streams": 3},
+        {"name": "many", "sha256": hashlib.sha256(b"many").hexdigest()},
         {"name": "once", "sha256": hashlib.sha256(b"once").hexdigest(), "requests_per_minute": 2},
     ]
     with (
@@ -65,8 +70,8 @@ def gateway(
                 "limits": {
                     "idle_s": IDLE_S,
                     "text_characters": 1000,
-                    "body_bytes": 10_000,
-                    "upload_bytes": 1 << 20,
+                    "body_bytes": BODY,
+                    "upload_bytes": LARGEST - BODY,
                     "sockets": 8,
                 },
                 "keys": keys,
@@ -366,6 +371,48 @@ def test_a_client_that_sends_no_message_is_refused(
     assert details == "request: no message for 2 s"
 
 
+def test_messages_that_never_end_fill_no_memory(
+    gateway: GatewayRig,
+    client: riva.client.SpeechSynthesisService,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Five messages lack their last bytes, and all clients may have four such messages."""
+
+    def attack() -> bool:
+        with suppress(ConnectionError), ExitStack() as stack:
+            for _ in range(5):
+                stack.enter_context(unfinished(gateway, "many")).send(LARGEST - 1)
+            assert client.synthesize(TEXT, VOICE).audio
+        return (
+            f"unfinished messages of Riva's interface have more than {4 * LARGEST}" in caplog.text
+        )
+
+    until(attack)  # an idle call ends after 2 s, maybe before the bytes have arrived
+    assert client.synthesize(TEXT, VOICE).audio
+
+
+def test_a_call_is_admitted_before_its_message_is_read(gateway: GatewayRig) -> None:
+    client = service(gateway)
+
+    def refused() -> bool:
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(unfinished(gateway)).send(100)
+            try:
+                client.synthesize(TEXT, VOICE)
+            except grpc.RpcError as error:
+                return "key shop: 3 requests are running" in str(error)
+        return False
+
+    until(refused)  # the calls arrive on connections of their own
+    until(lambda: client.synthesize(TEXT, VOICE).audio)
+
+
+def unfinished(gateway: GatewayRig, key: str = KEY) -> UnfinishedCall:
+    method = "/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize"
+    return UnfinishedCall(gateway.riva, method, LARGEST, {"authorization": f"Bearer {key}"})
+
+
 def test_bytes_that_are_no_message_are_refused(gateway: GatewayRig) -> None:
     path = "/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize"
     metadata = [("authorization", f"Bearer {KEY}")]
@@ -385,7 +432,7 @@ def test_bytes_that_are_no_message_are_refused(gateway: GatewayRig) -> None:
 
 def test_a_compressed_message_is_refused(client: riva.client.SpeechSynthesisService) -> None:
     """A few kilobytes can hold gigabytes."""
-    bomb = request(zero_shot_data={"audio_prompt": bytes(64 << 20)})
+    bomb = request(zero_shot_data={"audio_prompt": bytes(8 << 20)})
     status, details = refusal(
         lambda: [
             client.stub.Synthesize(
