@@ -20,9 +20,11 @@ from benchmarks.soak.crowd import WrongAnswerError
 from benchmarks.soak.gateway.language_model import PACES, text_of
 from benchmarks.soak.gateway.spoken import Spoken
 from benchmarks.soak.lines import Line
+from tests.support.raw_grpc import UnfinishedCall
 
 SPEECH, STAGE, STREAM = "/v1/audio/speech", "/v1/stage/run", "/v1/audio/speech/stream"
 PATIENCE_SECONDS = 150.0  # longer than the gateway's limit of a text
+_RIVA_METHOD = "/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize"
 _FORMATS = ("pcm", "wav", "flac")
 _LONG_SAMPLES = 300_000  # a line with more samples is one sentence of a conversation
 _SLOW_WINDOW, _SLOW_PIECE, _SLOW_PAUSE_S = 16_384, 48_000, 0.1
@@ -33,11 +35,13 @@ class Door:
     """Address of a gateway.
 
     Attributes:
+        riva: port of Riva's interface.
         address: address of the client on this machine.
     """
 
     port: int
     key: str
+    riva: int
     address: str = "127.0.0.1"
 
     @property
@@ -73,6 +77,10 @@ class Door:
         }
         lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return "".join(f"{line}\r\n" for line in [*lines, ""]).encode() + content
+
+    def unfinished_call(self) -> UnfinishedCall:
+        """Opens a call of Riva's interface with the largest message that the gateway takes."""
+        return UnfinishedCall(f"127.0.0.1:{self.riva}", _RIVA_METHOD, 17 << 20, self.headers)
 
     def socket(self, **options: Any) -> Any:
         """Opens a WebSocket."""

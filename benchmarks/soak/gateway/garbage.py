@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from benchmarks.soak.crowd import Misdeed
-from benchmarks.soak.gateway.clients import SPEECH, STAGE, Door, ask, broken, hear, listen, problem
+from benchmarks.soak.gateway.clients import (
+    SPEECH,
+    STAGE,
+    Door,
+    Manner,
+    ask,
+    broken,
+    hear,
+    listen,
+    problem,
+)
 from benchmarks.soak.gateway.language_model import text_of
 from benchmarks.soak.gateway.scene import (
     AUDIO,
     BROKEN,
     FEW_KEY,
+    NOTHING,
     VOICES,
     Scene,
     upload,
     whole,
     with_key,
 )
+from benchmarks.soak.gateway.spoken import Spoken
 
-_PIECES = 20_000  # of a flood
+_PIECES, _STORM = 20_000, 1000  # of a flood
+_CALLS, _UNFINISHED_BYTES = 5, 16 << 20  # together more than the gateway allows
 # Frames of a WebSocket without content, with a mask of zeros: the mask changes no byte.
 _PING, _PONG = b"\x89\x80" + bytes(4), b"\x8a\x80" + bytes(4)
 _TEXT, _CONTINUATION = b"\x01\x80" + bytes(4), b"\x00\x80" + bytes(4)
@@ -245,16 +258,39 @@ def floods(frame: bytes) -> Callable[[Scene], str]:
             config = {"voice": spoken.line.voice.id, "response_format": "pcm"}
             connection.send(json.dumps(config))
             connection.socket.sendall(frame * _PIECES)
-            text = {"type": "input.text", "text": text_of(spoken.line, manner.mark)}
-            connection.send(json.dumps(text))
-            connection.send(json.dumps({"type": "input.done"}))
-            try:
-                listen(connection, [spoken], manner)
-            except (OSError, ConnectionClosed) as error:
-                spoken.failure = broken(error)
+            _converse(connection, spoken, manner)
         return whole(spoken)
 
     return act
+
+
+def storm_of_configurations(scene: Scene) -> str:
+    spoken, manner = scene.pcm()
+    assert spoken.line.voice is not None
+    config = {"voice": spoken.line.voice.id, "response_format": "pcm", "type": "session.config"}
+    with scene.door.socket() as connection:
+        for _ in range(_STORM):
+            connection.send(json.dumps(config))
+        _converse(connection, spoken, manner)
+    return whole(spoken)
+
+
+def unfinished_messages(scene: Scene) -> str:
+    with ExitStack() as stack, suppress(ConnectionError):
+        calls = [stack.enter_context(scene.door.unfinished_call()) for _ in range(_CALLS)]
+        for call in calls:
+            call.send(_UNFINISHED_BYTES)
+    return NOTHING
+
+
+def _converse(connection: Any, spoken: Spoken, manner: Manner) -> None:
+    text = {"type": "input.text", "text": text_of(spoken.line, manner.mark)}
+    connection.send(json.dumps(text))
+    connection.send(json.dumps({"type": "input.done"}))
+    try:
+        listen(connection, [spoken], manner)
+    except (OSError, ConnectionClosed) as error:
+        spoken.failure = broken(error)
 
 
 def empty_fragments(scene: Scene) -> str:
@@ -295,5 +331,7 @@ GARBAGE: list[Misdeed[Scene]] = [
     Misdeed("flood", "chunks of one byte", chunks_of_one_byte, AUDIO),
     Misdeed("flood", "pings", floods(_PING), AUDIO),
     Misdeed("flood", "pongs", floods(_PONG), AUDIO),
+    Misdeed("flood", "configurations", storm_of_configurations, AUDIO),
+    Misdeed("flood", "unfinished messages of Riva", unfinished_messages, NOTHING),
     Misdeed("flood", "empty fragments", empty_fragments, f"1008 message: more than|{BROKEN}"),
 ]

@@ -85,6 +85,7 @@ def started(
     command = [sys.executable, "-m", "benchmarks.soak.gateway.command"]
     command += ["--config", str(folder / "gateway.yaml")]
     command += ["--port", str(ports.http), "--metrics-port", str(ports.metrics)]
+    command += ["--riva-port", str(ports.grpc)]
     with (folder / "gateway.log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
@@ -106,6 +107,8 @@ def warm_up(door: Door, lines: list[Line]) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the gateway does not speak: {failure}")
             time.sleep(0.2)
+    with door.unfinished_call() as call:
+        call.send(1)
     with RECORDING.open("rb") as recording:
         httpx.post(
             f"http://127.0.0.1:{door.port}{VOICES}",

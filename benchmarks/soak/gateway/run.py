@@ -156,7 +156,7 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         outages = stack.enter_context(Outages(targets, Random(f"{plan.seed} outages")))
         settings = settings_of(folder, lines, outages.ports)
         process = stack.enter_context(started(folder, settings, ports))
-        door, metrics_url = Door(ports.http, KEY), f"127.0.0.1:{ports.metrics}"
+        door, metrics_url = Door(ports.http, KEY, ports.grpc), f"127.0.0.1:{ports.metrics}"
         warm_up(door, lines)
         watch, server_watch = GatewayWatch(process, metrics_url), Watch(server)
         rest, health = watch.look(), Health(ports.http)
