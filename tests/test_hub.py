@@ -22,6 +22,7 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.golden import TINY
 from tests.support.hub_server import COMMIT, HubServer
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.shards import divide
 from token2wav import Token2Wav
 from token2wav import hub as names
 from token2wav.families import registry
@@ -243,7 +244,25 @@ REFUSALS: dict[str, tuple[list[str], dict[str, Any], dict[str, str], str]] = {
         {"HF_ENDPOINT": "http://127.0.0.1:9"},
         "cannot be reached; pull the",
     ),
-    "offline": ([OMNI], {}, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set; pull the model where"),
+    "offline": ([OMNI], {}, {"HF_HUB_OFFLINE": "1"}, "not pulled yet, and HF_HUB_OFFLINE forbids"),
+    "commit": ([FLOW], {"answer": {"sha": "../../../out"}}, {}, "the commit '../../../out', expec"),
+    "no commit": (
+        [FLOW],
+        {"answer": {"sha": None}},
+        {},
+        "the commit None, expected 40 hexadecimal",
+    ),
+    "no checksum": ([FLOW], {"unlisted": ("lfs", "blobId")}, {}, "the hub lists no checksum of co"),
+    "nested": ([FLOW], {"raw": b"[" * 100_000}, {}, "cannot be used (RecursionError: "),
+    "a list": ([FLOW], {"raw": b"[1]"}, {}, "the answer of http"),
+    "files": ([FLOW], {"answer": {"siblings": [1]}}, {}, "the answer of http"),
+    "no name": (["acme/a--b"], {}, {}, "acme/a--b: no such folder here, and no name of a model; e"),
+    "nearly a name": (
+        ["mimmi"],
+        {},
+        {},
+        "neither a folder nor a name of a model; did you mean mimi",
+    ),
     "checksum": ([FLOW], {"corrupt": True}, {}, "has another checksum than on the hub; pull again"),
     "no folder": (["nowhere"], {}, {}, "nowhere: neither a folder nor a name of a model"),
 }
@@ -310,6 +329,28 @@ def test_an_index_that_is_wrong(index: str, hub: HubServer, tmp_path: Path) -> N
     (hub.root / OMNI / "model.safetensors.index.json").write_text(index)
     done = pull(hub, tmp_path / "home", OMNI)
     assert refusal(done) == f"{OMNI}: model.safetensors.index.json is not an index of weights"
+
+
+def test_no_file_outside_the_folder(hub: HubServer, tmp_path: Path) -> None:
+    """A hostile hub lists names that lead out of the folder. They are no files of the model."""
+    names = ("../x.safetensors", "/x.yaml", "a/../../cosyvoice2.yaml", "..", "a//cosyvoice2.yaml")
+    hub.answer["siblings"] = [{"rfilename": name, "size": 1, "blobId": "0" * 40} for name in names]
+    sentence = refusal(pull(hub, tmp_path / "home", FLOW))
+    assert sentence == f"{FLOW}: not a model of a family that this project reads"
+    assert not any("x." in request for request in hub.requests)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_shards_of_a_codec(index: bool, hub: HubServer, tmp_path: Path) -> None:
+    published = hub.root / "acme" / "moss"
+    published.mkdir()
+    for name in ("moss", "qwen3_tts"):
+        golden = FamilyGolden(name, "tiny")
+        CODECS[name].write(published, golden)
+        divide(published / "model.safetensors", index=index)
+        pulled = folder_of(pull(hub, tmp_path / name, "acme/moss"))
+        audio = Token2Wav.load(pulled).synthesize(golden["codes"].numpy())
+        np.testing.assert_allclose(audio, golden["audio"].numpy(), atol=1e-3)
 
 
 def test_a_full_disk(hub: HubServer, tmp_path: Path) -> None:
@@ -380,6 +421,7 @@ def test_names(text: str, name: tuple[str, str] | None) -> None:
 
 
 def test_aliases_are_names_too() -> None:
+    assert names._name("Mimi") == ("kyutai/mimi", "main")
     for known in known_models():
         assert names._name(known.alias) == (known.repo, "main")
         assert names._name(f"{known.alias}@v2") == (known.repo, "v2")

@@ -169,12 +169,14 @@ def pull(arguments: Sequence[str]) -> int:
     """Fetches a model and prints its folder. Returns the exit code: 2 if this is not possible."""
     from token2wav.errors import ConfigError, Token2WavError
     from token2wav.hub import model_folder
+    from token2wav.known_models import suggestion
 
     options = pull_parser().parse_args(arguments)
     try:
         folder = model_folder(options.model, "front_end" if options.front_end else "decoder")
         if not folder.is_dir():
-            raise ConfigError(f"{options.model}: neither a folder nor a name of a model")
+            hint = suggestion(options.model)
+            raise ConfigError(f"{options.model}: neither a folder nor a name of a model{hint}")
     except Token2WavError as error:
         print(f"{PROGRAM} pull: error: {error}", file=sys.stderr)
         return 2

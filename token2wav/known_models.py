@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -52,6 +53,20 @@ def known_models() -> tuple[KnownModel, ...]:
     """Reads the names that are known to this project."""
     with Path(__file__).with_name("models.csv").open(encoding="utf-8", newline="") as file:
         return tuple(KnownModel(**row) for row in csv.DictReader(file))
+
+
+def known_model(alias: str) -> KnownModel | None:
+    """Returns the row of an alias, without regard to case; None if there is none."""
+    return next((model for model in known_models() if model.alias == alias.lower()), None)
+
+
+def suggestion(text: str) -> str:
+    """Returns the end of a message that suggests the aliases most like a text; empty for none."""
+    aliases = [model.alias for model in known_models()]
+    name = text.lower()
+    near = [alias for alias in aliases if len(name) > 2 and name in alias]
+    near = near or get_close_matches(name, aliases, cutoff=0.7)
+    return f"; did you mean {' or '.join(near[:3])}?" if near else ""
 
 
 def table() -> Iterator[tuple[str, ...]]:

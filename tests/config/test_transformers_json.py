@@ -1,4 +1,4 @@
-"""Folders of `transformers`: `config.json`, and the files that an index of weights names."""
+"""The `config.json` of folders of `transformers`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 
-from token2wav.config.transformers_json import (
-    has_keys,
-    has_model_type,
-    read_json,
-    safetensors_files,
-)
-from token2wav.errors import CheckpointError, ConfigError
+from token2wav.config.transformers_json import has_keys, has_model_type, read_json
+from token2wav.errors import ConfigError
 
 
 def written(folder: Path, content: Any, name: str = "config.json") -> Path:
@@ -46,23 +41,3 @@ def test_a_folder_is_known_by_its_type_or_by_its_keys(tmp_path: Path) -> None:
     written(tmp_path, {"rates": []})
     assert has_keys(tmp_path, "rates")
     assert not has_keys(tmp_path)
-
-
-def test_files_with_a_prefix(tmp_path: Path) -> None:
-    files = {"codec.a": "2.safetensors", "codec.b": "1.safetensors", "lm.c": "3.safetensors"}
-    written(tmp_path, {"weight_map": files}, "model.safetensors.index.json")
-    for name in ("1.safetensors", "2.safetensors"):
-        (tmp_path / name).touch()
-    found = safetensors_files(tmp_path, "codec.")
-    assert [path.name for path in found] == ["1.safetensors", "2.safetensors"]
-    with pytest.raises(CheckpointError, match=r"3\.safetensors: missing, but the index names it"):
-        safetensors_files(tmp_path)
-    with pytest.raises(CheckpointError, match=r"no weight is named x\.\*"):
-        safetensors_files(tmp_path, "x.")
-
-
-@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "a/b.safetensors"])
-def test_no_file_outside_the_folder(file: str, tmp_path: Path) -> None:
-    written(tmp_path, {"weight_map": {"a": file}}, "model.safetensors.index.json")
-    with pytest.raises(CheckpointError, match="is no file of the folder"):
-        safetensors_files(tmp_path)

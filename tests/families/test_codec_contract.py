@@ -24,10 +24,13 @@ from numpy.typing import ArrayLike
 from tests.support.batches import spoken_together
 from tests.support.codec_models import CODECS, WRITERS, drawn_tokens
 from tests.support.family_golden import FamilyGolden
+from tests.support.shards import divide
 from tests.support.tiny_model import one_line
 from tests.support.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, portions
 from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.config.checkpoint_files import PUBLISHED
 from token2wav.config.model_config import ModelConfig
+from token2wav.families.registry import read_config
 from token2wav.stages.waveform import PieceInput, WaveformStage, likely_pieces
 from token2wav.voice import voice_for
 
@@ -256,6 +259,20 @@ def test_an_end_with_and_without_tokens(codec: Subject, hops: int) -> None:
         codec.assert_equal(joined(sent), tokens)
 
 
+@pytest.mark.parametrize("index", [True, False], ids=["index", "no index"])
+@pytest.mark.parametrize("name", CODECS)
+def test_weights_in_several_files(name: str, index: bool, tmp_path: Path) -> None:
+    """The shards are divided in the order of `save_pretrained`."""
+    folder = CODECS[name].write(tmp_path, FamilyGolden(name, "tiny"))
+    path = read_config(folder).weights_file(folder, "decoder")
+    if path.name not in PUBLISHED:
+        pytest.skip("the published file of this format is never divided")
+    tokens = drawn_tokens(read_config(folder), 5)
+    whole = Token2Wav.load(folder).synthesize(tokens)
+    divide(path, index=index)
+    np.testing.assert_array_equal(Token2Wav.load(folder).synthesize(tokens), whole)
+
+
 def test_an_utterance_without_tokens_is_refused(codec: Subject) -> None:
     shaped = codec.config.tokens.zeros(0)
     empty: tuple[ArrayLike, ...] = (shaped, [])
@@ -329,7 +346,10 @@ WRONG_LATENTS: Wrong = [
         lambda config: with_last(config, -2e4, float),
         "-20000 at index 1, {last} is .* -10000 to 10000",
     ),
-    (lambda config: with_last(config, "a", "U1"), "not an array of numbers: "),
+    (lambda config: with_last(config, "1", "U1"), "type <U1, expected real numbers"),
+    (lambda config: with_last(config, 1j, complex), "type complex128, expected real numbers"),
+    (lambda config: with_last(config, True, bool), "type bool, expected real numbers"),
+    (lambda config: with_last(config, None, object), "type object, expected real numbers"),
 ]
 
 
@@ -362,6 +382,14 @@ def test_tokens_that_are_refused(codec: Subject) -> None:
             codec.model.synthesize(good, a_voice(3))
         chunks += stream.finish(good[2:])
     codec.assert_equal(joined(chunks), good)
+
+
+def test_latents_of_bfloat16_are_read(codec: Subject) -> None:
+    if not codec.config.tokens.are_latents:
+        pytest.skip("tokens of this codec are integers")
+    tokens = torch.from_numpy(drawn_tokens(codec.config, 4)).bfloat16()
+    audio = codec.model.synthesize(tokens)
+    codec.assert_equal(audio, tokens.float().numpy())
 
 
 def test_the_smallest_and_the_largest_values_are_taken(codec: Subject) -> None:

@@ -223,7 +223,7 @@ def test_one_stage_has_no_mel(codec: Token2Wav, codec_folder: Path) -> None:
     check_folder(codec_folder)
     (broken := codec_folder / "decoder.safetensors").rename(codec_folder / "elsewhere")
     with pytest.raises(
-        CheckpointError, match=r"contains neither decoder\.safetensors nor decoder\.pt"
+        CheckpointError, match=r"contains none of decoder\.safetensors, decoder\.pt"
     ):
         check_folder(codec_folder)
     (codec_folder / "elsewhere").rename(broken)

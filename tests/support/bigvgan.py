@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.config.transformers_json import weights_file
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.families.cosyvoice3.bigvgan import GENERATOR_FILES, read_bigvgan
 from token2wav.layers.snake import Snake
 from token2wav.networks.bigvgan import BigVGAN, LowPass

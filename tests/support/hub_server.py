@@ -33,6 +33,9 @@ class HubServer:
         drop_after: bytes of a large file after which the connection is lost; None for never.
         status: error with which every request of the API is answered; 0 for none.
         corrupt: whether a byte of every large file is changed on its way.
+        answer: fields that replace those of a hostile hub's answer about a model.
+        raw: whole answer about a model, in place of the usual one.
+        unlisted: fields that the answer lacks for every file.
         sent: bytes of files that were sent.
         tokens_at_storage: tokens that reached the host of large files.
     """
@@ -46,6 +49,9 @@ class HubServer:
     drops_left: int = 1
     status: int = 0
     corrupt: bool = False
+    answer: dict[str, Any] = field(default_factory=dict)
+    raw: bytes = b""
+    unlisted: tuple[str, ...] = ()
     checksums: dict[str, str] = field(default_factory=dict)
     sent: int = 0
     requests: list[str] = field(default_factory=list)
@@ -114,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "api":
             repo, revision = "/".join(parts[1:3]), parts[4] if len(parts) > 4 else "main"
             if self._allowed(repo, revision, api=True):
-                self._json(self._info(repo))
+                self._json(self._info(repo), self.hub.raw)
         else:
             repo, revision, file = f"{kind}/{parts[0]}", parts[2], "/".join(parts[3:])
             if self._allowed(repo, revision, api=False):
@@ -146,7 +152,11 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 sibling["blobId"] = _git_id(path)
             siblings.append(sibling)
-        return {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "tags": []}
+        for sibling in siblings:
+            for unlisted in self.hub.unlisted:
+                sibling.pop(unlisted, None)
+        info = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "tags": []}
+        return info | self.hub.answer
 
     def _resolve(self, repo: str, file: str) -> None:
         path = self.hub.root / repo / file
@@ -193,8 +203,8 @@ class _Handler(BaseHTTPRequestHandler):
                 start += len(piece)
                 self.hub.sent += len(piece)
 
-    def _json(self, document: object) -> None:
-        content = json.dumps(document).encode()
+    def _json(self, document: object, raw: bytes = b"") -> None:
+        content = raw or json.dumps(document).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))

@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.token_format import TokenFormat
-from token2wav.errors import CheckpointError, ConfigError, InputError
+from token2wav.errors import ConfigError, InputError
 
 StageName = Literal["flow", "vocoder", "decoder"]  # tokens to mel, mel to audio, tokens to audio
 # Names of the weights files of the stages, without suffix.
 _STEMS = {"flow": "flow", "vocoder": "hift", "decoder": "decoder"}
-_SUFFIXES = (".safetensors", ".pt")  # in order of preference
+_ENDINGS = (".safetensors", ".pt")  # in order of preference
 # Share of the ODE steps of a stream that its provisional chunks have, and the least number of them
 # (docs/tuning.md).
 _PROVISIONAL_SHARE, _LEAST_PROVISIONAL_STEPS = Fraction(3, 10), 3
@@ -245,13 +246,10 @@ class ModelConfig:
         return self
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        """Returns the path of the weights of a stage in a model folder.
+        """Returns the path of the weights of a stage in a model folder: a file, the index of
+        shards, or a shard.
 
         Raises:
             CheckpointError: the folder has no weights of this stage.
         """
-        stem = _STEMS[stage]
-        for suffix in _SUFFIXES:
-            if (path := folder / (stem + suffix)).is_file():
-                return path
-        raise CheckpointError(f"{folder}: contains neither {stem}.safetensors nor {stem}.pt")
+        return weights_file(folder, [_STEMS[stage] + ending for ending in _ENDINGS])

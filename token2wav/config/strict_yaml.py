@@ -13,6 +13,13 @@ from token2wav.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20  # a public model file has 7 kB
 _MAX_SCALAR_CHARS = 4000  # PyYAML needs quadratic time for long sexagesimal numbers (1:59:59)
+# Beginnings of files that stand where another file should be.
+_STAND_INS = {
+    b"version https://git-lfs": "a pointer of Git LFS, not the file itself; run 'git lfs pull' in "
+    "the clone, or pull the model by its name",
+    b"<!doctype html": "a page of HTML, not the file itself; download it again",
+    b"<html": "a page of HTML, not the file itself; download it again",
+}
 _INVALID = (
     yaml.YAMLError,
     RecursionError,
@@ -98,7 +105,8 @@ def read_bounded(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Reads a configuration file of any format.
 
     Raises:
-        ConfigError: the file cannot be read, or is larger than `most_bytes`.
+        ConfigError: the file cannot be read, is larger than `most_bytes`, or is a pointer of Git
+            LFS or a page of HTML.
     """
     try:
         with path.open("rb") as file:
@@ -109,7 +117,18 @@ def read_bounded(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
         raise ConfigError(
             f"{path}: larger than {most_bytes} bytes, the limit of a configuration file"
         )
+    if problem := stand_in(content):
+        raise ConfigError(f"{path}: {problem}")
     return content
+
+
+def stand_in(content: bytes) -> str:
+    """Names a pointer of Git LFS or a page of HTML, by the beginning of a file; empty for others.
+
+    A clone without Git LFS has the one, and a download without access the other.
+    """
+    start = content[:64].lstrip().lower()
+    return next((text for sign, text in _STAND_INS.items() if start.startswith(sign)), "")
 
 
 def _reason(error: Exception) -> str:

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from token2wav.config import config_hash
+from token2wav.config.checkpoint_files import weight_files
 from token2wav.config.model_config import StageName
 from token2wav.config.values import from_mapping
 from token2wav.errors import ArtifactError, CheckpointError, ConfigError
-from token2wav.families.registry import read_config
+from token2wav.families.registry import read_config, weight_prefixes
 
 GraphName = Literal[
     "step", "estimator-streaming", "estimator-full", "vocoder", "vocoder-whole", "decoder"
@@ -107,12 +108,16 @@ def fingerprint(model_folder: Path, stage: StageName) -> str:
     """
     config = read_config(model_folder)
     path = config.weights_file(model_folder, stage)
-    try:
-        status = path.stat()
-        digest = _digest(path.resolve(), status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    return f"{config_hash(config.stage_config(stage))}-{digest}"
+    digests = []
+    for file in weight_files(path, weight_prefixes(config)):
+        try:
+            status = file.stat()
+            digests.append(_digest(file.resolve(), status.st_size, status.st_mtime_ns))
+        except OSError as error:
+            raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
+    if len(digests) > 1:
+        digests = [hashlib.sha256(" ".join(digests).encode()).hexdigest()]
+    return f"{config_hash(config.stage_config(stage))}-{digests[0]}"
 
 
 def stage_of(graph: GraphName) -> StageName:

@@ -24,54 +24,79 @@ entry points of the group `token2wav.families`.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import token2wav.families
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.config.transformers_json import CONFIG_JSON, has_keys, has_model_type
+from token2wav.config.transformers_json import CONFIG_JSON, has_keys, has_model_type, read_json
+from token2wav.config.values import shown
 from token2wav.errors import ConfigError
+from token2wav.known_models import suggestion
 
 GROUP = "token2wav.families"  # of the entry points, and the package of the families here
+_MOST_LISTED = 500  # files and folders that are examined in a folder of no family
 
 
 def find_family(folder: Path) -> Any:
     """Finds the package of the family that a model folder belongs to.
 
     Raises:
-        ConfigError: the folder does not exist, or has no file of any family. If one of its
-            subfolders is a model folder, the message names the subfolder.
+        ConfigError: the folder does not exist, has files of several families, or has no file of any
+            family. If a folder inside it is a model folder, the message names that folder.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such model folder")
-    families = []
-    for family in _families():
-        if _has_file(folder, family):
-            return family
-        families.append(family)
+        raise ConfigError(f"{folder}: no such model folder{suggestion(str(folder))}")
+    families = list(_own_families())
+    found = {name: family for family in families for name in _files_of(folder, family)}
+    if len({id(family) for family in found.values()}) > 1:
+        raise ConfigError(
+            f"{folder}: contains {' and '.join(found)}, which belong to different families; keep "
+            "the one of the weights"
+        )
+    if not found:
+        families += _other_families()
+        found = {name: family for family in families for name in _files_of(folder, family)}
+    for family in found.values():
+        return family
     for family in families:
         if _has_known_configuration(folder, family):
             return family
-    for subfolder in sorted(path for path in folder.glob("*") if path.is_dir()):
+    raise ConfigError(f"{folder}: not a model folder; {_reason(folder, families)}")
+
+
+def _reason(folder: Path, families: Sequence[Any]) -> str:
+    """Names the contents of a folder that no family reads, and a remedy."""
+    for path in islice(folder.glob("*"), _MOST_LISTED):
+        if path.is_symlink() and not path.exists():
+            return (
+                f"{path.name} is a link to {path.readlink()}, which does not exist; pull it again"
+            )
+    inside = (path for pattern in ("*", "*/*", "*/*/*") for path in folder.glob(pattern))
+    for subfolder in sorted(path for path in islice(inside, _MOST_LISTED) if path.is_dir()):
         if any(
-            _has_file(subfolder, family) or _has_known_configuration(subfolder, family)
+            _files_of(subfolder, family) or _has_known_configuration(subfolder, family)
             for family in families
         ):
-            raise ConfigError(
-                f"{folder}: not a model folder, but its subfolder {subfolder.name} is one; "
-                f"use {subfolder}"
+            return f"its subfolder {subfolder.relative_to(folder)} is one; use {subfolder}"
+    types = [name for family in families for name in _model_types(family)]
+    if (config := folder / CONFIG_JSON).is_file():
+        document = read_json(config)  # a pointer of Git LFS, or a page, has its own sentence
+        if (kind := document.get("model_type")) is not None:
+            return (
+                f"{CONFIG_JSON} has the model_type {shown(kind)}, expected one of "
+                f"{', '.join(types)}"
             )
     files = ", ".join(file for family in families for file in family.FILES)
-    types = ", ".join(name for family in families for name in _model_types(family))
-    raise ConfigError(
-        f"{folder}: not a model folder; it contains none of {files}, nor a {CONFIG_JSON} with the "
-        f"model_type {types}"
+    return (
+        f"it contains none of {files}, nor a {CONFIG_JSON} with the model_type {', '.join(types)}"
     )
 
 
@@ -82,7 +107,7 @@ def find_remote_family(names: Set[str], config: Mapping[str, Any]) -> Any | None
         names: names of the files in the folder.
         config: content of its `config.json`; empty if it has none.
     """
-    families = list(_families())
+    families = [*_own_families(), *_other_families()]
     for family in families:
         if any(fnmatchcase(name, file) for file in family.FILES for name in names):
             return family
@@ -111,6 +136,11 @@ def family_name(config: ModelConfig) -> str:
     return _package(config).rpartition(".")[2]
 
 
+def weight_prefixes(config: ModelConfig) -> tuple[str, ...]:
+    """Returns the beginnings of the names of the weights of the decoder of a model."""
+    return tuple(getattr(import_module(_package(config)), "WEIGHT_PREFIXES", ("",)))
+
+
 def family_module(config: ModelConfig) -> Any:
     """Imports the module `family` of the family of a configuration, and torch with it."""
     return import_module(f"{_package(config)}.family")
@@ -134,8 +164,9 @@ def _package(config: ModelConfig) -> str:
     return str(import_module(type(config).__module__).__package__)
 
 
-def _has_file(folder: Path, family: Any) -> bool:
-    return any(path.is_file() for file in family.FILES for path in folder.glob(file))
+def _files_of(folder: Path, family: Any) -> list[str]:
+    """Returns the names of the files by which a folder is one of a family."""
+    return [path.name for file in family.FILES for path in folder.glob(file) if path.is_file()]
 
 
 def _has_known_configuration(folder: Path, family: Any) -> bool:
@@ -148,14 +179,16 @@ def _model_types(family: Any) -> tuple[str, ...]:
     return getattr(family, "MODEL_TYPES", ())
 
 
-def _families() -> Iterator[ModuleType]:
-    """Yields the families of this package, then the families of other distributions.
-
-    Python reads the metadata of all installed distributions to find families of others. A caller
-    that stops earlier saves this time.
-    """
+def _own_families() -> Iterator[ModuleType]:
+    """Yields the families of this package."""
     for module in pkgutil.iter_modules(token2wav.families.__path__):
         if module.ispkg:
             yield import_module(f"{GROUP}.{module.name}")
+
+
+def _other_families() -> Iterator[ModuleType]:
+    """Yields the families of other distributions. Python reads the metadata of all installed
+    distributions for them, so a caller that needs none saves time.
+    """
     for point in entry_points(group=GROUP):
         yield point.load()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from token2wav.hub.download import Part, Pull
 from token2wav.hub.errors import HubError, as_sentences
-from token2wav.known_models import known_models
+from token2wav.known_models import known_model
 
 __all__ = ["MODEL_HELP", "HubError", "Part", "model_folder", "pull"]
 
@@ -45,9 +45,8 @@ def model_folder(model: str | Path, part: Part = "decoder") -> Path:
 def _name(text: str) -> tuple[str, str] | None:
     """Returns repository and revision of a name; None if the text can only be a path."""
     alias, _, revision = text.partition("@")
-    for known in known_models():
-        if known.alias == alias:
-            return known.repo, revision or "main"
+    if known := known_model(alias):
+        return known.repo, revision or "main"
     match = _NAME.fullmatch(text)
     if match is None or text.startswith("."):
         return None

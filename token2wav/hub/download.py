@@ -14,14 +14,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from token2wav.config.transformers_json import CONFIG_JSON, INDEX
+from token2wav.config.checkpoint_files import INDEX_ENDING, PUBLISHED, file_patterns, is_shard
+from token2wav.config.transformers_json import CONFIG_JSON
+from token2wav.config.values import shown
 from token2wav.families.registry import find_remote_family
 from token2wav.hub.errors import TRIES, HubError, is_unreachable, shown_size
 from token2wav.hub.tensors import NoRangesError, RemoteTensors
 
-_DEFAULT_FILES = (CONFIG_JSON, f"model.safetensors|{INDEX}|pytorch_model.bin|model.pth")
+_DEFAULT_FILES = (CONFIG_JSON, "|".join((*PUBLISHED, "model.pth")))
 _FRONT_END_FILES = ("*.yaml", "campplus.onnx", "speech_tokenizer_v*.onnx")
 _MOST_CONFIG_BYTES = 1 << 20
+_COMMIT = re.compile("[0-9a-f]{40}")
 _CHUNK = 1 << 20  # bytes of a read of a file
 _WHOLE = 0.8  # share of the needed bytes, above which a whole file is fetched, with its checksum
 
@@ -72,18 +75,33 @@ class Pull:
         """Returns the commit to use without asking the hub; None if the hub is to be asked."""
         from huggingface_hub import HfApi, constants
 
-        if re.fullmatch("[0-9a-f]{40}", self.revision):
+        if _COMMIT.fullmatch(self.revision):
             return self.revision
         file = self.base / f"ref-{self.revision.replace('/', '--')}"
         if not file.is_file():
             return None
         if not constants.HF_HUB_OFFLINE:
             try:
-                return HfApi().model_info(self.repo, revision=self.revision, timeout=10).sha
+                info = HfApi().model_info(self.repo, revision=self.revision, timeout=10)
+                return self._checked_commit(info.sha)
             except Exception as error:
                 if not is_unreachable(error):
                     raise
-        return file.read_text()
+        commit = file.read_text()
+        return commit if _COMMIT.fullmatch(commit) else None
+
+    def _checked_commit(self, commit: object) -> str:
+        """Returns a commit that may be the name of a folder.
+
+        Raises:
+            HubError: the hub sent another text, such as a path out of the folder of the model.
+        """
+        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+            raise HubError(
+                f"{self.name}: the hub names the commit {shown(commit)}, expected 40 hexadecimal "
+                "digits; do not trust this hub"
+            )
+        return commit
 
     def _pulled(self, commit: str) -> Path | None:
         """Returns the folder of a commit if all of its files are there."""
@@ -100,13 +118,13 @@ class Pull:
         from huggingface_hub import HfApi
 
         info = HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
-        self.commit = str(info.sha)
+        self.commit = self._checked_commit(info.sha)
         return {
             file.rfilename: _File(
                 file.size or 0, file.lfs.sha256 if file.lfs else None, file.blob_id or ""
             )
             for file in info.siblings or []
-            if ".." not in Path(file.rfilename).parts and not file.rfilename.startswith("/")
+            if _is_confined(file.rfilename)
         }
 
     def _place(self, files: Mapping[str, _File]) -> tuple[str, Any]:
@@ -141,12 +159,10 @@ class Pull:
         needed: set[str] = set()
         for alternatives in patterns:
             for pattern in filter(None, alternatives.split("|")):
-                full = str(Path(prefix) / pattern)
-                if matches := [file for file in files if _matches(file, full)]:
+                if matches := _first_matches(files, prefix, pattern):
                     needed |= set(matches)
                     break
-        index = str(Path(prefix) / INDEX)
-        if index in needed:
+        for index in [file for file in needed if file.endswith(INDEX_ENDING)]:
             needed |= self._shards(prefix, family, index, files)
         if self.part == "config":
             needed = {file for file in needed if files[file].size <= _MOST_CONFIG_BYTES}
@@ -183,7 +199,8 @@ class Pull:
             url = hf_hub_url(self.repo, file, revision=self.commit)
             decoder = RemoteTensors(url, size, prefixes, f"{self.name}: {file}")
             try:
-                if decoder.read_header() and decoder.part_bytes < _WHOLE * size:
+                found = decoder.read_header() or is_shard(Path(file).name)
+                if found and decoder.part_bytes < _WHOLE * size:
                     tensors[file] = decoder
             except NoRangesError:
                 _say(
@@ -194,15 +211,20 @@ class Pull:
 
     def _link(self, file: str, expected: _File, path: Path) -> None:
         """Fetches a file into the cache of the client, checks it, and makes a link to it."""
+        if not (expected.sha256 or expected.blob_id):
+            raise HubError(
+                f"{self.name}: the hub lists no checksum of {file}, so it cannot be checked; use "
+                "another hub in HF_ENDPOINT, or name a folder"
+            )
         source = self._download(file)
-        if expected.sha256 is not None:
+        if expected.sha256:
             digest, checksum = hashlib.sha256(), expected.sha256
         else:  # the id of a git blob
             digest, checksum = hashlib.sha1(b"blob %d\0" % source.stat().st_size), expected.blob_id
         with source.open("rb") as content:
             while chunk := content.read(_CHUNK):
                 digest.update(chunk)
-        if checksum and digest.hexdigest() != checksum:
+        if digest.hexdigest() != checksum:
             source.resolve().unlink()
             raise HubError(f"{self.name}: {file} has another checksum than on the hub; pull again")
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -230,6 +252,21 @@ class _File:
     size: int
     sha256: str | None
     blob_id: str
+
+
+def _is_confined(file: str) -> bool:
+    """Returns whether the name of a file cannot lead out of a folder."""
+    return not {"", ".", ".."} & set(file.split("/")) and not {"\\", "\0"} & set(file)
+
+
+def _first_matches(files: Mapping[str, _File], prefix: str, pattern: str) -> list[str]:
+    """Returns the files in a folder that match a pattern; for weights, or else their shards."""
+    weights = pattern.endswith((".safetensors", ".bin"))
+    for name in file_patterns(pattern) if weights else (pattern,):
+        full = str(Path(prefix) / name)
+        if matches := [file for file in files if _matches(file, full)]:
+            return matches
+    return []
 
 
 def _matches(file: str, pattern: str) -> bool:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from token2wav.errors import ConfigError
+from token2wav.errors import ConfigError, one_line
 
 TRIES = 5  # connections without a new byte, before a file or a range is given up
 
@@ -33,6 +33,7 @@ def as_sentences(name: str) -> Iterator[None]:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -62,12 +63,21 @@ def as_sentences(name: str) -> Iterator[None]:
         }
         reason = reasons.get(status, f"the hub answered with status {status}; try again later")
         raise HubError(f"{name}: {hub}: {reason}") from error
+    except HFValidationError as error:
+        raise HubError(
+            f"{name}: no such folder here, and no name of a model; expected org/name with at most "
+            "96 letters, digits, '-', '_' and '.', none of the marks doubled, first or last"
+        ) from error
     except Exception as error:
         if is_unreachable(error):
-            offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "cannot be reached"
+            reason = (
+                f"HF_HUB_OFFLINE forbids to ask {hub}; unset it"
+                if constants.HF_HUB_OFFLINE
+                else f"{hub} cannot be reached"
+            )
             raise HubError(
-                f"{name}: not pulled yet, and {hub} {offline}; pull the model where there is a "
-                "network, or name a folder"
+                f"{name}: not pulled yet, and {reason}; pull the model where there is a network, "
+                "or name a folder"
             ) from error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(constants.HF_HOME).free
@@ -76,9 +86,13 @@ def as_sentences(name: str) -> Iterator[None]:
                 "another disk"
             ) from error
         if isinstance(error, OSError):
-            reason = " ".join(str(error).split())[:200]
-            raise HubError(f"{name}: cannot be pulled: {reason}") from error
-        raise
+            raise HubError(f"{name}: cannot be pulled: {one_line(error)[:200]}") from error
+        # A hub can send any JSON, so its client can raise any error.
+        raise HubError(
+            f"{name}: the answer of {hub} cannot be used "
+            f"({type(error).__name__}: {one_line(error)[:200]}); try again, or use another hub in "
+            "HF_ENDPOINT"
+        ) from error
 
 
 def shown_size(size: int) -> str:

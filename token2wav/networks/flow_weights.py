@@ -27,9 +27,7 @@ def read_cosyvoice_weights(
     Raises:
         CheckpointError: the file is unreadable, or names and shapes differ from the module.
     """
-    state = {
-        name: value for name, value in read_state(path).items() if str(name).startswith(prefix)
-    }
+    state = read_state(path, (prefix,))
     for name in _BOOKKEEPING:
         state.pop(name, None)
     return fitting_weights(module, floating_tensors(state, path, _current_name), path)
@@ -49,7 +47,5 @@ def read_bigvgan_weights(module: nn.Module, path: Path) -> dict[str, torch.Tenso
     Raises:
         CheckpointError: the file is unreadable, or names and shapes differ from the vocoder.
     """
-    state = read_state(path)
-    if isinstance(nested := state.get(_GENERATOR), dict):
-        state = nested
+    state = read_state(path, wrappers=(_GENERATOR,))
     return fitting_weights(module, fold_weight_norm(floating_tensors(state, path, str), path), path)

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from token2wav.config.checkpoint_files import stored_bytes, weight_files
+from token2wav.config.strict_yaml import stand_in
 from token2wav.errors import CheckpointError
 
 _FACTORIES = (torch.empty, torch.zeros, torch.ones)  # functions that allocate weights of modules
@@ -37,18 +38,47 @@ _NEWER = {
 }
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """Reads a `.safetensors` file or a pickled state dict, on the CPU; tensors may be views of the
-    file.
+def read_state(
+    path: Path, prefixes: tuple[str, ...] = ("",), *, wrappers: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Reads the weights of a file or of shards, on the CPU: of `.safetensors` files, or of pickled
+    state dicts, whose tensors may be views of the file.
+
+    Args:
+        path: file that `weights_file` found.
+        prefixes: beginnings of the names of the wanted weights. Other weights are not read.
+        wrappers: keys of a pickle. A dict under such a key is read in place of the pickle.
 
     Raises:
-        CheckpointError: the file is unreadable, is no dict, or pickles other objects than tensors.
+        CheckpointError: a file is missing, unreadable, no state dict, or pickles other objects than
+            tensors; no weight has the prefixes; or two shards have a weight of one name.
     """
+    state: dict[str, Any] = {}
+    owners: dict[str, Path] = {}
+    for file, listed in weight_files(path, prefixes).items():
+        part = _read_file(file, prefixes, wrappers)
+        if listed is not None and (absent := sorted(listed - part.keys())):
+            raise CheckpointError(f"{file}: '{absent[0]}' is missing, but {path.name} names it")
+        for name in part:
+            if (first := owners.setdefault(name, file)) != file:
+                raise CheckpointError(f"{file}: '{name}' is in {first.name} too")
+        state |= part
+    if not state and prefixes != ("",):
+        wanted = " or ".join(f"{prefix}*" for prefix in prefixes)
+        raise CheckpointError(f"{path}: no weight is named {wanted}")
+    return state
+
+
+def _read_file(path: Path, prefixes: tuple[str, ...], wrappers: tuple[str, ...]) -> dict[str, Any]:
     with _reading(path):
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return _read_tensors(path, prefixes)
         # Files older than torch 1.6 are no zip archives and cannot be mapped.
-        return read_pickle(path, path, mmap=zipfile.is_zipfile(path))
+        state = read_pickle(path, path, mmap=zipfile.is_zipfile(path))
+    for wrapper in wrappers:
+        if isinstance(nested := state.get(wrapper), dict):
+            state = nested
+    return {name: value for name, value in state.items() if str(name).startswith(prefixes)}
 
 
 def read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> dict[str, Any]:
@@ -88,35 +118,26 @@ def read_tensor(path: Path, name: str) -> torch.Tensor | None:
         return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118 - it is no mapping
 
 
-def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """Reads the tensors of a `.safetensors` file whose names begin with `prefix`, on the CPU.
-    Floats become float32. The other tensors stay in the file.
+def _read_tensors(path: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """Reads tensors of a `.safetensors` file, on the CPU. Floats become float32.
 
     A mapped file counts as memory as far as it was read. So it is mapped anew for every 16 MB.
-
-    Raises:
-        CheckpointError: the file is unreadable, or has no such tensor.
     """
-    with _reading(path):
+    with safe_open(path, framework="pt") as tensors:
+        waiting = [name for name in tensors.keys() if name.startswith(prefixes)]  # noqa: SIM118
+    waiting.reverse()
+    values: dict[str, torch.Tensor] = {}
+    while waiting:
         with safe_open(path, framework="pt") as tensors:
-            names = list(tensors.keys())
-        waiting = [name for name in names if name.startswith(prefix)]
-        if not waiting:
-            raise CheckpointError(
-                f"{path}: no tensor is named {prefix}*; it has {_listed(names) or 'none'}"
-            )
-        values: dict[str, torch.Tensor] = {}
-        while waiting:
-            with safe_open(path, framework="pt") as tensors:
-                mapped = 0
-                while waiting and mapped < _MAPPED_BYTES:
-                    name = waiting.pop()
-                    value = tensors.get_tensor(name)
-                    mapped += value.nbytes
-                    dtype = torch.float32 if value.is_floating_point() else value.dtype
-                    values[name] = value.to(dtype, copy=True)
-                    del value  # the last reference keeps the file mapped
-        return values
+            mapped = 0
+            while waiting and mapped < _MAPPED_BYTES:
+                name = waiting.pop()
+                value = tensors.get_tensor(name)
+                mapped += value.nbytes
+                dtype = torch.float32 if value.is_floating_point() else value.dtype
+                values[name] = value.to(dtype, copy=True)
+                del value  # the last reference keeps the file mapped
+    return values
 
 
 @contextmanager
@@ -127,6 +148,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         if path.stat().st_size == 0:
             raise CheckpointError(f"{path}: the file is empty; download it again")
+        with path.open("rb") as file:
+            if problem := stand_in(file.read(64)):
+                raise CheckpointError(f"{path}: {problem}")
         yield
     except CheckpointError:
         raise
@@ -226,15 +250,15 @@ class SkipInit(TorchFunctionMode):
     torch's compiler, which adds two seconds to a start.
 
     Args:
-        path: file of the weights. A network for which this file is too small is rejected before it
-            takes memory.
+        path: file of the weights. A network for which this file, or all shards, are too small is
+            rejected before it takes memory.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        # a weight takes at least one byte of the file
-        self._most = path.stat().st_size + _BUFFERS
+        # a weight takes at least one byte of the files
+        self._most = stored_bytes(path) + _BUFFERS
         self._allocated = 0
 
     def __torch_function__(

@@ -197,7 +197,7 @@ def test_weights_that_are_refused(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=message):
             check_folder(tmp_path)
     path.unlink()
-    with pytest.raises(CheckpointError, match=r"contains neither model\.safetensors nor weights"):
+    with pytest.raises(CheckpointError, match=r"contains none of model\.safetensors"):
         check_folder(tmp_path)
 
 

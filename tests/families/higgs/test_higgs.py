@@ -79,7 +79,7 @@ def test_weights_that_are_refused_and_weights_that_are_not_read(tmp_path: Path) 
         with pytest.raises(CheckpointError, match=message):
             check_folder(tmp_path)
     path.unlink()
-    with pytest.raises(CheckpointError, match=r"contains no model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"contains none of model\.safetensors"):
         check_folder(tmp_path)
 
 
@@ -142,5 +142,5 @@ def test_a_pickle_of_the_first_release_that_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nothing was executed|cannot be read"):
         check_folder(tmp_path)
     path.unlink()
-    with pytest.raises(CheckpointError, match=r"contains no model\.pth"):
+    with pytest.raises(CheckpointError, match=r"contains none of model\.pth"):
         check_folder(tmp_path)

@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 
 from tests.support.family_golden import FamilyGolden
 from tests.support.moss_model import document, published_weights, write_model
-from tests.support.utterances import off
-from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig
 from token2wav.assembly import check_folder, family_for
 from token2wav.config.token_format import TokenFormat
 from token2wav.families.registry import read_config
@@ -170,21 +169,3 @@ def test_weights_that_are_refused(tmp_path: Path) -> None:
         save_file(changed if value is None else changed | {name: value}, path)
         with pytest.raises(CheckpointError, match=message):
             check_folder(tmp_path)
-
-
-def test_weights_in_several_files(tmp_path: Path) -> None:
-    golden = FamilyGolden("moss", "tiny")
-    write_model(tmp_path, golden)
-    weights = published_weights(json.loads((tmp_path / "config.json").read_text()))
-    (tmp_path / "model.safetensors").unlink()
-    places = {name: f"model-{index % 2}.safetensors" for index, name in enumerate(weights)}
-    for file in set(places.values()):
-        shard = {name: value for name, value in weights.items() if places[name] == file}
-        save_file(shard, tmp_path / file)
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": places}))
-    audio = Token2Wav.load(tmp_path, runtime=CPU).synthesize(golden["codes"].numpy())
-    assert off(audio, golden["audio"].numpy()) <= PARITY * float(golden["audio"].std())
-    index.write_text(json.dumps({"weight_map": {"decoder.0": "../other"}}))
-    with pytest.raises(CheckpointError, match="is no file of the folder"):
-        check_folder(tmp_path)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, check_bounds, from_mapping, known_fields, prefixed
-from token2wav.errors import CheckpointError, ConfigError
+from token2wav.errors import ConfigError
 from token2wav.families.codec_config import CodecConfig
 from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.configs import CodebookSize, Heads, Layers, Rates, SampleRate, Width
@@ -103,10 +104,7 @@ class CausalDacConfig(CodecConfig):
     sizes: CausalDacSizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        path = folder / WEIGHTS
-        if not path.is_file():
-            raise CheckpointError(f"{folder}: contains no {WEIGHTS}")
-        return path
+        return weights_file(folder, FILES)
 
 
 def read(folder: Path) -> CausalDacConfig:

@@ -101,9 +101,7 @@ class CausalDacFamily(Family):
         return CausalDac(config.sizes)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        file = read_state(path)
-        for wrapper in _WRAPPERS:
-            file = file[wrapper] if isinstance(file.get(wrapper), dict) else file
+        file = read_state(path, wrappers=_WRAPPERS)
         names = {str(name).removeprefix("generator."): name for name in file}
         state = {
             name.removeprefix("quantizer."): file[published]

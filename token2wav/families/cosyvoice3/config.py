@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.model_config import StageName
 from token2wav.config.settings import Steps
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice3.bigvgan import GENERATOR_FILES, vocoder_from

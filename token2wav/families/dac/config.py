@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.config.values import convert, from_mapping, known_fields, prefixed
-from token2wav.errors import CheckpointError
 from token2wav.families.codec_config import SymmetricCodecConfig
 from token2wav.families.dac.descript import WEIGHTS_PATTERNS, descript_weights_file, read_descript
 from token2wav.networks.codec_sizes import SymmetricSizes
@@ -27,7 +27,6 @@ from token2wav.networks.configs import (
 
 MODEL_TYPES = ("dac",)
 FILES = WEIGHTS_PATTERNS
-_WEIGHTS = "model.safetensors"
 
 # A chunk of one token (12 ms at 44.1 kHz) would be too short to play, and would cost a step. So a
 # block has the tokens of at least 40 ms: 4 tokens (46 ms) at 44.1 kHz, 3 at 24 kHz, 2 at 16 kHz.
@@ -61,20 +60,19 @@ class DacConfig(SymmetricCodecConfig):
     sizes: DacSizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return weights_file(folder)
+        return _weights_file(folder)
 
 
-def weights_file(folder: Path) -> Path:
+def _weights_file(folder: Path) -> Path:
     """Finds the file of the weights, in the format of `transformers` or `descript-audio-codec`.
 
     Raises:
         CheckpointError: the folder has no such file.
         ConfigError: the folder has several files of `descript-audio-codec`.
     """
-    path = folder / _WEIGHTS if _is_transformers(folder) else descript_weights_file(folder)
-    if path is None or not path.is_file():
-        raise CheckpointError(f"{folder}: contains neither {_WEIGHTS} nor {WEIGHTS_PATTERNS[0]}")
-    return path
+    if _is_transformers(folder):
+        return weights_file(folder)
+    return descript_weights_file(folder) or weights_file(folder, WEIGHTS_PATTERNS[:1])
 
 
 def _is_transformers(folder: Path) -> bool:
@@ -89,7 +87,7 @@ def read(folder: Path) -> DacConfig:
         CheckpointError: the folder has no weights, or `weights.pth` cannot be read.
     """
     if not _is_transformers(folder):
-        path = weights_file(folder)
+        path = _weights_file(folder)
         return config_of(read_descript(path), path)
     path = folder / CONFIG_JSON
     document = read_json(path)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from token2wav.config.model_config import StageName
-from token2wav.errors import CheckpointError
 from token2wav.families.dac.config import DacSizes
 from token2wav.families.family import Family
 from token2wav.layers.codebooks import ProjectedCodebooks
@@ -57,15 +56,11 @@ class DacFamily(Family):
         return Dac(config.sizes)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        state: Any = read_state(path)
-        if "state_dict" in state:  # a file of `descript-audio-codec`
-            state = state["state_dict"]
-            if not isinstance(state, dict):
-                raise CheckpointError(f"{path}: state_dict: expected weights by name")
         state = {
             name: value
-            for name, value in state.items()
-            if str(name).startswith(_PARTS) and not _ENCODING.match(str(name))
+            # `descript-audio-codec` wraps the weights
+            for name, value in read_state(path, _PARTS, wrappers=("state_dict",)).items()
+            if not _ENCODING.match(name)
         }
         blocks = len(network.decoder.block)
         named = floating_tensors(state, path, lambda name: transformers_name(name, blocks))

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
+from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.codec_config import CodecConfig
@@ -104,8 +105,7 @@ class EarTtsConfig(CodecConfig):
     sizes: EarTtsSizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        """Returns the largest file with weights of the codec."""
-        return max(safetensors_files(folder, PREFIX), key=lambda path: path.stat().st_size)
+        return weights_file(folder)
 
 
 def read(folder: Path) -> EarTtsConfig:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.config.model_config import StageName
-from token2wav.config.transformers_json import safetensors_files
 from token2wav.errors import CheckpointError
 from token2wav.families.ear_tts.config import PREFIX, EarTtsSizes
 from token2wav.families.family import Family
@@ -27,7 +26,7 @@ from token2wav.layers.streaming import (
     WaveformNetwork,
     causal_conv,
 )
-from token2wav.networks.weights import fitting_weights, floating_tensors, read_tensors
+from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
 _MOST_MAGNITUDE = 100.0
 _CODEBOOK = "prvq.mus_list."
@@ -113,12 +112,10 @@ class EarTtsFamily(Family):
         return EarTtsDecoder(config.sizes)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        weights: dict[str, torch.Tensor] = {}
-        for part in (_CODEBOOK, _DECODER):  # the rest makes codes
-            for file in safetensors_files(path.parent, PREFIX + part):
-                weights |= floating_tensors(
-                    read_tensors(file, PREFIX + part), path, lambda name: name.removeprefix(PREFIX)
-                )
+        published = read_state(
+            path, (PREFIX + _CODEBOOK, PREFIX + _DECODER)
+        )  # the rest makes codes
+        weights = floating_tensors(published, path, lambda name: name.removeprefix(PREFIX))
         current, books = {}, {}
         for name, value in weights.items():
             if name.startswith(_CODEBOOK):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
@@ -21,7 +22,7 @@ from token2wav.config.values import (
     known_fields,
     prefixed,
 )
-from token2wav.errors import CheckpointError, ConfigError
+from token2wav.errors import ConfigError
 from token2wav.families.codec_config import SymmetricCodecConfig
 from token2wav.families.higgs.first_release import CONFIG_KEYS, WEIGHTS, read_arguments
 from token2wav.networks.codec_sizes import SymmetricSizes
@@ -116,9 +117,7 @@ class HiggsConfig(SymmetricCodecConfig):
     weights: str
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        if (path := folder / self.weights).is_file():
-            return path
-        raise CheckpointError(f"{folder}: contains no {self.weights}")
+        return weights_file(folder, [self.weights])
 
 
 def read(folder: Path) -> HiggsConfig:

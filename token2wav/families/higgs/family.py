@@ -20,18 +20,19 @@ from token2wav.networks.weights import (
     fitting_weights,
     floating_tensors,
     read_state,
-    read_tensors,
 )
 
-_SAFETENSORS = ".safetensors"
 _QUANTIZER, _PROJECTION, _DECODER = "quantizer.quantizers.", "fc2.", "acoustic_decoder."
-_CODEBOOK = re.compile(r"quantizer\.quantizers\.(\d{1,3})\.(codebook\.embed|project_out\.\w+)")
 # Names in the `model.pth` of the first release
-_FIRST_DECODER = "decoder_2."
+_FIRST_PROJECTION, _FIRST_DECODER = "fc_post2.", "decoder_2."
 _FIRST_CODEBOOK = re.compile(
     r"quantizer\.vq\.layers\.(\d{1,3})\.(_codebook\.embed|project_out\.\w+)"
 )
-_FIRST_DECODING = re.compile(rf"{_FIRST_CODEBOOK.pattern}$|fc_post2\.|decoder_2\.")
+_PARTS = ("quantizer.", _PROJECTION, _DECODER, _FIRST_PROJECTION, _FIRST_DECODER)
+_CODEBOOK = re.compile(
+    r"quantizer\.quantizers\.\d{1,3}\.(codebook\.embed|project_out\.\w+)|"
+    rf"{_FIRST_CODEBOOK.pattern}"
+)
 _BOOK = ("codebook.embed", "project_out.weight", "project_out.bias")
 
 
@@ -69,27 +70,14 @@ class HiggsFamily(Family):
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         # The other weights, most of the file, make codes. They stay in the file.
-        if path.suffix == _SAFETENSORS:
-            named = floating_tensors(_decoding(path), path, str)
-        else:
-            blocks = len(network.acoustic_decoder.block)
-            state = {
-                name: value
-                for name, value in read_state(path).items()
-                if _FIRST_DECODING.match(str(name))
-            }
-            named = floating_tensors(state, path, lambda name: _current_name(name, blocks))
+        blocks = len(network.acoustic_decoder.block)
+        state = {
+            name: value
+            for name, value in read_state(path, _PARTS).items()
+            if not name.startswith("quantizer.") or _CODEBOOK.fullmatch(name)
+        }
+        named = floating_tensors(state, path, lambda name: _current_name(name, blocks))
         return fitting_weights(network, converted(named, _BOOK, path), path)
-
-
-def _decoding(path: Path) -> dict[str, torch.Tensor]:
-    """Reads the weights of a `transformers` folder that decoding needs."""
-    return {
-        name: value
-        for part in (_QUANTIZER, _PROJECTION, _DECODER)
-        for name, value in read_tensors(path, part).items()
-        if part != _QUANTIZER or _CODEBOOK.fullmatch(name)
-    }
 
 
 def _current_name(name: str, blocks: int) -> str:
@@ -104,7 +92,7 @@ def _current_name(name: str, blocks: int) -> str:
         return f"acoustic_{transformers_name(dac_name, blocks)}"
     if match := _FIRST_CODEBOOK.fullmatch(name):
         return f"{_QUANTIZER}{match[1]}.{match[2].removeprefix('_')}"
-    return name.replace("fc_post2.", _PROJECTION)
+    return name.replace(_FIRST_PROJECTION, _PROJECTION)
 
 
 FAMILY = HiggsFamily()

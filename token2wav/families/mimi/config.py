@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import Bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.codec_config import CodecConfig, read_seanet_sizes

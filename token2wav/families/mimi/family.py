@@ -58,14 +58,10 @@ class MimiFamily(Family):
         return Mimi(config.sizes)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        state = {str(name): value for name, value in read_state(path).items()}
+        state = read_state(path, _PARTS)
         if is_moshi(state):
             state = transformers_names(state, network.heads)
-        state = {
-            name: value
-            for name, value in state.items()
-            if name.startswith(_PARTS) and not _ENCODING.fullmatch(name)
-        }
+        state = {name: value for name, value in state.items() if not _ENCODING.fullmatch(name)}
         return fitting_weights(network, _converted(floating_tensors(state, path, str), path), path)
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
+from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
     check_bounds,
@@ -224,8 +225,7 @@ class MossConfig(CodecConfig):
         return self.sizes.channels
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        """Returns the path of the weights; for weights in several files, of the largest of them."""
-        return max(safetensors_files(folder), key=lambda path: path.stat().st_size)
+        return weights_file(folder)
 
 
 def read(folder: Path) -> MossConfig:

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from token2wav.config.model_config import StageName
-from token2wav.config.transformers_json import safetensors_files
 from token2wav.families.family import Family
 from token2wav.families.moss.config import MossSizes, TransformerPart
 from token2wav.layers.codebooks import ProjectedCodebooks
@@ -35,7 +34,7 @@ from token2wav.networks.moshi_layers import attention_rows, layer_name
 from token2wav.networks.weights import (
     fitting_weights,
     floating_tensors,
-    read_tensors,
+    read_state,
 )
 
 _NORM_EPS = 1e-5
@@ -150,9 +149,7 @@ class MossFamily(Family):
         # The encoder, about half of the weights, stays in the files.
         state = {
             name: value
-            for file in safetensors_files(path.parent)
-            for start in ("quantizer.", "decoder.")
-            for name, value in read_tensors(file, start).items()
+            for name, value in read_state(path, ("quantizer.", "decoder.")).items()
             if not _ENCODING.fullmatch(name)
         }
         named = floating_tensors(state, path, layer_name)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
 from token2wav.config.strict_yaml import parse_yaml, read_bounded
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import Bounds, Length, check_bounds, convert, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.codec_config import CodecConfig

@@ -32,12 +32,11 @@ class NanoCodecFamily(Family):
         return NanoCodec(config.sizes.decoder, config.sizes.quantizer)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        state = (
-            read_pickle(read_member(path, WEIGHTS), path)
-            if path.suffix == ".nemo"
-            else read_state(path)
-        )
-        state = {name: value for name, value in state.items() if str(name).startswith(_PART)}
+        if path.suffix == ".nemo":
+            state = read_pickle(read_member(path, WEIGHTS), path)
+            state = {name: value for name, value in state.items() if str(name).startswith(_PART)}
+        else:
+            state = read_state(path, (_PART,))
         weights = fold_weight_norm(floating_tensors(state, path, _short_name), path)
         return fitting_weights(network, weights, path)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import Bounds
 from token2wav.families.codec_config import CodecConfig, read_seanet_sizes
 from token2wav.networks.codec_sizes import SeanetSizes

@@ -40,12 +40,7 @@ class PocketFamily(Family):
         return PocketDecoder(config.sizes)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        published = {str(name): value for name, value in read_state(path).items()}
-        state = {
-            name: value
-            for name, value in published.items()
-            if name.startswith((_PROJECTION, _DECODER))  # the rest is the encoder
-        }
+        state = read_state(path, (_PROJECTION, _DECODER))  # the rest is the encoder
         tensors = floating_tensors(state, path, str)
         weights = {_short_name(name): value for name, value in tensors.items()}
         return fitting_weights(network, weights, path)

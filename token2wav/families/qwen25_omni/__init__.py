@@ -4,5 +4,5 @@ from token2wav.families.qwen25_omni.config import FILES, MODEL_TYPES, read
 
 __all__ = ["DOWNLOADS", "FILES", "MODEL_TYPES", "WEIGHT_PREFIXES", "read"]
 
-DOWNLOADS = ("config.json", "model.safetensors|model.safetensors.index.json", "spk_dict.pt")
+DOWNLOADS = ("config.json", "model.safetensors", "spk_dict.pt")
 WEIGHT_PREFIXES = ("token2wav.",)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from token2wav.config import StreamConfig
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
-from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
+from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
     Length,
@@ -249,9 +250,7 @@ class Qwen25OmniConfig(FlowModelConfig):
         self.flow.check_stream(stream)
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        """Returns the largest file with weights of the stage."""
-        files = safetensors_files(folder, PREFIXES[stage])
-        return max(files, key=lambda path: path.stat().st_size)
+        return weights_file(folder)
 
 
 def read(folder: Path) -> Qwen25OmniConfig:

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from token2wav.config.model_config import StageName
-from token2wav.config.transformers_json import safetensors_files
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.qwen25_omni.config import PREFIXES, OmniFlowConfig
 from token2wav.families.streamflow.family import StreamFlow
@@ -18,7 +17,7 @@ from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.ecapa import Ecapa
 from token2wav.networks.noise import FlowNoise
-from token2wav.networks.weights import fitting_weights, floating_tensors, read_tensors
+from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
 _COMPUTED = (".inv_freq", ".filter")  # endings of tensors that the network computes itself
 _DECIBEL = 20 / math.log(10)  # decibels of a log-mel of 1
@@ -83,14 +82,12 @@ class Qwen25Omni(StreamFlow):
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         prefix = PREFIXES[stage]
-        weights: dict[str, torch.Tensor] = {}
-        for file in safetensors_files(path.parent, prefix):
-            published = {
-                name.removeprefix(prefix): value
-                for name, value in read_tensors(file, prefix).items()
-                if not name.endswith(_COMPUTED)
-            }
-            weights |= floating_tensors(published, path, _flow_name if stage == "flow" else str)
+        published = {
+            name.removeprefix(prefix): value
+            for name, value in read_state(path, (prefix,)).items()
+            if not name.endswith(_COMPUTED)
+        }
+        weights = floating_tensors(published, path, _flow_name if stage == "flow" else str)
         weights |= {
             name: value for name, value in network.state_dict().items() if name.endswith(_COMPUTED)
         }

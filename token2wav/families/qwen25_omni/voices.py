@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-from token2wav.config.transformers_json import safetensors_files
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.errors import CheckpointError, Token2WavError
 from token2wav.families.qwen25_omni.config import PREFIXES, read
 from token2wav.networks.configs import EcapaConfig
 from token2wav.networks.ecapa import Ecapa
-from token2wav.networks.weights import fill, fitting_weights, read_state, read_tensors
+from token2wav.networks.weights import fill, fitting_weights, read_state
 from token2wav.voice import FIELDS, MEL_BOUND, Voice
 
 SPEAKERS = "spk_dict.pt"
@@ -95,13 +95,11 @@ def write_voices(folder: Path, output: Path) -> list[Path]:
 def _ecapa(folder: Path, config: EcapaConfig) -> Ecapa:
     """Loads ECAPA-TDNN of a model folder, without the rest of the flow."""
     prefix = f"{PREFIXES['flow']}input_embed.spk_encoder."
-    files = safetensors_files(folder, prefix)
-    weights: dict[str, torch.Tensor] = {}
-    for file in files:
-        published = read_tensors(file, prefix)
-        weights |= {name.removeprefix(prefix): value for name, value in published.items()}
+    path = weights_file(folder)
+    published = read_state(path, (prefix,))
+    weights = {name.removeprefix(prefix): value for name, value in published.items()}
     network = Ecapa(config)
-    fill(network, fitting_weights(network, weights, files[0]))
+    fill(network, fitting_weights(network, weights, path))
     return network.eval()
 
 

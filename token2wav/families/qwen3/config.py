@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
+from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
     check_bounds,
@@ -141,12 +142,7 @@ class Qwen3Config(CodecConfig):
         return int(unfilled_network(self, "decoder").missing_samples)
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        """Returns the file of the weights. If several files have weights of the decoder, it is the
-        largest of them.
-        """
-        return max(
-            safetensors_files(folder, self.sizes.prefix), key=lambda path: path.stat().st_size
-        )
+        return weights_file(folder)
 
 
 def read(folder: Path) -> Qwen3Config:

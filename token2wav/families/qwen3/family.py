@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from token2wav.config.model_config import StageName
-from token2wav.config.transformers_json import safetensors_files
 from token2wav.families.family import Family
 from token2wav.families.qwen3.network import Qwen3Decoder
 from token2wav.layers.codebooks import stacked_entries
-from token2wav.networks.weights import fitting_weights, floating_tensors, read_tensors
+from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
 _KINDS = {"first": "semantic", "rest": "acoustic"}
 _CODEBOOK = re.compile(r"quantizer\.rvq_(first|rest)\.vq\.layers\.(\d+)\._codebook\.(\w+)")
@@ -34,8 +33,7 @@ class Qwen3Family(Family):
         prefix = network.sizes.prefix
         state = {
             name: value
-            for file in safetensors_files(path.parent, prefix)
-            for full_name, value in read_tensors(file, prefix).items()
+            for full_name, value in read_state(path, (prefix,)).items()
             if not _ENCODING.fullmatch(name := full_name.removeprefix(prefix))
         }
         return fitting_weights(network, _converted(floating_tensors(state, path, str), path), path)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
@@ -22,7 +23,7 @@ from token2wav.config.values import (
     known_fields,
     prefixed,
 )
-from token2wav.errors import CheckpointError, ConfigError
+from token2wav.errors import ConfigError
 from token2wav.families.codec_config import SymmetricCodecConfig
 from token2wav.families.registry import unfilled_network
 from token2wav.networks.codec_sizes import SymmetricSizes
@@ -31,7 +32,6 @@ from token2wav.networks.configs import CodebookSize, Rates, SampleRate, TokenRat
 CONFIG_KEYS = ("vq_strides", "decoder_rates")
 FILES: tuple[str, ...] = ()
 
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 _MOST_CODES = 64  # codes of one token
 
 HEAD_CHANNELS = 64  # channels of an attention head
@@ -194,10 +194,7 @@ class SnacConfig(SymmetricCodecConfig):
             )
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        for name in _WEIGHTS:
-            if (path := folder / name).is_file():
-                return path
-        raise CheckpointError(f"{folder}: contains neither {' nor '.join(_WEIGHTS)}")
+        return weights_file(folder)
 
 
 def read(folder: Path) -> SnacConfig:

@@ -79,8 +79,8 @@ class SnacFamily(Family):
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         state = {
             name: value
-            for name, value in read_state(path).items()
-            if str(name).startswith(_PARTS) and not _ENCODING.fullmatch(str(name))
+            for name, value in read_state(path, _PARTS).items()
+            if not _ENCODING.fullmatch(name)
         }
         decoder = network.decoder
         layers = [

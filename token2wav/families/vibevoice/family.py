@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from token2wav.config.model_config import StageName
-from token2wav.config.transformers_json import safetensors_files
 from token2wav.families.family import Family
 from token2wav.families.vibevoice.config import LAYOUTS, VibeVoiceSizes
 from token2wav.layers.combine import Chain, placed, run
@@ -27,7 +26,7 @@ from token2wav.layers.streaming import (
     WaveformNetwork,
     causal_conv,
 )
-from token2wav.networks.weights import fitting_weights, floating_tensors, read_tensors
+from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
 _FACTORS = ("scaling_factor", "bias_factor")
 _WRAPPED = re.compile(r"(\.conv|\.convtr)+(\.weight|\.bias)$")  # names of wrappers
@@ -112,15 +111,12 @@ class VibeVoiceFamily(Family):
         weights = {}
         if not layout.factors:
             weights = {"scaling_factor": torch.ones(()), "bias_factor": torch.zeros(())}
-        for name, factor in zip(_FACTORS, layout.factors, strict=False):
-            for file in safetensors_files(path.parent, factor):
-                published = read_tensors(file, factor)
-                weights |= floating_tensors(published, path, {factor: name}.__getitem__)
-        for file in safetensors_files(path.parent, layout.prefix):
-            published = read_tensors(file, layout.prefix)
-            weights |= floating_tensors(
-                published, path, lambda name: _current_name(name.removeprefix(layout.prefix))
-            )
+        factors = dict(zip(layout.factors, _FACTORS, strict=False))
+        weights |= floating_tensors(
+            read_state(path, (*factors, layout.prefix)),
+            path,
+            lambda name: factors.get(name) or _current_name(name.removeprefix(layout.prefix)),
+        )
         return fitting_weights(network, weights, path)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
@@ -22,7 +23,7 @@ from token2wav.config.values import (
     known_fields,
     prefixed,
 )
-from token2wav.errors import CheckpointError, ConfigError
+from token2wav.errors import ConfigError
 from token2wav.families.codec_config import CodecConfig
 from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.configs import Rates, SampleRate, TokenRate, Width
@@ -120,10 +121,7 @@ class VoxCPMConfig(CodecConfig):
     sizes: VoxCPMSizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        for name in FILES:
-            if (path := folder / name).is_file():
-                return path
-        raise CheckpointError(f"{folder}: contains neither {' nor '.join(FILES)}")
+        return weights_file(folder, FILES)
 
 
 def read(folder: Path) -> VoxCPMConfig:

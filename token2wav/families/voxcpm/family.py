@@ -20,7 +20,6 @@ from token2wav.networks.weights import (
     fitting_weights,
     floating_tensors,
     read_state,
-    read_tensors,
 )
 
 _DECODER = "decoder."  # the rest of the file makes latents
@@ -58,7 +57,7 @@ class VoxCPMFamily(Family):
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         sizes: VoxCPMSizes = network.sizes
-        state = _decoding(path)
+        state = read_state(path, (_DECODER,), wrappers=("state_dict",))
         boundaries = state.pop(_BOUNDARIES, None)
         expected = sizes.sr_bin_boundaries
         if isinstance(boundaries, torch.Tensor) and boundaries.tolist() != list(expected or ()):
@@ -73,17 +72,6 @@ class VoxCPMFamily(Family):
             if ".scale." in name and value.dim() == 2 and len(value) == rows:
                 named[name] = value[sizes.rate_range]
         return fitting_weights(network, plain_weights(named, path), path)
-
-
-def _decoding(path: Path) -> dict[str, Any]:
-    """Reads the weights of the decoder."""
-    if path.suffix == ".safetensors":
-        return dict(read_tensors(path, _DECODER))
-    state: Any = read_state(path)
-    state = state.get("state_dict", state)
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: state_dict: expected weights by name")
-    return {name: value for name, value in state.items() if str(name).startswith(_DECODER)}
 
 
 def _current_name(name: str, sizes: VoxCPMSizes) -> str:

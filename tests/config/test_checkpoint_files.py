@@ -1,0 +1,161 @@
+"""Weights in several files: the files that are read, and folders that are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.shards import divide
+from tests.support.tiny_model import one_line
+from token2wav.config.checkpoint_files import weight_files, weights_file
+from token2wav.errors import CheckpointError
+from token2wav.networks.weights import read_state
+
+INDEX = "model.safetensors.index.json"
+SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+WEIGHTS = {
+    name: torch.full((2,), float(ord(name[-1]))) for name in ("encoder.a", "encoder.b", "decoder.c")
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Folder with a weight in each of three shards, and an index."""
+    save_file(WEIGHTS, tmp_path / "model.safetensors")
+    divide(tmp_path / "model.safetensors", index=True)
+    return tmp_path
+
+
+def test_an_index_reads_no_other_shard(folder: Path) -> None:
+    for name in SHARDS[:2]:
+        (folder / name).write_bytes(b"not read")
+    (folder / SHARDS[0]).unlink()
+    assert list(read_state(weights_file(folder), ("decoder.",))) == ["decoder.c"]
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_all_shards_are_one_state(index: bool, folder: Path) -> None:
+    if not index:
+        (folder / INDEX).unlink()
+    path = weights_file(folder)
+    assert [file.name for file in weight_files(path)] == SHARDS
+    state = read_state(path)
+    assert state.keys() == WEIGHTS.keys()
+    assert all(torch.equal(state[name], weight) for name, weight in WEIGHTS.items())
+
+
+Edit = Callable[[Path], object]
+
+
+def mapped(change: dict[str, Any]) -> Edit:
+    """Returns an edit of the index."""
+
+    def edit(folder: Path) -> None:
+        document = json.loads((folder / INDEX).read_text())
+        document["weight_map"] |= change
+        (folder / INDEX).write_text(json.dumps(document))
+
+    return edit
+
+
+def written(name: str, text: str) -> Edit:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def without(*names: str) -> Edit:
+    def edit(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return edit
+
+
+def with_weights(number: int, *names: str) -> Edit:
+    """Returns an edit that adds weights to a shard."""
+
+    def edit(folder: Path) -> None:
+        path = folder / SHARDS[number - 1]
+        save_file(load_file(path) | {name: WEIGHTS[name] for name in names}, path)
+
+    return edit
+
+
+def pickled_in_place(folder: Path) -> None:
+    (folder / "x.bin").write_bytes(b"")
+    mapped({"encoder.b": "x.bin"})(folder)
+
+
+# Edits of a folder, and the message.
+REFUSALS: dict[str, tuple[list[Edit], str]] = {
+    "no folder of its own": (
+        [mapped({"encoder.b": "../b.safetensors"})],
+        "'../b.safetensors' is no file of",
+    ),
+    "absolute": (
+        [mapped({"encoder.b": "/etc/b.safetensors"})],
+        "'/etc/b.safetensors' is no file of the",
+    ),
+    "subfolder": (
+        [mapped({"encoder.b": "a/b.safetensors"})],
+        "'a/b.safetensors' is no file of the folder",
+    ),
+    "two dots": ([mapped({"encoder.b": ".."})], "'..' does not end in .safetensors"),
+    "no text": ([mapped({"encoder.b": 3})], "weight_map: 3 is no file of the folder"),
+    "a pickle": ([pickled_in_place], "weight_map: 'x.bin' does not end in .safetensors"),
+    "no index": ([written(INDEX, "{}")], "weight_map: expected an object"),
+    "nested": ([written(INDEX, "[" * 100_000)], "not JSON"),
+    "twice": (
+        [written(INDEX, '{"weight_map": {"b": "x", "b": "y"}}')],
+        "'b' appears more than once",
+    ),
+    "missing": ([without(SHARDS[1])], f"{SHARDS[1]}: missing, but {INDEX} names it"),
+    "elsewhere": (
+        [mapped({"encoder.b": SHARDS[2]})],
+        f"{SHARDS[2]}: 'encoder.b' is missing, but {INDEX} names it",
+    ),
+    "in two": ([with_weights(3, "encoder.b")], f"{SHARDS[2]}: 'encoder.b' is in {SHARDS[1]} too"),
+    "in two, no index": (
+        [without(INDEX), with_weights(3, "encoder.b")],
+        f"'encoder.b' is in {SHARDS[1]} too",
+    ),
+    "one is missing": ([without(INDEX, SHARDS[1])], f"{SHARDS[1]}: missing; it is one of 3 files"),
+    "two downloads": (
+        [without(INDEX), written("model-00001-of-00002.safetensors", "")],
+        "is one of 2 files, but model-0000",
+    ),
+    "no file": ([without(INDEX, *SHARDS)], "contains none of model.safetensors, pytorch_model.bin"),
+    "a link": (
+        [lambda folder: (folder / "model.safetensors").symlink_to("../../blobs/1")],
+        "model.safetensors: a link to ../../blobs/1, which does not exist; download",
+    ),
+    "a pointer": (
+        [written(SHARDS[2], "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n")],
+        f"{SHARDS[2]}: a pointer of Git LFS, not the file itself; run 'git lfs pull'",
+    ),
+    "a page": ([written(SHARDS[2], "<!DOCTYPE html><html>")], f"{SHARDS[2]}: a page of HTML, not"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_folder_that_is_refused(case: str, folder: Path) -> None:
+    edits, message = REFUSALS[case]
+    for edit in edits:
+        edit(folder)
+    with pytest.raises(CheckpointError) as refused:
+        read_state(weights_file(folder))
+    assert message in one_line(refused.value)
+
+
+def test_no_weight_has_the_prefix(folder: Path) -> None:
+    message = r"no weight is named x\.\* or y\.\*"
+    with pytest.raises(CheckpointError, match=message):
+        read_state(weights_file(folder), ("x.", "y."))
+    (folder / INDEX).unlink()
+    with pytest.raises(CheckpointError, match=message):
+        read_state(weights_file(folder), ("x.", "y."))
