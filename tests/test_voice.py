@@ -49,13 +49,15 @@ BAD: list[tuple[str, Any, str]] = [
     (MEL, mel_with(1e300), "NaN or infinite"),
     (MEL, mel_with(1e30), r"1e\+30 at index 0, 5 is outside -100 to 100$"),
     (MEL, mel_with(-101), "-101 at index 0, 5 is outside"),
-    (MEL, [["a"]], "not an array of numbers"),
+    (MEL, [["1"]], "type <U1, expected real numbers"),
+    (MEL, [[True]], "type bool, expected real numbers"),
+    (MEL, [[1j]], "type complex128, expected real numbers"),
     (MEL, [[1.0], [1.0, 2.0]], "rows of different lengths"),
-    (MEL, None, "expected 2 dimensions"),
+    (MEL, None, "type object, expected real numbers"),
     (SPEAKER, embedding_with(-2000), "-2000 at index 5 is outside -1000 to 1000$"),
     (SPEAKER, np.ones((1, 192)), r"shape \(1, 192\), expected 1 dimension$"),
     (SPEAKER, embedding_with(-np.inf), "NaN or infinite"),
-    (SPEAKER, torch.ones(192, requires_grad=True), "not an array of numbers"),
+    (SPEAKER, torch.ones(192, requires_grad=True), "not an array: "),
 ]
 
 

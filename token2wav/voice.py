@@ -131,7 +131,7 @@ class Voice:
             )
         if not self.speaker_embedding.any():
             raise InputError(
-                "speaker_embedding", "all values are 0, so the vector cannot be normalised"
+                "speaker_embedding", "all values are 0, so it is no vector of a speaker"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -134,8 +134,8 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
     """
     _refuse_text(values)
     try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError) as error:
+        array = plain_array(values)
+    except (TypeError, ValueError, OverflowError) as error:
         uneven = "inhomogeneous" in str(error)
         problem = (
             "rows of different lengths" if uneven else f"expected a list of integers ({error})"
@@ -161,6 +161,14 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
     if low < 0 or high > MAX_TOKEN:
         raise TokenError(f"tokens: {low if low < 0 else high} is outside 0 to {MAX_TOKEN}")
     return array.astype(np.int32)
+
+
+def plain_array(values: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Converts values to an array. A bfloat16 of torch or of ml_dtypes becomes float32."""
+    if str(getattr(values, "dtype", "")) == "torch.bfloat16":
+        values = cast(Any, values).float()
+    array = np.asarray(values)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def as_batches(tokens: Any) -> Iterable[npt.ArrayLike]:

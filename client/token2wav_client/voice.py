@@ -14,7 +14,7 @@ from safetensors.numpy import load
 
 from token2wav_client.errors import TokenError, VoiceError
 from token2wav_client.input_file import UNREADABLE, arrays_in_npz, content_of, reason
-from token2wav_client.tokens import TokenArray, as_tokens
+from token2wav_client.tokens import TokenArray, as_tokens, plain_array
 
 # Sizes for models in CosyVoice3's format. Other models have other sizes, which their servers check.
 MEL_BINS = 80
@@ -121,7 +121,7 @@ def check_known_voice(text: str) -> None:
 
 
 def _floats(field: str, values: npt.ArrayLike, dimensions: int) -> npt.NDArray[np.float32]:
-    array = np.asarray(values)
+    array = plain_array(values)
     if array.dtype.kind != "f":
         raise VoiceError(f"{field}: dtype {array.dtype}, expected float32")
     if array.ndim != dimensions or not array.shape[-1]:

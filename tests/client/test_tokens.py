@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,6 +151,7 @@ def test_numbers_in_rows_become_latents() -> None:
     assert latents.dtype == np.float32
     assert latents.tolist() == [[0.5, -2.0], [1.0, 3.0]]
     assert as_tokens(np.zeros((0, 3))).dtype == np.float32
+    assert as_tokens(torch.tensor([[0.5, -2.0]]).bfloat16()).tolist() == [[0.5, -2.0]]
     for wrong in (np.nan, np.inf, 1e39):  # 1e39 does not fit float32
         with pytest.raises(TokenError, match="latents: hold NaN or infinite values"):
             as_tokens([[1.0, wrong]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -23,11 +25,7 @@ def token_array(
         InputError: the array has another shape, or its values are not integers, or are out of the
             range of int32.
     """
-    try:
-        array = np.asarray(tokens)
-    # Raised for ragged lists, and for torch tensors that are not on the CPU.
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(field, _no_array("an array", error)) from error
+    array = _array(field, tokens)
     if token_shape is None:
         if array.ndim not in (1, 2):
             raise InputError(field, f"shape {array.shape}, expected one or two dimensions")
@@ -69,14 +67,14 @@ def float_array(
         bound: largest magnitude of a value.
 
     Raises:
-        InputError: the values are not numbers, the number of dimensions is not `dimensions`, or a
-            value is not finite or has a larger magnitude than `bound`.
+        InputError: the values are not real numbers, the number of dimensions is not `dimensions`,
+            or a value is not finite or has a larger magnitude than `bound`.
     """
-    try:
-        with np.errstate(over="ignore"):
-            array = np.asarray(values, dtype=np.float32).copy()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(field, _no_array("an array of numbers", error)) from error
+    numbers = _array(field, values)
+    if numbers.dtype.kind not in "fiu" and numbers.dtype.name != "bfloat16":
+        raise InputError(field, f"type {numbers.dtype}, expected real numbers")
+    with np.errstate(over="ignore"):
+        array = numbers.astype(np.float32)
     if dimensions is not None and array.ndim != dimensions:
         raise InputError(
             field, f"shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}"
@@ -92,6 +90,15 @@ def float_array(
     return array
 
 
-def _no_array(expected: str, error: Exception) -> str:
-    uneven = "inhomogeneous" in str(error)  # NumPy's word for a list of lists of different lengths
-    return "rows of different lengths" if uneven else f"not {expected}: {one_line(error)}"
+def _array(field: str, values: ArrayLike) -> NDArray[Any]:
+    """Converts an argument to an array of any type."""
+    # NumPy has no bfloat16. Its values are the same in float32.
+    if str(getattr(values, "dtype", "")) == "torch.bfloat16":
+        values = cast(Any, values).float()
+    try:
+        return np.asarray(values)
+    # Raised for ragged lists, and for torch tensors that are not on the CPU.
+    except (TypeError, ValueError, RuntimeError) as error:
+        uneven = "inhomogeneous" in str(error)  # NumPy's word for rows of different lengths
+        problem = "rows of different lengths" if uneven else f"not an array: {one_line(error)}"
+        raise InputError(field, problem) from error
