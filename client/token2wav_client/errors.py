@@ -171,7 +171,7 @@ def error_of_response(message: str) -> ServerError:
     if wrong := _WRONG_SHAPE.search(message):
         name, expected, sent = wrong.groups()
         return ServerError(
-            f"{name}: shape {_shape(sent)}, expected {_shape(expected)} for this model"
+            f"{name}: shape {_shape(sent)}, expected {_wanted(expected)} for this model"
         )
     if unexpected := _UNEXPECTED.search(message):
         name = unexpected[1]
@@ -180,6 +180,20 @@ def error_of_response(message: str) -> ServerError:
 
 
 def _shape(lengths: str) -> str:
-    """Formats the lengths in Triton's message as a shape; -1 becomes "any"."""
-    shown = ["any" if length == "-1" else length for length in lengths.split(",")]
+    """Formats the lengths in Triton's message as a shape."""
+    shown = lengths.split(",")
     return f"({', '.join(shown)}{',' if len(shown) == 1 else ''})"
+
+
+def _wanted(lengths: str) -> str:
+    """Describes a shape in Triton's message, where a dimension of any length is -1."""
+    wanted = lengths.split(",")
+    if "-1" not in wanted:
+        return _shape(lengths)
+    words = [f"{len(wanted)} dimension{'s' * (len(wanted) > 1)}"]
+    words += [
+        f"dimension {place} of length {length}"
+        for place, length in enumerate(wanted, 1)
+        if length != "-1"
+    ]
+    return ", ".join(words)

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from token2wav_gateway.errors import RequestError
+from token2wav_gateway.forms import matching
 from token2wav_gateway.requests import VoiceId, Words, usual_speed, without_nulls
 
 _MOST_PARTS = 64  # of the content of an item
@@ -41,7 +42,7 @@ def _few_metadata(values: Any) -> Any:
 
 
 Unsupported: TypeAlias = Annotated[Any, BeforeValidator(_unset)]
-Id: TypeAlias = Annotated[str, Field(pattern=f"^{_ID.pattern}$")]
+Id: TypeAlias = Annotated[str, matching(_ID.pattern, "1 to 64 visible characters of ASCII")]
 Modalities: TypeAlias = Annotated[list[Literal["audio"]], Field(min_length=1, max_length=1)]
 Metadata: TypeAlias = Annotated[
     dict[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -22,6 +22,7 @@ from token2wav.errors import ConfigError
 from token2wav_client import ClientError, Tls
 from token2wav_client.connection import checked_metadata
 from token2wav_gateway.errors import GatewayError
+from token2wav_gateway.forms import matching
 
 _LONGEST_SECRET = 4096  # characters
 
@@ -46,6 +47,14 @@ class Section(BaseModel):
         return values
 
 
+Origin: TypeAlias = Annotated[
+    str,
+    matching(
+        r"https?://[a-z0-9.:\[\]-]+",
+        "http:// or https:// with a host in lower case, and perhaps with a port, as in "
+        "https://shop.example",
+    ),
+]
 _SectionT = TypeVar("_SectionT", bound=Section)
 
 
@@ -248,7 +257,7 @@ class KeySettings(Section):
     """
 
     name: str
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, matching("[0-9a-f]{64}", "64 hexadecimal digits in lower case")]
     streams: Annotated[int, Field(ge=1)] = 8
     requests_per_minute: Annotated[int, Field(ge=1)] = 600
 
@@ -300,7 +309,7 @@ class Settings(Section):
     aligner: AlignerSettings = AlignerSettings()
     limits: LimitSettings = LimitSettings()
     keys: tuple[KeySettings, ...] = ()
-    origins: tuple[Annotated[str, Field(pattern=r"^https?://[a-z0-9.:\[\]-]+$")], ...] = ()
+    origins: tuple[Origin, ...] = ()
     models: Annotated[tuple[str, ...], Field(min_length=1)] = (
         "token2wav",
         "tts-1",

@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from token2wav_gateway.forms import matching
 from token2wav_gateway.requests import Body, Words, known_format, usual_speed
 
 
@@ -88,7 +89,9 @@ class StageRequest(Body):
     stage_output: StageOutput | None = None
     finished: bool | None = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
-    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
+    request_id: (
+        Annotated[str, matching(r"[!-~]{1,128}", "1 to 128 visible characters of ASCII")] | None
+    ) = None
     voice: Words | None = None
     response_format: Annotated[str, AfterValidator(known_format)] = "wav"
     speed: Annotated[float, AfterValidator(usual_speed)] = 1.0

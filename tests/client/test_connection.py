@@ -173,8 +173,12 @@ def test_error_class_of_a_server_message(sentence: str, transient: bool) -> None
 @pytest.mark.parametrize(
     ("sent", "expected", "sentence"),
     [
-        ("[5,2]", "[-1]", "tokens: shape (5, 2), expected (any,) for this model"),
-        ("[5]", "[-1,4]", "tokens: shape (5,), expected (any, 4) for this model"),
+        ("[5,2]", "[-1]", "tokens: shape (5, 2), expected 1 dimension for this model"),
+        (
+            "[5]",
+            "[-1,4]",
+            "tokens: shape (5,), expected 2 dimensions, dimension 2 of length 4 for this model",
+        ),
         ("[0]", "[192]", "tokens: shape (0,), expected (192,) for this model"),
     ],
 )

@@ -120,5 +120,7 @@ def test_browsers_may_show_answers_to_allowed_pages_only(
 @pytest.mark.parametrize("origin", ["shop.example", "https://shop.example/", "*", "null"])
 def test_origins_that_no_browser_sends_are_refused_at_start(tmp_path: Path, origin: str) -> None:
     (tmp_path / "gateway.yaml").write_text(f"origins: ['{origin}']\n")
-    with pytest.raises(SettingsError, match=r"origins\.0: "):
+    with pytest.raises(
+        SettingsError, match=r"origins\.0: expected http:// or https:// with a host"
+    ):
         read_settings(tmp_path / "gateway.yaml")

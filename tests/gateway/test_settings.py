@@ -23,7 +23,7 @@ from token2wav_gateway.settings import SettingsError, read_settings
         ("limits: {seconds: .inf}", r"limits\.seconds: .*finite number"),
         ("limits: {idle_s: .nan}", r"limits\.idle_s: .*finite number"),
         ("language_model: {token_timeout_s: 1e400}", "token_timeout_s: .*finite number"),
-        ("keys: [{name: a, sha256: abc}]", r"keys\.0\.sha256: .*pattern"),
+        ("keys: [{name: a, sha256: abc}]", r"keys\.0\.sha256: expected 64 hexadecimal digits"),
         ("models: []", "models: .*at least 1 item"),
         ("aligner: {timeout_s: 0}", r"aligner\.timeout_s: .*greater than 0"),
         ("aligner: {memory_mib: 100}", r"aligner\.memory_mib: .*greater than or equal to 256"),

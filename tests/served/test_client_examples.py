@@ -126,7 +126,7 @@ def test_a_full_disk_is_reported_with_the_written_audio(
         (
             [[1, 2]] * 60,  # in requests of 5 tokens
             "tokens.npy",
-            "tokens: shape (60, 2), expected (any,) for this model",
+            "tokens: shape (60, 2), expected 1 dimension for this model",
         ),
         ("6561", "-", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
         ("", "tokens.txt", "tokens: 0 sent; an utterance needs at least 1"),

@@ -70,8 +70,8 @@ def updated(**fields: Any) -> dict[str, Any]:
         ),
         (created(content=[]), "item.content: List should have at least 1 item"),
         (created(content=[0] * 300_000), "item.content: List should have at most 64 items"),
-        (created(id="x" * 65), "item.id: String should match pattern"),
-        (created(id=""), "item.id: String should match pattern"),
+        (created(id="x" * 65), "item.id: expected 1 to 64 visible characters of ASCII"),
+        (created(id=""), "item.id: expected 1 to 64 visible characters of ASCII"),
         (
             created(content=[{"type": "input_text", "text": "x" * 1001}]),
             "item.content: 1001 characters wait to be spoken; at most 1000 are allowed",
