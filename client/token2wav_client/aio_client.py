@@ -7,8 +7,9 @@ same names.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +154,20 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
                 async for chunk in utterance:
                     examination.check(chunk)
         return examination.result()
+
+    async def vocabulary(self) -> tuple[int, ...]:
+        """Asks the server for the number of different tokens, or of the codes of each codebook.
+
+        Returns:
+            The numbers; () for latents, and if the server or a proxy in front of it does not tell
+            them.
+        """
+        with suppress(grpc.RpcError):
+            parameters: Mapping[str, Any] = (await self._ask("ModelConfig")).config.parameters
+            published = parameters["vocabulary"].string_value if "vocabulary" in parameters else ""
+            if re.fullmatch(r"\d{1,9}(,\d{1,9})*", published):
+                return tuple(map(int, published.split(",")))
+        return ()
 
     async def open(
         self, voice: ClientVoice | str | None = None, **options: Unpack[SpeechOptions]

@@ -133,7 +133,7 @@ class BaseClient(Generic[UtteranceT]):
         return utterance
 
     def _ask(self, question: str) -> Any:
-        """Calls `ModelReady` or `ModelMetadata` on the server.
+        """Calls `ModelReady`, `ModelMetadata` or `ModelConfig` on the server.
 
         Returns:
             The response; in the client for asyncio, an awaitable of the response.

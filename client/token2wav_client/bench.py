@@ -14,11 +14,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import numpy as np
 
 from token2wav_client.aio_client import AsyncClient, TokenBatches, send_all
@@ -213,16 +211,11 @@ async def _tokens(
     token_shape = shapes.tokens.shape[1:]
     if file_tokens is not None or shapes.tokens.dtype == np.float32:
         return Tokens(file_tokens, token_shape)
-    parameters: Mapping[str, Any] = {}
-    with suppress(grpc.RpcError):  # a balancer may not pass on this call
-        parameters = (await client._ask("ModelConfig")).config.parameters
-    published = parameters["vocabulary"].string_value if "vocabulary" in parameters else ""
-    try:
-        sizes = tuple(map(int, published.split(",")))
-    except ValueError:
+    sizes = await client.vocabulary()
+    if not sizes:
         raise InputError(
             "tokens: the server does not publish the vocabulary of its model; add --tokens FILE"
-        ) from None
+        )
     if codebooks is not None and not 0 < codebooks <= len(sizes):
         raise InputError(f"codebooks: {codebooks}, but a token of this model has {len(sizes)}")
     sizes = sizes[:codebooks]

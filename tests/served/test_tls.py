@@ -388,11 +388,14 @@ def test_the_balancer_passes_on_the_calls_of_synthesis(
         assert stub.ModelMetadata(
             service_pb2.ModelMetadataRequest(name="token2wav"), metadata=metadata
         ).inputs
+        configuration = stub.ModelConfig(
+            service_pb2.ModelConfigRequest(name="token2wav"), metadata=metadata
+        ).config
+        assert configuration.parameters["vocabulary"].string_value == "6561"
         closed_calls = {
             **CLOSED,
             **SHARED_MEMORY,
             "statistics": ("ModelStatistics", service_pb2.ModelStatisticsRequest()),
-            "configuration": ("ModelConfig", service_pb2.ModelConfigRequest(name="token2wav")),
         }
         for name, request in closed_calls.values():
             with pytest.raises(grpc.RpcError, match="balancer: this call is not open to clients"):
