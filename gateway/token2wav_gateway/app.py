@@ -38,11 +38,12 @@ from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.origins import OriginCheck
 from token2wav_gateway.paths import PathWithoutSlash
+from token2wav_gateway.progress import Progress
 from token2wav_gateway.realtime import RealtimeSession
 from token2wav_gateway.requests import SpeechRequest, Words, problem
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
-from token2wav_gateway.speech import Progress, Text
+from token2wav_gateway.speech import Text
 from token2wav_gateway.stage_request import StageRequest
 from token2wav_gateway.template import load_template
 from token2wav_gateway.tracing import trace_headers
@@ -59,6 +60,7 @@ _USAGE_HEADERS = {
     "x-vllm-omni-output-tokens": "output_tokens",
     "x-vllm-omni-total-tokens": "total_tokens",
 }
+_END_REASON = "x-end-reason"
 
 
 def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
@@ -80,7 +82,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             await gateway.word_times.close()
             await gateway.speech.close()
 
-    load_template(settings.language_model.template)
+    load_template(settings.language_model.template, settings.language_model.folder)
     check_aligner(settings.aligner)
     access = Access(settings.keys)
     app = FastAPI(
@@ -96,7 +98,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             allow_origins=settings.origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", *_USAGE_HEADERS],
+            expose_headers=["x-request-id", _END_REASON, *_USAGE_HEADERS],
         )
     app.add_middleware(PathWithoutSlash)
 
@@ -328,10 +330,12 @@ async def _whole(
     progress: Progress,
     characters: int,
 ) -> Response:
-    """Response with a whole file, and with its usage in headers."""
+    """Response with a whole file. Headers have its usage, and the limit that has cut it off."""
     content = await _unless_left(request, _joined(pieces))
     usage = progress.usage(characters)
     headers = {header: str(usage[field]) for header, field in _USAGE_HEADERS.items()}
+    if progress.end_reason is not None:
+        headers[_END_REASON] = progress.end_reason
     return Response(content, media_type=media_type, headers=headers)
 
 
@@ -368,9 +372,7 @@ async def _events(
     except Exception:
         yield _event({"type": "speech.audio.error", **GatewayError(_INTERNAL).body})
         raise
-    done: dict[str, Any] = {"type": "speech.audio.done", "usage": progress.usage(characters)}
-    if progress.end_reason is not None:
-        done["end_reason"] = progress.end_reason
+    done = {"type": "speech.audio.done", "usage": progress.usage(characters), **progress.end}
     yield _event(done)
 
 

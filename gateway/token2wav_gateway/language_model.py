@@ -8,8 +8,9 @@ import asyncio
 import json
 import operator
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -26,6 +27,7 @@ from token2wav_gateway.template import Template, TokenReader
 _EVENTS = "text/event-stream"
 _UTF_8 = ("utf-8", "utf8")
 _END = "[DONE]"
+_CUT_OFF = "length"  # reason of an answer that has its largest number of tokens
 _BUFFERED = 32 << 10  # bytes of an answer that wait, in the socket and after it
 _QUOTED = 1024  # bytes of an answer that is an error
 # Errors of reading a piece of an answer that has another form, huge numbers or too many brackets.
@@ -34,6 +36,19 @@ _REFUSED = (401, 403)  # statuses of a server that does not accept the key
 # Python before 3.11 has two classes for a time-out.
 _TIMEOUTS = (TimeoutError, asyncio.TimeoutError)
 _BROKEN = (aiohttp.ClientError, OSError, *_TIMEOUTS)
+
+
+@dataclass
+class Answer:
+    """Answer of a language model, as far as it has arrived, besides its speech tokens.
+
+    Attributes:
+        cut_off: whether it has ended at its largest number of tokens (`finish_reason: length`).
+        skipped: numbers that are no speech, by reason, as `TokenReader.skipped`.
+    """
+
+    cut_off: bool = False
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 class LanguageModel:
@@ -90,13 +105,19 @@ class LanguageModel:
             raise ModelError(f"language model: status {status}")
 
     async def tokens(
-        self, headers: Mapping[str, str] | None = None, **prompt: Any
+        self,
+        answer: Answer,
+        vocabulary: Sequence[int] = (),
+        headers: Mapping[str, str] | None = None,
+        **prompt: Any,
     ) -> AsyncGenerator[NDArray[np.int32], None]:
         """Asks for an answer, and yields its speech tokens as they arrive, (n,) or (n, codebooks).
 
         If the caller stops iterating, the connection is closed, which cancels the request.
 
         Args:
+            answer: changes while the answer arrives.
+            vocabulary: as for `TokenReader`. Numbers outside it are left out.
             headers: further headers of the request.
             prompt: arguments of `Template.body`, without the model.
 
@@ -105,14 +126,17 @@ class LanguageModel:
                 too many, ends before its answer is complete, or sends something that is no answer.
             ModelTimeoutError: the server sends nothing for too long.
         """
-        reader, count, complete = TokenReader(self.template), 0, False
+        reader, count, complete = TokenReader(self.template, vocabulary), 0, False
+        answer.skipped = reader.skipped
         body = self.template.body(model=self._settings.model, **prompt)
         async with aclosing(self._events(body, headers)) as events:
             async for event in events:
                 if event.strip() == _END:
                     complete = True
                     break
-                tokens, complete = self._read(event, reader)
+                tokens, reason = self._read(event, reader)
+                complete = bool(reason) or reader.ended
+                answer.cut_off = reason == _CUT_OFF and not reader.ended
                 count += len(tokens)
                 if count > self._most_tokens:
                     raise ModelError(
@@ -126,7 +150,9 @@ class LanguageModel:
         if len(rest):
             yield rest
         if not count + len(rest):
-            raise ModelError("language model: the answer contains no speech token")
+            skipped = sum(reader.skipped.values())
+            hint = f"; numbers that are no speech: {skipped}" if skipped else ""
+            raise ModelError(f"language model: the answer contains no speech token{hint}")
         if not complete:
             raise ModelError("language model: the answer broke off")
 
@@ -152,8 +178,8 @@ class LanguageModel:
     def _url(self, path: str) -> str:
         return f"{self._settings.url.rstrip('/')}/{path}"
 
-    def _read(self, event: str, reader: TokenReader) -> tuple[NDArray[np.int32], bool]:
-        """Reads the tokens of an event, and whether the event ends the answer.
+    def _read(self, event: str, reader: TokenReader) -> tuple[NDArray[np.int32], Any]:
+        """Reads the tokens of an event, and the reason why the answer ends; none if it does not.
 
         An event is a piece of a chat, or of a completion. Of several answers to a prompt, the one
         with index 0 is read.
@@ -164,12 +190,15 @@ class LanguageModel:
                 raise ModelError("language model: error", quote=str(error)[:200])
             choices: list[dict[str, Any]] = piece.get("choices") or []
             choice = next((choice for choice in choices if not choice.get("index")), {})
-            last = bool(choice.get("finish_reason"))
+            reason = choice.get("finish_reason")
             if self.template.read == "token_ids":
                 ids = choice.get("token_ids") or []
-                return reader.feed_ids([operator.index(number) for number in ids]), last
-            text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
-            return reader.feed(str(text)), last
+                return reader.feed_ids([operator.index(number) for number in ids]), reason
+            delta = choice.get("delta") or {}
+            # StepFun's server sends speech tokens in a field of its own.
+            speech = (delta.get("tts_content") or {}).get("tts_audio")
+            text = speech or delta.get("content") or choice.get("text") or ""
+            return reader.feed(str(text)), reason
         except _NO_PIECE:
             raise ModelError(
                 "language model: an event is no piece of an answer", quote=repr(event[:100])

@@ -48,6 +48,23 @@ class Metrics:
             "Speech tokens that the language model sent.",
             registry=self.registry,
         )
+        self.skipped = Counter(
+            "token2wav_gateway_skipped_numbers_total",
+            "Numbers of the language model that are no speech, by reason: padding, outside (the "
+            "vocabulary), or frame (part of a frame that lacks a code).",
+            ["reason"],
+            registry=self.registry,
+        )
+        for reason in ("padding", "outside", "frame"):
+            self.skipped.labels(reason)
+        self.cut_off = Counter(
+            "token2wav_gateway_cut_off_total",
+            "Texts that a limit ended, by end reason: length, repeats or silence.",
+            ["reason"],
+            registry=self.registry,
+        )
+        for reason in ("length", "repeats", "silence"):
+            self.cut_off.labels(reason)
         self.audio_seconds = Counter(
             "token2wav_gateway_audio_seconds_total",
             "Seconds of audio that the speech server sent.",

@@ -111,6 +111,8 @@ class LanguageModelSettings(Section):
         url: base URL of an OpenAI-style server, such as `http://localhost:9000/v1`.
         model: name that the server gives to the model.
         template: name of a template of the package, or path of a template file.
+        folder: folder of the model with `cosyvoice3_metadata.json`, which contains the id of the
+            first speech token; None for the `offset` of the template.
         api_key: key of the server; None for none.
         api_key_file: file with the key, instead of `api_key`.
         connect_timeout_s: seconds in which the server must accept a connection.
@@ -120,6 +122,7 @@ class LanguageModelSettings(Section):
     url: Annotated[_Address, AfterValidator(_base_url)] = "http://localhost:9000/v1"
     model: str = "speech"
     template: str = "cosyvoice3"
+    folder: Path | None = None
     api_key: str | None = None
     api_key_file: Path | None = None
     connect_timeout_s: Annotated[float, Field(gt=0, le=60)] = 5.0

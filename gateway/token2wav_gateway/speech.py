@@ -22,7 +22,7 @@ from token2wav_client import (
     TokenError,
     TransientServerError,
 )
-from token2wav_client.audio import AudioFormat, EndReason
+from token2wav_client.audio import AudioFormat
 from token2wav_client.tokens import as_tokens
 from token2wav_gateway.backpressure import Backpressure
 from token2wav_gateway.encoding import RATE_HZ
@@ -34,12 +34,14 @@ from token2wav_gateway.errors import (
     ModelTimeoutError,
     RequestError,
 )
-from token2wav_gateway.language_model import LanguageModel
+from token2wav_gateway.language_model import Answer, LanguageModel
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.playback import Playback
+from token2wav_gateway.progress import Progress
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.template import load_template
 from token2wav_gateway.tracing import Span, Tracer
+from token2wav_gateway.vocabulary import Vocabulary
 from token2wav_gateway.voices import Voice
 
 log = logging.getLogger(__name__)
@@ -68,37 +70,6 @@ class Text:
     sampling: Mapping[str, int] = field(default_factory=dict)
     rate_hz: int = RATE_HZ
     trace: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class Progress:
-    """Progress of a text.
-
-    Attributes:
-        tokens: speech tokens that the language model has sent.
-        samples: samples that the client has been sent.
-        spoken_tokens: speech tokens that these samples cover.
-        end_reason: limit of the speech server that ended the text; None if none did.
-    """
-
-    tokens: int = 0
-    samples: int = 0
-    spoken_tokens: int = 0
-    end_reason: EndReason | None = None
-
-    def advance(self, chunk: AudioChunk) -> None:
-        """Counts a chunk that is sent to the client."""
-        self.samples += len(chunk.audio)
-        self.spoken_tokens = chunk.first_token + chunk.token_count
-        self.end_reason = chunk.end_reason
-
-    def usage(self, characters: int) -> dict[str, int]:
-        """Returns OpenAI's usage of a text, which is counted in characters."""
-        return {
-            "input_tokens": characters,
-            "output_tokens": self.tokens,
-            "total_tokens": characters + self.tokens,
-        }
 
 
 @dataclass
@@ -135,7 +106,7 @@ class Speech:
         self._audio_format = audio_format
         self.language_model = LanguageModel(
             settings.language_model,
-            load_template(settings.language_model.template),
+            load_template(settings.language_model.template, settings.language_model.folder),
             settings.limits.speech_tokens,
         )
         self._client = AsyncClient(
@@ -144,6 +115,7 @@ class Speech:
             tls=None if server.tls is None else server.tls.loaded(),
             response_timeout_s=server.response_timeout_s,
         )
+        self._vocabulary = Vocabulary(self._client.vocabulary)
         self._tracer = Tracer()
         self._speaking = 0
 
@@ -291,8 +263,11 @@ class Speech:
                                 chunk = await anext(chunks)
                         except StopAsyncIteration:
                             self._metrics.count_playback(playback, first_tokens_s + playback.last_s)
+                            self._count_end(utterance.progress)
                             return
                         pressure.take(chunk)
+                        if chunk.end_reason is not None:
+                            utterance.progress.end_reason = chunk.end_reason
                         if not playback.chunks and len(chunk.audio):
                             span.event("first audio")
                             first_audio_s = time.monotonic() - started
@@ -309,6 +284,17 @@ class Speech:
             except ClientError as error:
                 raise utterance.error_of(error) from None
 
+    def _count_end(self, progress: Progress) -> None:
+        if progress.end_reason is not None:
+            self._metrics.cut_off.labels(progress.end_reason).inc()
+            log.warning("a text was cut off: end_reason %s", progress.end_reason)
+
+    def _count_skipped(self, skipped: Mapping[str, int]) -> None:
+        for reason, numbers in skipped.items():
+            self._metrics.skipped.labels(reason).inc(numbers)
+        if outside := skipped.get("outside"):
+            log.warning("a text: %d numbers outside the vocabulary were skipped", outside)
+
     async def _tokens(self, text: Text, utterance: _Utterance) -> Tokens:
         started, voice, progress = time.monotonic(), text.voice, utterance.progress
         prompt: dict[str, Any] = {
@@ -320,16 +306,22 @@ class Speech:
             "prompt_tokens": voice.tensors.prompt_tokens if voice.tensors else _NO_PROMPT,
         }
         with self._tracer.span("language model", utterance.span.headers) as span:
-            answer = self.language_model.tokens(span.headers, **prompt)
-            async with aclosing(answer) as batches:
-                async for batch in batches:
-                    if not progress.tokens:
-                        self._metrics.first_token.observe(time.monotonic() - started)
-                        span.event("first token")
-                    progress.tokens += len(batch)
-                    self._metrics.tokens.inc(len(batch))
-                    yield batch
-                span.set("tokens", progress.tokens)
+            answer, vocabulary = Answer(), await self._vocabulary.sizes()
+            batches = self.language_model.tokens(answer, vocabulary, span.headers, **prompt)
+            try:
+                async with aclosing(batches):
+                    async for batch in batches:
+                        if not progress.tokens:
+                            self._metrics.first_token.observe(time.monotonic() - started)
+                            span.event("first token")
+                        progress.tokens += len(batch)
+                        self._metrics.tokens.inc(len(batch))
+                        yield batch
+            finally:
+                self._count_skipped(answer.skipped)
+            if answer.cut_off:
+                progress.end_reason = "length"
+            span.set("tokens", progress.tokens)
 
 
 async def _in_batches(tokens: NDArray[Any]) -> Tokens:

@@ -6,8 +6,9 @@ template for another model is a file, without code.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from token2wav_gateway.errors import ModelError
+from token2wav_gateway.frames import Frames
 from token2wav_gateway.settings import Section, SettingsError, read_yaml, validated
 
 _FOLDER = Path(__file__).with_name("templates")
@@ -31,6 +32,7 @@ _FIELDS = {"text", "instructions", "voice", "prompt_text", "prompt_tokens"}
 _GATEWAY_FIELDS = {"messages", "model", "prompt", "stream"}  # set in each request
 _NUMBER = "{number}"
 _DIGITS = 9  # of a token
+_METADATA = "cosyvoice3_metadata.json"  # which the public converter of CosyVoice3 writes
 
 
 def _known_fields(content: str) -> str:
@@ -67,7 +69,9 @@ class Template(Section):
         offset: number of the first speech token, in the text or among the ids.
         codebooks: number of codes of a frame; 1 for a model that emits one token at a time.
         codebook_offset: number that is added to the codes of each further codebook.
-        end_numbers: numbers that are no speech, such as padding and the end of speech.
+        stop_from: number, after `offset` was subtracted, from which on each number ends the speech;
+            None for a model whose server ends the answer itself.
+        padding: numbers, after `offset` was subtracted, that the model sends between speech tokens.
         read: whether tokens are read from the text of the answer, or from the token ids that vLLM
             sends if the request has `return_token_ids`.
         request: further fields of the request, such as sampling parameters.
@@ -81,7 +85,8 @@ class Template(Section):
     offset: Annotated[int, Field(ge=0)] = 0
     codebooks: Annotated[int, Field(ge=1, le=64)] = 1
     codebook_offset: Annotated[int, Field(ge=0)] = 0
-    end_numbers: tuple[int, ...] = ()
+    stop_from: Annotated[int | None, Field(ge=0)] = None
+    padding: tuple[int, ...] = ()
     read: Literal["text", "token_ids"] = "text"
     request: dict[str, JsonValue] = Field(default_factory=dict)
 
@@ -156,11 +161,15 @@ class Template(Section):
         return {**request, **content, "model": model, "stream": True}
 
 
-def load_template(name: str) -> Template:
+def load_template(name: str, model_folder: Path | None = None) -> Template:
     """Loads a template of the package by its name, or any template by its path.
 
+    Args:
+        model_folder: folder of the language model, whose metadata replace the `offset` of a
+            template that reads token ids; None for none.
+
     Raises:
-        SettingsError: the template does not exist, or a value is unknown or wrong.
+        SettingsError: the template or the metadata do not exist, or a value is unknown or wrong.
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
@@ -170,14 +179,47 @@ def load_template(name: str) -> Template:
             raise SettingsError(
                 f"language_model.template: {name!r} is not one of {known}, and no .yaml file"
             )
-    return validated(Template, read_yaml(path), path)
+    template = validated(Template, read_yaml(path), path)
+    if model_folder is None:
+        return template
+    if template.read != "token_ids":
+        raise SettingsError(
+            f"language_model.folder: not for the template {name!r}, which reads no token ids"
+        )
+    return template.model_copy(update={"offset": _speech_token_offset(model_folder / _METADATA)})
+
+
+def _speech_token_offset(path: Path) -> int:
+    """Reads the id of the first speech token from a file of CosyVoice3's converter."""
+    try:
+        offset = json.loads(path.read_text(encoding="utf-8"))["speech_token_offset"]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no speech_token_offset in JSON"
+        raise SettingsError(f"language_model.folder: {path}: {reason}") from None
+    if type(offset) is not int or offset < 0:
+        raise SettingsError(
+            f"language_model.folder: {path}: speech_token_offset is no integer of at least 0"
+        )
+    return offset
 
 
 class TokenReader:
-    """Reader of the speech tokens in an answer that arrives in pieces."""
+    """Reader of the speech tokens in an answer that arrives in pieces.
 
-    def __init__(self, template: Template) -> None:
+    Args:
+        vocabulary: number of different tokens, or of the codes of each codebook; () if it is
+            unknown.
+
+    Attributes:
+        ended: whether a number has ended the speech. The reader ignores all numbers after it.
+        skipped: numbers that became no token: `padding`, and those of `Frames.skipped`.
+    """
+
+    def __init__(self, template: Template, vocabulary: Sequence[int] = ()) -> None:
         self._template = template
+        self._frames = Frames(template.codebooks, template.codebook_offset, vocabulary)
+        self.skipped = self._frames.skipped
+        self.ended = False
         prefix, suffix = (re.escape(part) for part in template.token.split(_NUMBER))
         # A plain number is complete only when another character follows.
         end = suffix or "(?=[^0-9])"
@@ -185,7 +227,6 @@ class TokenReader:
         self._pattern = re.compile(f"{start}([0-9]{{1,{_DIGITS}}}){end}")
         self._longest = len(template.token) + _DIGITS
         self._text = ""
-        self._frame: list[int] = []
 
     def feed(self, text: str) -> NDArray[np.int32]:
         """Returns the tokens that a piece of text completes: (n,), or (n, codebooks)."""
@@ -204,21 +245,19 @@ class TokenReader:
         return self.feed("\n")
 
     def _tokens(self, numbers: Iterator[int]) -> NDArray[np.int32]:
-        template = self._template
+        template, frames = self._template, list[list[int]]()
         for number in numbers:
-            if number in template.end_numbers:
-                continue
-            code = (
-                number
-                - template.offset
-                - len(self._frame) % template.codebooks * (template.codebook_offset)
+            code = number - template.offset
+            self.ended = self.ended or (
+                template.stop_from is not None and code >= template.stop_from
             )
-            if code < 0 and template.read == "token_ids":
-                continue  # an id of text, such as the end of the answer
-            if code < 0:
-                raise ModelError(f"language model: token {number} is below the first speech token")
-            self._frame.append(code)
-        end = len(self._frame) // template.codebooks * template.codebooks
-        codes, self._frame = self._frame[:end], self._frame[end:]
-        tokens = np.array(codes, np.int32)
-        return tokens if template.codebooks == 1 else tokens.reshape(-1, template.codebooks)
+            if self.ended:
+                break
+            if code in template.padding:
+                self.skipped["padding"] += 1
+            elif code < 0 and template.read == "token_ids":
+                continue  # an id of text
+            elif (frame := self._frames.add(code)) is not None:
+                frames.append(frame)
+        tokens = np.array(frames, np.int32).reshape(-1, template.codebooks)
+        return tokens[:, 0] if template.codebooks == 1 else tokens

@@ -22,7 +22,7 @@ from tests.support.raw_server import (
     sends_forever,
 )
 from token2wav_gateway.errors import ModelError, ModelTimeoutError
-from token2wav_gateway.language_model import LanguageModel
+from token2wav_gateway.language_model import Answer, LanguageModel
 from token2wav_gateway.settings import LanguageModelSettings
 from token2wav_gateway.template import load_template
 
@@ -43,7 +43,9 @@ def ids(numbers: str) -> str:
     return f'data: {{"choices": [{{"token_ids": {numbers}, "finish_reason": "stop"}}]}}\n\n'
 
 
-def tokens_of(reply: Reply, template: str = "cosyvoice3", **settings: Any) -> list[int]:
+def tokens_of(
+    reply: Reply, template: str = "cosyvoice3", answer: Answer | None = None, **settings: Any
+) -> list[int]:
     """Reads all tokens of an answer."""
 
     async def read(port: int) -> list[int]:
@@ -51,7 +53,7 @@ def tokens_of(reply: Reply, template: str = "cosyvoice3", **settings: Any) -> li
         model = LanguageModel(
             LanguageModelSettings(url=url, **settings), load_template(template), 100
         )
-        batches = model.tokens(**PROMPT, prompt_tokens=np.zeros(0, np.int32))
+        batches = model.tokens(answer or Answer(), **PROMPT, prompt_tokens=np.zeros(0, np.int32))
         try:
             async with aclosing(batches):
                 return [int(token) async for batch in batches for token in batch]
@@ -98,6 +100,8 @@ def answer(events: str, content_type: str = "text/event-stream") -> Reply:
         (tokens(1) + 'data: {"choices": [], "error": null}\n\n' + "data: [DONE]\n\n", [1]),
         (event(text="<|s_4|>", finish_reason="length"), [4]),
         (tokens(1) + "data: [DONE]\n\n" + tokens(8), [1]),
+        (event(delta={"tts_content": {"tts_audio": "<|s_4|>"}}, finish_reason="stop"), [4]),
+        (tokens(1, 6562, 2) + tokens(8, finish_reason="stop"), [1]),
     ],
 )
 def test_tokens_of_an_answer(events: str, expected: list[int]) -> None:
@@ -112,17 +116,41 @@ def test_several_choices_in_one_event() -> None:
 
 def test_an_answer_ends_with_its_finish_reason() -> None:
     """The server sends no more, and does not close the connection either."""
-    reply = sends_and_waits(EVENTS_HEAD + tokens(1, finish_reason="stop").encode())
-    assert tokens_of(reply, token_timeout_s=PATIENCE_SECONDS) == [1]
-
-
-def test_ids_of_tokens() -> None:
-    assert tokens_of(answer(ids("[151663, 151668]")), "cosyvoice3_ids") == [0, 5]
+    for end in (tokens(1, finish_reason="stop"), tokens(1, 6562)):
+        reply = sends_and_waits(EVENTS_HEAD + end.encode())
+        assert tokens_of(reply, token_timeout_s=PATIENCE_SECONDS) == [1]
 
 
 @pytest.mark.parametrize(
-    "numbers", ["[1e400]", "[1099511627776]", '["x"]', '["\u0665"]', "[1.5]", "[null]", "{}1"]
+    ("last", "cut_off"),
+    [
+        (tokens(2, finish_reason="length"), True),
+        (tokens(2, finish_reason="stop"), False),
+        (tokens(2, 6562, finish_reason="length"), False),  # the speech is complete
+    ],
 )
+def test_an_answer_says_whether_it_was_cut_off(last: str, cut_off: bool) -> None:
+    seen = Answer()
+    assert tokens_of(answer(tokens(1) + last), answer=seen) == [1, 2]
+    assert seen.cut_off == cut_off
+
+
+def test_an_answer_counts_numbers_that_are_no_speech() -> None:
+    seen = Answer()
+    text = "<audio_5><audio_6561><audio_6561><audio_7>"
+    assert tokens_of(answer(event(text=text, finish_reason="x")), "stepaudio2", seen) == [5, 7]
+    assert seen.skipped == {"padding": 2}
+    with pytest.raises(ModelError, match="no speech token; numbers that are no speech: 1"):
+        tokens_of(answer(event(text="<custom_token_3>", finish_reason="x")), "orpheus")
+
+
+def test_ids_of_tokens() -> None:
+    """vLLM sends the id of the stop token last."""
+    numbers = f"[{151646 + 278}, {151924 + 5}, {151924 + 6562}]"
+    assert tokens_of(answer(ids(numbers)), "cosyvoice3_ids") == [0, 5]
+
+
+@pytest.mark.parametrize("numbers", ["[1e400]", '["x"]', '["\u0665"]', "[1.5]", "[null]", "{}1"])
 def test_ids_that_are_no_tokens_are_refused(numbers: str) -> None:
     with pytest.raises(ModelError, match="is no piece of an answer"):
         tokens_of(answer(ids(numbers)), "cosyvoice3_ids")

@@ -22,7 +22,7 @@ from tests.support.raw_server import (
 )
 from tests.support.resources import check_nothing_kept
 from token2wav_gateway.errors import ModelError
-from token2wav_gateway.language_model import LanguageModel
+from token2wav_gateway.language_model import Answer, LanguageModel
 from token2wav_gateway.settings import LanguageModelSettings
 from token2wav_gateway.template import load_template
 
@@ -55,7 +55,7 @@ def replying(reply: Reply | None) -> Iterator[int]:
 
 
 async def read(model: LanguageModel) -> None:
-    tokens = model.tokens(**PROMPT, prompt_tokens=np.zeros(0, np.int32))
+    tokens = model.tokens(Answer(), **PROMPT, prompt_tokens=np.zeros(0, np.int32))
     async with aclosing(tokens):
         async for _ in tokens:
             pass

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from token2wav_gateway.errors import ModelError
 from token2wav_gateway.settings import SettingsError
 from token2wav_gateway.template import Template, TokenReader, load_template
 
@@ -32,6 +31,8 @@ def read(template: Template, answer: list[str]) -> list[object]:
     ("name", "answer", "tokens"),
     [
         ("cosyvoice3", "<|s_12|><|s_0|><|eos|><|s_6560|>", [12, 0, 6560]),
+        ("cosyvoice3", "<|s_1|><|s_6562|><|s_2|>", [1]),
+        ("cosyvoice2", "<|s_1|><|s_6561|><|s_2|>", [1]),
         ("cosyvoice2", "noise <|s_7|>, <|s_8|", [7]),
         ("stepaudio2", "Hi<audio_5> there<audio_6561><audio_9>", [5, 9]),
         ("numbers", "17 4\n2051", [17, 4, 2051]),
@@ -68,15 +69,78 @@ def test_a_client_can_only_lower_the_limit_of_tokens(sampling: dict[str, int], s
     assert (body["seed"], body["max_tokens"], body["temperature"]) == (5, sent, 0.8)
 
 
-def test_ids_of_text_are_skipped() -> None:
+def test_ids_of_text_are_no_tokens() -> None:
     reader = TokenReader(load_template("cosyvoice3_ids"))
-    assert reader.feed_ids([151663, 5, 151663 + 6560]).tolist() == [0, 6560]
+    assert reader.feed_ids([151924, 5, 151924 + 6560]).tolist() == [0, 6560]
+    assert not reader.skipped
 
 
-def test_a_token_below_the_first_one_is_an_error() -> None:
-    template = Template(prompt="{text}", token="<t{number}>", offset=100)
-    with pytest.raises(ModelError, match="token 99 is below the first speech token"):
-        TokenReader(template).feed("<t99>")
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"speech_token_offset": 151663, "dtype": "bfloat16"}', None),
+        (None, "No such file"),
+        ("[]", "no speech_token_offset in JSON"),
+        ("{}", "no speech_token_offset in JSON"),
+        ("[" * 100_000, "no speech_token_offset in JSON"),
+        ('{"speech_token_offset": -1}', "speech_token_offset is no integer"),
+        ('{"speech_token_offset": true}', "speech_token_offset is no integer"),
+    ],
+)
+def test_the_offset_of_a_converted_folder(
+    tmp_path: Path, content: str | None, reason: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "cosyvoice3_metadata.json").write_text(content)
+    if reason is None:
+        template = load_template("cosyvoice3_ids", tmp_path)
+        assert TokenReader(template).feed_ids([151663, 151668, 151663 + 6562]).tolist() == [0, 5]
+        with pytest.raises(SettingsError, match="folder: not for the template 'cosyvoice3'"):
+            load_template("cosyvoice3", tmp_path)
+        return
+    with pytest.raises(SettingsError, match=rf"language_model.folder: .*_metadata.json: {reason}"):
+        load_template("cosyvoice3_ids", tmp_path)
+
+
+def orpheus(*codes: int) -> list[int]:
+    """Returns the numbers of codes, which count from the first code of a frame."""
+    return [10 + 4096 * (code % 7) + code for code in codes]
+
+
+FRAME = list(range(7))
+PAIRS = Template(prompt="{text}", token="<t{number}>", codebooks=2)
+
+
+@pytest.mark.parametrize(
+    ("template", "vocabulary", "numbers", "tokens", "skipped"),
+    [
+        ("numbers", (6561,), [1, 6562, 2], [1, 2], {"outside": 1}),
+        ("numbers", (), [1, 999_999_999], [1, 999_999_999], {}),
+        ("stepaudio2", (6561,), [1, 6561, 2, 6562], [1, 2], {"padding": 1, "outside": 1}),
+        # The place of a code is known by its number.
+        ("orpheus", (), orpheus(*range(14)), [FRAME, list(range(7, 14))], {}),
+        ("orpheus", (), orpheus(*range(3), *range(4, 14)), [list(range(7, 14))], {"frame": 6}),
+        ("orpheus", (), orpheus(5, *range(7)), [FRAME], {"frame": 1}),
+        ("orpheus", (), orpheus(0, 0, *range(1, 7)), [FRAME], {"frame": 1}),
+        ("orpheus", (), orpheus(*range(4), 3, *range(4, 7)), [FRAME], {"frame": 1}),
+        ("orpheus", (), [*orpheus(0), 7, 99_999, *orpheus(*range(1, 7))], [FRAME], {"outside": 2}),
+        # It is not: a number outside the vocabulary keeps its place.
+        (PAIRS, (8, 4), [7, 3, 7, 4, 8, 1, 1, 2], [[7, 3], [1, 2]], {"outside": 2, "frame": 2}),
+    ],
+)
+def test_numbers_that_are_no_speech_harm_no_other_token(
+    template: str | Template,
+    vocabulary: tuple[int, ...],
+    numbers: list[int],
+    tokens: list[object],
+    skipped: dict[str, int],
+) -> None:
+    if isinstance(template, str):
+        template = load_template(template)
+    reader = TokenReader(template, vocabulary)
+    text = "".join(f"{template.token.replace('{number}', str(number))} " for number in numbers)
+    assert [*reader.feed(text).tolist(), *reader.close().tolist()] == tokens
+    assert +reader.skipped == skipped
 
 
 def test_endless_text_without_tokens_takes_no_memory() -> None:

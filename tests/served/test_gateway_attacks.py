@@ -123,7 +123,7 @@ def _other_streams_lose_no_sample(
         ("brackets", 502, "an event is no piece of an answer"),
         ("no end", 502, "the answer broke off"),
         ("no tokens", 502, "the answer contains no speech token"),
-        ("wrong token", 502, "speech server: "),
+        ("wrong token", 502, "language model: the answer contains no speech token"),
         ("no json", 502, "an event is no piece of an answer"),
         ("a list", 502, "an event is no piece of an answer"),
         ("an error", 502, "out of memory"),

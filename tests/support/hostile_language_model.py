@@ -13,9 +13,12 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from tests.support.patience import PATIENCE_SECONDS
 
+CUT_OFF = "Cut off here."  # text whose answer ends at the largest number of tokens
 
-def event(text: str) -> str:
-    return f"data: {json.dumps({'choices': [{'delta': {'content': text}}]})}\n\n"
+
+def event(text: str, reason: str | None = None) -> str:
+    choice = {"delta": {"content": text}, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n"
 
 
 async def endless_line() -> AsyncIterator[str]:
@@ -103,7 +106,8 @@ def create_app(tokens_of: Callable[[str], list[int]], heard: threading.Event) ->
             return StreamingResponse(streams[text](), media_type="text/event-stream")
         if text in answers:
             return StreamingResponse(once(answers[text]), media_type="text/event-stream")
-        good = "".join(event(f"<|s_{token}|>") for token in tokens_of(text)) + "data: [DONE]\n\n"
-        return StreamingResponse(once(good), media_type="text/event-stream")
+        good = "".join(event(f"<|s_{token}|>") for token in tokens_of(text))
+        end = event("", "length" if text == CUT_OFF else "stop") + "data: [DONE]\n\n"
+        return StreamingResponse(once(good + end), media_type="text/event-stream")
 
     return app
