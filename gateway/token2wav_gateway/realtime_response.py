@@ -10,17 +10,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from token2wav_client.audio import EndReason
 from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import GatewayError
+from token2wav_gateway.progress import Progress
 from token2wav_gateway.sentences import SentenceSplitter
-from token2wav_gateway.speech import Progress, Speech, Text
+from token2wav_gateway.speech import Speech, Text
 from token2wav_gateway.voices import Voice
 
 # Sends an event with a type and further fields.
 Send: TypeAlias = Callable[..., Awaitable[None]]
 Status: TypeAlias = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
+_REASONS = {"length": "max_output_tokens"}  # as OpenAI names the limit
 _SAMPLES_OF_A_MS = RATE_HZ // 1000
 
 
@@ -79,7 +80,7 @@ class SpokenResponse:
         self._samples = self._tokens = 0
         self._speaking: asyncio.Task[None] | None = None
         self._cancelled = False
-        self._end_reason: EndReason | None = None
+        self._end_reason: str | None = None
 
     @property
     def audio_ms(self) -> int:
@@ -109,8 +110,9 @@ class SpokenResponse:
             await self._end("failed", {"error": error.body["error"]})
         elif error is not None:
             raise error
-        elif self._end_reason is not None:  # a limit of the speech server has ended a sentence
-            await self._end("incomplete", {"reason": self._end_reason})
+        elif self._end_reason is not None:  # a limit of a server has ended a sentence
+            reason = _REASONS.get(self._end_reason, self._end_reason)
+            await self._end("incomplete", {"reason": reason})
         else:
             await self._end("completed")
 
@@ -136,11 +138,11 @@ class SpokenResponse:
                 async with aclosing(self._speech.speak(text, progress)) as chunks:
                     async for chunk in chunks:
                         self._samples += len(chunk.audio)
-                        self._end_reason = chunk.end_reason or self._end_reason
                         delta = base64.b64encode(encoder.encode(chunk.audio)).decode()
                         await self._send_of_part("response.output_audio.delta", delta=delta)
             finally:
                 self._tokens += progress.tokens
+                self._end_reason = progress.end_reason or self._end_reason
 
     async def _end(self, status: Status, details: dict[str, Any] | None = None) -> None:
         transcript = self._transcript

@@ -23,6 +23,7 @@ from riva.client.proto.riva_tts_pb2_grpc import RivaSpeechSynthesisServicer
 from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import RequestError, TooLargeError
 from token2wav_gateway.gateway import Gateway
+from token2wav_gateway.progress import Progress
 from token2wav_gateway.speech import Text
 from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices import Voice
@@ -165,7 +166,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         """Yields the audio of a request; the first response repeats the text.
 
         If the client asks for the times of the words, they follow in a response without audio.
-        If a limit of the speech server ends the speech, the trailing metadata of the call say so.
+        If a limit of a server ends the speech, the trailing metadata of the call say so.
         """
         utterance = await self._checked(request, voices)
         trace = trace_headers(dict(context.invocation_metadata() or ()))
@@ -173,18 +174,19 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         encoder = Encoder(utterance.format, text.rate_hz, mono=True)
         response = SynthesizeSpeechResponse()
         response.meta.text = response.meta.processed_text = request.text
-        speech, spoken = self._gateway.speech.speak(text), None
+        progress = Progress()
+        speech, spoken = self._gateway.speech.speak(text, progress), None
         if request.enable_word_time_offsets:
             spoken = SpokenText(self._gateway.word_times, request.text, text.rate_hz)
             speech = spoken.listen(speech)
         async with aclosing(speech) as chunks:
             async for chunk in chunks:
-                if chunk.end_reason is not None:
-                    context.set_trailing_metadata(((_END_REASON, chunk.end_reason),))
                 response.audio = encoder.encode(chunk.audio)
                 if response.audio:
                     yield self._with_id(request, response)
                     response = SynthesizeSpeechResponse()
+        if progress.end_reason is not None:
+            context.set_trailing_metadata(((_END_REASON, progress.end_reason),))
         response.audio = encoder.finish()
         if response.audio:
             yield self._with_id(request, response)

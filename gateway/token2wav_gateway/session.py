@@ -32,9 +32,10 @@ from token2wav_gateway.channel import Channel, FatalError, run_until_one_ends
 from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.gateway import Gateway
+from token2wav_gateway.progress import Progress
 from token2wav_gateway.requests import SessionConfig, SocketMessage, problem
 from token2wav_gateway.sentences import SentenceSplitter
-from token2wav_gateway.speech import Progress, Text
+from token2wav_gateway.speech import Text
 from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices import Voice
 from token2wav_gateway.word_times import SpokenText
@@ -299,6 +300,7 @@ class Session:
             samples=progress.samples if sent else 0,
             usage=progress.usage(len(sentence.text)),
             error=error,
+            **progress.end,
         )
 
     async def _times(self, chunks: _Chunks) -> Any:
