@@ -156,7 +156,8 @@ class Token2Wav:
         equal `vocode(mel(tokens, voice))` up to float rounding, with two exceptions. The audio of
         StreamFlow depends on the ends of chunks (`ModelConfig.fixed_hops`), and `mel` computes one
         chunk. With `StreamConfig.lookahead_frames` above 0, a vocoder extrapolates the last
-        samples of each chunk.
+        samples of each chunk. At another speed than 1, the mel is first interpolated in time, as by
+        `torch.nn.functional.interpolate` with `scale_factor=1 / speed, mode="linear"`.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks); or (n, size) numbers for a model that
@@ -165,7 +166,7 @@ class Token2Wav:
             options: options of the utterance, as for `stream`.
 
         Returns:
-            (samples_per_token * n,) float32, minus the leading silence that
+            (samples_per_token * n,) float32 at speed 1, minus the leading silence that
             `StreamConfig.trim_silence_ms` removes. For a model with several channels the shape is
             (samples_per_token * n, channels).
 

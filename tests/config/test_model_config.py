@@ -59,3 +59,9 @@ def test_noise_of_a_request() -> None:
     assert noisy.decoder_noise(True, quiet)
     with pytest.raises(InputError, match="decoder_noise: given, but the decoder of this model"):
         MODEL.decoder_noise(False, StreamConfig())
+
+
+def test_a_model_without_a_mel_has_one_speed() -> None:
+    MODEL.check_speed(1)
+    with pytest.raises(InputError, match=r"^speed: 1\.5, but this model has no mel"):
+        MODEL.check_speed(1.5)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav import AudioChunk, StreamConfig, UtteranceOptions
+from token2wav import BackendError, StreamConfig, UtteranceOptions
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.pipeline import Pipeline
 from token2wav.stages.stage import FlowStage
@@ -20,13 +20,19 @@ WHOLE_BLOCKS = StreamConfig(first_tokens=0)  # so that the audio does not depend
 
 
 def spoken_together(
-    pipeline: Pipeline, utterances: Sequence[tuple[Voice, Tokens, int]], stagger: int = 0
+    pipeline: Pipeline,
+    utterances: Sequence[tuple[Voice, Tokens, int | UtteranceOptions]],
+    stagger: int = 0,
 ) -> list[NDArray[np.float32]]:
-    """Returns the audio (n,) of utterances (voice, tokens, ODE steps) that run in one batch.
+    """Returns the audio (n,) of utterances that run in one batch: voice, tokens, and ODE steps or
+    all options.
 
     Utterance i begins in round `stagger` * i. An utterance that has ended is closed at once.
     """
-    requests = [pipeline.request(voice, UtteranceOptions(steps)) for voice, _, steps in utterances]
+    requests = [
+        pipeline.request(voice, UtteranceOptions(steps) if isinstance(steps, int) else steps)
+        for voice, _, steps in utterances
+    ]
     audio: list[list[NDArray[np.float32]]] = [[] for _ in requests]
     waiting, running, rounds = list(range(len(requests))), list[int](), 0
     while waiting or running:
@@ -36,8 +42,8 @@ def spoken_together(
             requests[running[-1]].chunker.push(utterances[running[-1]][1], end=True)
         chunks = pipeline.advance([requests[index] for index in running])
         for index, chunk in zip(running, chunks, strict=True):
-            assert isinstance(chunk, AudioChunk)
-            audio[index].append(chunk.audio)
+            assert not isinstance(chunk, BackendError)
+            audio[index] += [] if chunk is None else [chunk.audio]
             requests[index].chunker.finish_chunk()
         ended = [index for index in running if not requests[index].chunker.next_chunk]
         for index in ended:

@@ -197,6 +197,14 @@ class ModelConfig:
             raise InputError("decoder_noise", "given, but the decoder of this model adds no noise")
         return stream.decoder_noise if choice is None else choice
 
+    def check_speed(self, speed: float) -> None:
+        """Raises InputError for another speed than 1 if the model is a codec, which has no mel."""
+        if speed != 1 and not self.mel_bands:
+            raise InputError(
+                "speed",
+                f"{speed:g}, but this model has no mel that could be stretched; expected 1",
+            )
+
     def check(self, stream: StreamConfig) -> None:
         """Raises ConfigError if settings of streams do not fit the model."""
         self.allowed_steps(stream.steps)

@@ -59,7 +59,7 @@ class AudioChunk:
             of the request; float32 in the library.
         index: 0, 1, 2 ... within the utterance.
         samples_per_token: an utterance of N tokens has N * samples_per_token - samples_trimmed
-            samples.
+            samples at speed 1.
         samples_trimmed: samples at the start of the utterance that are not sent: leading silence
             removed so far, and samples that the decoder does not make.
         first_token: index of the first token that this audio speaks, wholly or in part.
@@ -117,13 +117,17 @@ class AudioFormat:
 class AudioOutput:
     """Output of one utterance.
 
-    N tokens yield exactly N * `samples_per_token` samples, minus `samples_trimmed`, however the
-    audio is divided into chunks. A resampler holds back up to 40 ms of audio (75 ms at 8 kHz) until
-    the next chunk.
+    N tokens yield exactly N * `samples_per_token` samples at speed 1, minus `samples_trimmed`,
+    however the audio is divided into chunks. A resampler holds back up to 40 ms of audio (75 ms at
+    8 kHz) until the next chunk.
 
     Leading silence of up to `trim_silence_ms` is removed, in windows of 10 ms below -50 dBFS.
 
     If the silence of the audio reaches `end_after_silence_s`, the audio ends there.
+
+    Args:
+        speed: exact speed of the utterance, at which `samples_per_token` / `speed` samples speak a
+            token.
 
     Attributes:
         end_reason: limit that has ended the utterance. The caller sets it for a limit on tokens.
@@ -140,6 +144,7 @@ class AudioOutput:
         audio_format: AudioFormat | None = None,
         trim_silence_ms: float = 0.0,
         end_after_silence_s: float = 0.0,
+        speed: Fraction = Fraction(1),
     ) -> None:
         audio_format = audio_format or AudioFormat()
         self._channels = config.channels
@@ -161,6 +166,7 @@ class AudioOutput:
                 f"is {config.sample_rate}",
             )
         self._samples_per_token = int(samples_per_token)
+        self._spoken_samples = samples_per_token / speed  # of a token
         self._resampler = _resampler(config, self._sample_rate) if self._ratio != 1 else None
         self._encode = ENCODERS[audio_format.encoding]
         self._window = window_samples(config.sample_rate)
@@ -211,7 +217,7 @@ class AudioOutput:
         self.ended = last
         # Trimmed samples belong to tokens too.
         begin, end = start + self._samples_trimmed, self._sent + self._samples_trimmed
-        first_token = begin // self._samples_per_token
+        first_token = begin // self._spoken_samples
         return AudioChunk(
             self._encode(audio),
             self._index - 1,
@@ -220,7 +226,7 @@ class AudioOutput:
             self._samples_per_token,
             self._samples_trimmed,
             first_token,
-            -(-end // self._samples_per_token) - first_token if len(audio) else 0,
+            -(-end // self._spoken_samples) - first_token if len(audio) else 0,
             self._sound_s - start_s if begins and self._sound_s is not None else None,
             self.end_reason if last else None,
         )

@@ -27,6 +27,7 @@ class Chunker:
 
     Args:
         prompt_tokens: (P,) int32, or (P, codebooks).
+        speed: as in `UtteranceOptions`.
 
     Attributes:
         next_chunk: chunk that can run now; None while its tokens are missing, and after the last
@@ -44,6 +45,7 @@ class Chunker:
         schedule: HopSchedule,
         playback: Playback | None = None,
         load: Load | None = None,
+        speed: float = 1.0,
     ) -> None:
         self.prompt_tokens = self.spoken = len(prompt_tokens)
         self.next_chunk: TokenChunk | None = None
@@ -52,6 +54,7 @@ class Chunker:
         self.done = False
         self._config = config
         self._schedule = schedule
+        self._token_seconds = 1 / (config.token_frame_rate * speed)  # of audio
         self._playback = playback or Playback()
         self._arrivals = Arrivals()
         self._hops = 0  # computed chunks that were not provisional
@@ -188,7 +191,7 @@ class Chunker:
             self._grid,
             self._config.lookahead_tokens,
             self._config.optional_lookahead_tokens,
-            1 / self._config.token_frame_rate,
+            self._token_seconds,
             start=self._start,
             spoken=self.spoken,
             received=self.received,

@@ -65,7 +65,7 @@ class HopSchedule:
 
     @classmethod
     def of(
-        cls, stream: StreamConfig, config: ModelConfig, withheld_samples: int = 0
+        cls, stream: StreamConfig, config: ModelConfig, withheld_samples: float = 0
     ) -> HopSchedule:
         """Raises ConfigError if the settings do not fit the model."""
         adaptive = not config.fixed_hops and not stream.reference

@@ -9,6 +9,7 @@ from token2wav.config import MOST_REPEATS, MOST_SILENCE_S
 from token2wav.config.values import shown
 from token2wav.errors import InputError
 from token2wav.serving.audio_output import AudioFormat
+from token2wav.serving.tempo import exact_speed
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,11 @@ class UtteranceOptions:
             None for `StreamConfig.end_after_repeats`.
         end_after_silence_s: seconds of audio below -50 dBFS that end the stream; 0 for no limit;
             None for `StreamConfig.end_after_silence_s`.
+        speed: tempo of the speech, 0.5 to 2, for models with a mel between flow and vocoder. With
+            1.25 the audio has 4/5 of its usual length, at the same pitch.
 
     Raises:
-        InputError: `end_after_repeats` or `end_after_silence_s` is out of bounds.
+        InputError: `end_after_repeats`, `end_after_silence_s` or `speed` is out of bounds.
     """
 
     steps: int = 0
@@ -38,6 +41,7 @@ class UtteranceOptions:
     audio_format: AudioFormat = field(default_factory=AudioFormat)
     end_after_repeats: int | None = None
     end_after_silence_s: float | None = None
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         repeats, seconds = self.end_after_repeats, self.end_after_silence_s
@@ -55,6 +59,7 @@ class UtteranceOptions:
                 "end_after_silence_s",
                 f"{shown(seconds)} is not a number from 0 to {MOST_SILENCE_S:g}",
             )
+        exact_speed(self.speed)
 
 
 DEFAULTS = UtteranceOptions()

@@ -48,8 +48,8 @@ class Pipeline:
         self.stages = stages
         self.steps = config.allowed_steps(stream.steps)
         self.clock: Callable[[], float] = time.monotonic
-        last = list(stages.values())[-1]
-        self._schedule = HopSchedule.of(stream, config, last.withheld_samples)
+        self._withheld_samples = list(stages.values())[-1].withheld_samples
+        self._schedule = HopSchedule.of(stream, config, self._withheld_samples)
         self.load = Load()
         self._stream = stream
         self._device = torch.device(device)
@@ -70,10 +70,11 @@ class Pipeline:
         Raises:
             InputError: an option does not fit the model or the settings.
         """
-        playback = Playback(clock or self.clock, buffer_seconds)
-        return Request.of(
-            voice, options, self.config, self._stream, self._schedule, playback, self.load
-        )
+        playback, schedule = Playback(clock or self.clock, buffer_seconds), self._schedule
+        if options.speed != 1:  # the withheld samples then belong to more or fewer tokens
+            withheld = self._withheld_samples * options.speed
+            schedule = HopSchedule.of(self._stream, self.config, withheld)
+        return Request.of(voice, options, self.config, self._stream, schedule, playback, self.load)
 
     def open(self, request: Request) -> None:
         """Opens a request in every stage, which may compute the prompt of its voice.
@@ -171,8 +172,8 @@ class Pipeline:
             elif index == 0:
                 ratio = self.config.token_mel_ratio
                 outputs = [
-                    frames[:, ratio * chunk.skip :]
-                    for chunk, frames in zip(chunks, outputs, strict=True)
+                    _at_tempo(request, frames[:, ratio * chunk.skip :], last=chunk.last)
+                    for (request, _, chunk), frames in zip(batch, outputs, strict=True)
                 ]
             seconds[name] = time.perf_counter() - start
             inputs = [
@@ -230,6 +231,10 @@ class Pipeline:
                 f"{name}: this model has no such stage; its stages are {', '.join(self.stages)}"
             )
         return self.stages[name]
+
+
+def _at_tempo(request: Request, frames: torch.Tensor, *, last: bool) -> torch.Tensor:
+    return request.tempo.advance(frames, last=last) if request.tempo else frames
 
 
 def _next_chunk(request: Request) -> TokenChunk:

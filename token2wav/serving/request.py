@@ -20,6 +20,7 @@ from token2wav.serving.delays import DelayPattern
 from token2wav.serving.end_limits import EndLimits, EndReason, RepeatLimit
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import UtteranceOptions
+from token2wav.serving.tempo import Tempo, exact_speed
 from token2wav.stages.stage import StreamOptions
 from token2wav.voice import Voice, check_steps
 
@@ -76,6 +77,7 @@ class Request:
 
     Attributes:
         delays: aligns the codes of the client; None if they arrive aligned.
+        tempo: stretches the mel of the stream in time; None at speed 1.
         handles: handles in the stages; empty before the request is opened, and after it is closed.
         number: 1, 2, 3 ... in the order of admission, for logs.
         canary: whether the launcher's test synthesis has sent the request. It is served first, and
@@ -97,6 +99,7 @@ class Request:
     playback: Playback
     output: AudioOutput
     delays: DelayPattern | None = None
+    tempo: Tempo | None = None
     limits: EndLimits = field(default_factory=EndLimits)
     handles: tuple[int, ...] = ()
     number: int = 0
@@ -130,11 +133,16 @@ class Request:
         check_steps(options.steps, steps)
         noise = config.decoder_noise(options.decoder_noise, stream)
         stream_options = StreamOptions(options.steps or steps[0], noise)
-        chunker = Chunker(voice.prompt_tokens, config, schedule, playback, load)
+        config.check_speed(options.speed)
+        speed = exact_speed(options.speed)
+        chunker = Chunker(voice.prompt_tokens, config, schedule, playback, load, options.speed)
         limits = EndLimits.of(stream, options.end_after_repeats, options.end_after_silence_s)
-        output = AudioOutput(config, options.audio_format, stream.trim_silence_ms, limits.silence_s)
+        output = AudioOutput(
+            config, options.audio_format, stream.trim_silence_ms, limits.silence_s, speed
+        )
         delays = None if options.delays is None else DelayPattern(options.delays, config)
-        return cls(voice, stream_options, chunker, playback, output, delays, limits)
+        tempo = None if speed == 1 else Tempo(speed)
+        return cls(voice, stream_options, chunker, playback, output, delays, tempo, limits)
 
     def __post_init__(self) -> None:
         self._repeats = RepeatLimit(self.limits.repeats)

@@ -20,10 +20,13 @@ class Stream:
     """Stream of one utterance: takes tokens and returns audio. `Token2Wav.stream` creates it.
 
     N tokens yield `samples_per_token` * N samples (960 * N for CosyVoice3), minus the leading
-    silence that `StreamConfig.trim_silence_ms` removes. The samples do not depend on how the tokens
-    were divided among the calls of `push` and `finish`. The exceptions are the audio of provisional
-    chunks, which is sent before its attention block is complete, and the last samples of a chunk
-    if the last stage holds back less than its look-ahead (`StreamConfig.lookahead_frames`).
+    silence that `StreamConfig.trim_silence_ms` removes. At another `UtteranceOptions.speed` than 1,
+    F mel frames yield the samples of floor(F / speed) frames.
+
+    The samples do not depend on how the tokens were divided among the calls of `push` and `finish`.
+    The exceptions are the audio of provisional chunks, which is sent before its attention block is
+    complete, and the last samples of a chunk if the last stage holds back less than its look-ahead
+    (`StreamConfig.lookahead_frames`).
 
     The memory of a stream is freed when the stream ends or is cancelled. Used as a context manager,
     the stream is cancelled on exit. If an open stream is garbage-collected, its memory is freed the

@@ -1,0 +1,155 @@
+"""Speeds of utterances: the mel between flow and vocoder, interpolated in streams and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import interpolate, pad
+
+from tests.support import bigvgan_model, qwen25_omni_model, streamflow_model
+from tests.support.batches import WHOLE_BLOCKS, spoken_together
+from tests.support.caching_families import CPU, WRITERS, write_family
+from tests.support.family_golden import FamilyGolden
+from tests.support.golden import snr_db
+from tests.support.tiny_model import ODE_STEPS, TINY
+from tests.support.utterances import Audio, Tokens, a_voice, joined, some_tokens
+from token2wav import AudioChunk, StreamConfig, Token2Wav, UtteranceOptions, Voice
+from token2wav.serving.hops import HopSchedule
+from token2wav.serving.tempo import Tempo, exact_speed
+
+SPEEDS = [0.5, 0.7, 0.99, 1.1, 4 / 3, 1.9, 2]
+INTERPOLATED = 1e-5  # of float32
+# End to end, because F0 turns rounding of the mel into phase.
+SAME_DB, WHOLE_DB = 55, 40
+
+
+def stretched(mel: torch.Tensor, speed: float) -> torch.Tensor:
+    """Returns the mel (bands, n) of a whole utterance at a speed, by torch.
+
+    The last frame is repeated: torch copies a mel whose number of frames stays the same, and may
+    lack the last frame, because the factor 1 / speed is rounded.
+    """
+    repeated = pad(mel[None].double(), (0, 200), mode="replicate")
+    result = interpolate(repeated, scale_factor=1 / speed, mode="linear")[0].float()
+    return result[:, : int(mel.shape[1] / exact_speed(speed))]
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+@given(st.integers(1, 150), st.lists(st.integers(0, 150), max_size=12), st.booleans())
+def test_any_division_of_a_mel_gives_the_interpolation_of_the_whole(
+    speed: float, frames: int, cuts: list[int], ends_empty: bool
+) -> None:
+    mel = torch.randn(3, frames, generator=torch.Generator().manual_seed(frames))
+    tempo = Tempo(exact_speed(speed))
+    bounds = sorted(min(cut, frames) for cut in [*cuts, 0, *[frames] * (1 + ends_empty)])
+    pieces = [
+        tempo.advance(mel[:, begin:end], last=index == len(bounds) - 2)
+        for index, (begin, end) in enumerate(pairwise(bounds))
+    ]
+    result, expected = torch.cat(pieces, dim=1), stretched(mel, speed)
+    torch.testing.assert_close(result, expected, rtol=0, atol=INTERPOLATED)
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_a_chunk_holds_back_no_more_than_needs_a_later_frame(speed: float) -> None:
+    tempo, made = Tempo(exact_speed(speed)), 0
+    for received in range(1, 40):
+        made += tempo.advance(torch.zeros(1, 1), last=False).shape[1]
+        assert received / speed - made <= 1 + 1 / speed
+
+
+class Case(NamedTuple):
+    model: Token2Wav
+    voice: Voice
+    tokens: Tokens
+
+
+def omni(folder: Path) -> Path:
+    return qwen25_omni_model.write_model(folder, FamilyGolden("qwen25_omni", "tiny"))
+
+
+FOLDERS: dict[str, Callable[[Path], Path]] = {
+    "cosyvoice3": lambda _: TINY,
+    "bigvgan": bigvgan_model.write_model,
+    "streamflow": streamflow_model.write_model,
+    "qwen25_omni": omni,
+} | {name: lambda folder, name=name: write_family(name, folder) for name in WRITERS}
+ONE_WINDOW = ("streamflow", "qwen25_omni")  # a window has all that one evaluation depends on
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    name = request.param
+    folder = FOLDERS[name](tmp_path_factory.mktemp(name))
+    steps = {"turbo": (), "streamflow": (1,), "qwen25_omni": ()}.get(name, (ODE_STEPS,))
+    stream = StreamConfig(steps=steps, first_tokens=WHOLE_BLOCKS.first_tokens)
+    model = Token2Wav.load(folder, stream=stream, runtime=CPU)
+    voices = {
+        "bigvgan": bigvgan_model.a_voice,
+        "streamflow": streamflow_model.a_voice,
+        "qwen25_omni": lambda: qwen25_omni_model.a_voice(folder),
+    }
+    voice = voices.get(name, lambda: a_voice(30))()
+    return Case(model, voice, some_tokens(130, vocabulary=model.config.tokens.codebook_sizes[0]))
+
+
+def streamed(case: Case, speed: float, seed: int) -> Audio:
+    cuts = np.sort(np.random.default_rng(seed).integers(0, len(case.tokens), 9))
+    with case.model.stream(case.voice, UtteranceOptions(speed=speed)) as stream:
+        parts = np.split(case.tokens, cuts)
+        return joined([chunk for part in parts for chunk in stream.push(part)] + stream.finish())
+
+
+@pytest.mark.parametrize("speed", [0.7, 1.9])
+def test_streams_equal_the_vocoder_of_the_interpolated_mel(case: Case, speed: float) -> None:
+    model, voice, tokens = case
+    audio = model.synthesize(tokens, voice, UtteranceOptions(speed=speed))
+    frames = int(model.config.token_mel_ratio * len(tokens) / speed)
+    assert len(audio) * model.config.token_mel_ratio == frames * model.config.samples_per_token
+    assert snr_db(streamed(case, speed, seed=1), audio) > SAME_DB
+    if not model.config.fixed_hops or model.pipeline.steps == (1,):
+        mel = stretched(torch.from_numpy(model.mel(tokens, voice)), speed)
+        assert snr_db(audio, model.vocode(mel.numpy())) > WHOLE_DB
+
+
+def test_speeds_mix_in_a_batch(case: Case) -> None:
+    options = [UtteranceOptions(speed=speed) for speed in (1, 0.6, 1.25, 2)]
+    utterances = [
+        (case.voice, case.tokens[: 90 + 10 * index], option) for index, option in enumerate(options)
+    ]
+    for (voice, tokens, option), audio in zip(
+        utterances, spoken_together(case.model.pipeline, utterances, stagger=1), strict=True
+    ):
+        assert snr_db(audio, case.model.synthesize(tokens, voice, option)) > SAME_DB
+
+
+@pytest.mark.parametrize("speed", [0.5, 2])
+def test_tokens_one_by_one_speak_early(speed: float) -> None:
+    """The first chunk has the audio of half of its usual tokens, beside withheld samples."""
+    model = Token2Wav.load(TINY, runtime=CPU)  # a new model, which has measured no long waits
+    tokens, chunks, first = some_tokens(60), list[AudioChunk](), 0
+    with model.stream(a_voice(30), UtteranceOptions(speed=speed)) as stream:
+        for count, token in enumerate(tokens, 1):
+            chunks += stream.push([token])
+            first = first or (count if chunks else 0)
+        chunks += stream.finish()
+    withheld = model.pipeline.stages["vocoder"].withheld_samples
+    settings, lookahead = StreamConfig(), StreamConfig().provisional_lookahead_tokens
+    schedule = HopSchedule.of(settings, model.config, withheld * speed)
+    assert first == schedule.first_tokens + lookahead
+    assert len(joined(chunks)) == 480 * 2 * len(tokens) / speed
+    spoken = {token for chunk in chunks for token in _tokens_of(chunk)}
+    assert spoken == set(range(len(tokens)))
+    assert len(chunks[0].audio) >= 960 * settings.first_tokens / 2 / speed - 480
+
+
+def _tokens_of(chunk: AudioChunk) -> range:
+    return range(chunk.first_token, chunk.first_token + chunk.token_count)
