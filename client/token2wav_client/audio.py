@@ -52,10 +52,11 @@ class AudioChunk:
             that the server names in the response with the chunk.
         gap_s: seconds since the arrival of the previous chunk; None for the first chunk.
         sample_rate: samples per second.
-        samples_per_token: samples of a channel for each token, before silence is trimmed.
+        samples_per_token: samples of a channel for each token at speed 1, before silence is
+            trimmed.
         samples_trimmed: samples at the start of the utterance that the server does not send:
-            leading silence, and samples that the decoder does not make. The utterance has
-            samples_per_token * tokens - samples_trimmed samples.
+            leading silence, and samples that the decoder does not make. At speed 1 the utterance
+            has samples_per_token * tokens - samples_trimmed samples.
         first_token: position in the utterance of the first token that the chunk speaks, in whole or
             in part.
         token_count: tokens that the chunk speaks, in whole or in part. After an interruption, use

@@ -10,6 +10,7 @@ import math
 import secrets
 from bisect import bisect_left
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 from uuid import uuid4
 
@@ -54,6 +55,8 @@ class Call:
     def __init__(self, model: str, opening: Opening, *, repeatable: bool) -> None:
         self._model = model
         self._opening = opening
+        # The exact number of the decimals of the speed: 11/10 for 1.1.
+        self._speed = Fraction(str(float(opening.speed)))
         self._repeatable = repeatable
         # Shape of one token, from the prompt of the voice, or else from the first tokens. A request
         # without tokens needs it too, for the shape of its empty array.
@@ -230,9 +233,11 @@ class Call:
             )
         self._rates = rates
         sent_tokens = self.tokens - sum(map(len, self._unsent))
-        expected = chunk.samples_per_token * sent_tokens - self._trimmed
+        expected = math.floor(self._spoken_samples(chunk) * sent_tokens) - self._trimmed
+        # At another speed than 1, the last mel frame may be incomplete, and is then left out.
+        least = expected if self._speed == 1 else expected - chunk.samples_per_token
         whole = chunk.final and chunk.end_reason is None
-        if self._samples > expected or (whole and self._samples != expected):
+        if self._samples > expected or (whole and self._samples < least):
             raise ProtocolError(
                 f"audio: the server sent {self._samples} samples for {sent_tokens} tokens, "
                 f"expected {expected}"
@@ -250,16 +255,16 @@ class Call:
         # Counted here, and not read from the response, because a part may be repeated audio.
         audio = chunk.audio[repeated:]
         end = self._samples + self._trimmed
-        first_token = (end - len(audio)) // chunk.samples_per_token
+        spoken_samples = self._spoken_samples(chunk)
+        first_token = (end - len(audio)) // spoken_samples
         timed = replace(
             chunk,
             audio=audio,
             first_token=first_token,
-            token_count=-(-end // chunk.samples_per_token) - first_token if len(audio) else 0,
+            token_count=-(-end // spoken_samples) - first_token if len(audio) else 0,
             index=self._delivered_chunks,
             arrival_s=0.0 if self._started_at is None else now - self._started_at,
-            latency_s=now
-            - self._added_at[self._made_possible_by(request_id, chunk.samples_per_token)],
+            latency_s=now - self._added_at[self._made_possible_by(request_id, spoken_samples)],
             gap_s=None if self._delivered_at is None else now - self._delivered_at,
         )
         self._delivered_samples += len(timed.audio)
@@ -268,13 +273,17 @@ class Call:
         self._plays_until = max(self._plays_until, now) + timed.duration_s
         return timed
 
-    def _made_possible_by(self, request_id: str, samples_per_token: int) -> int:
+    def _spoken_samples(self, chunk: AudioChunk) -> Fraction:
+        """Returns the number of samples that speak a token at the speed of the utterance."""
+        return chunk.samples_per_token / self._speed
+
+    def _made_possible_by(self, request_id: str, spoken_samples: Fraction) -> int:
         """Returns the number of the `add` that made the current chunk possible.
 
         This is the later of two: the `add` with the last token heard so far, and the first `add` of
         the request that the chunk answers.
         """
-        tokens_heard = -(-(self._samples + self._trimmed) // samples_per_token)
+        tokens_heard = -(-(self._samples + self._trimmed) // spoken_samples)
         carrier = bisect_left(self._tokens_after, tokens_heard)
         answered = self._first_of_request[int(request_id)] if request_id in self._unanswered else 0
         return max(carrier, answered)

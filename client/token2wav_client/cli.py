@@ -319,6 +319,12 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
         type=count,
     )
     option(
+        "--speed X",
+        "tempo of the speech, 0.5 to 2, at the same pitch; codecs have only 1",
+        1.0,
+        type=_number(float),
+    )
+    option(
         "--decoder-noise",
         "whether the decoder adds its noise, for models with noise (default: the setting of the "
         "server)",

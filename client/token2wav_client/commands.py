@@ -92,6 +92,7 @@ def synth(options: argparse.Namespace) -> int:
                     decoder_noise=_DECODER_NOISE[options.decoder_noise],
                     end_after_repeats=options.end_after_repeats,
                     end_after_silence_s=options.end_after_silence,
+                    speed=options.speed,
                 ):
                     timings.append(ChunkTiming.of(chunk))
                     if writer is not None:
@@ -99,7 +100,8 @@ def synth(options: argparse.Namespace) -> int:
                     if player is not None:
                         player.write(chunk.audio, chunk.sample_rate)
                     if source.count is not None:
-                        bar.total = source.count * chunk.samples_per_token / chunk.sample_rate
+                        token_s = chunk.samples_per_token / chunk.sample_rate / options.speed
+                        bar.total = source.count * token_s
                     bar.update(chunk.duration_s)
             if writer is not None:
                 writer.close()  # it may fail as well, if the disk is too full for the last bytes

@@ -28,6 +28,7 @@ _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
 # Bound for numbers of steps and sample rates. The server allows only a few numbers, and its error
 # names them.
 _LARGEST = 2**31 - 1
+_SLOWEST, _FASTEST = 0.5, 2.0
 _END_REASONS: tuple[EndReason | None, ...] = (None, "repeats", "silence")
 
 
@@ -50,6 +51,7 @@ class SpeechOptions(TypedDict, total=False):
             more; 0 for no limit; None for the server's default.
         end_after_silence_s: seconds of audio below -50 dBFS after which the server ends the
             utterance; 0 for no limit; None for the server's default.
+        speed: tempo of the speech, 0.5 to 2, at the same pitch; 1 by default. Codecs have only 1.
     """
 
     audio_format: AudioFormat
@@ -60,6 +62,7 @@ class SpeechOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     end_after_repeats: int | None
     end_after_silence_s: float | None
+    speed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class Opening:
     headers: Mapping[str, str] | None = None
     end_after_repeats: int | None = None
     end_after_silence_s: float | None = None
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         repeats, seconds = self.end_after_repeats, self.end_after_silence_s
@@ -89,6 +93,8 @@ class Opening:
             raise InputError(f"end_after_repeats: {repeats} is not 0 or 2 to {_LARGEST}")
         if seconds is not None and not 0 <= seconds < math.inf:
             raise InputError(f"end_after_silence_s: {seconds} is not a finite number from 0 on")
+        if not _SLOWEST <= self.speed <= _FASTEST:
+            raise InputError(f"speed: {self.speed} is not from {_SLOWEST:g} to {_FASTEST:g}")
         for name, number in (("steps", self.steps), ("sample_rate", self.sample_rate)):
             if number is not None and not 1 <= number <= _LARGEST:
                 raise InputError(f"{name}: {number} is outside 1 to {_LARGEST}")
@@ -158,6 +164,8 @@ def build_request(
             parameters["end_after_repeats"].int64_param = opening.end_after_repeats
         if opening.end_after_silence_s is not None:
             parameters["end_after_silence_s"].double_param = opening.end_after_silence_s
+        if opening.speed != 1:
+            parameters["speed"].double_param = opening.speed
         _add_voice(request, opening.voice)
     return request
 

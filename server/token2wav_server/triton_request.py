@@ -42,6 +42,7 @@ PARAMETERS = (
     "delays",
     "end_after_repeats",
     "end_after_silence_s",
+    "speed",
     "voice",
     STREAM_KEY,
     CLIENT_HEADER,
@@ -107,6 +108,7 @@ class Options:
             audio_format,
             parameters.get("end_after_repeats"),
             parameters.get("end_after_silence_s"),
+            parameters.get("speed", 1.0),
         )
         return cls(utterance, keep_open, voice or "")
 

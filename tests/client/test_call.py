@@ -283,6 +283,24 @@ def test_silence_that_was_trimmed_is_missing_in_the_sum(answered: Call) -> None:
         answered.accept(audio(1, 1, 1, samples_trimmed=961), 13.0)
 
 
+@pytest.mark.parametrize(
+    ("missing", "error"), [(0, ""), (479, ""), (961, "audio: "), (-1, "audio: ")]
+)
+def test_samples_at_another_speed(missing: int, error: str) -> None:
+    """At a speed of 5/4 a token has 768 samples. The last mel frame may be incomplete."""
+    call = Call("m", Opening("anna", "int16", keep_open=False, speed=1.25), repeatable=False)
+    sending(call, (0.0, 4), (1.0, 6), end=2.0)
+    first = take(call, message(0, SAMPLES[: 768 * 4 + 1], last=True, chunk_index=0), 2.5)
+    assert (first.first_token, first.token_count, first.latency_s) == (0, 5, 1.5)
+    rest = message(1, SAMPLES[: 768 * 6 - 1 - missing], last=True, chunk_index=1, final=True)
+    if error:
+        with pytest.raises(ProtocolError, match=f"{error}.* for 10 tokens, expected 7680"):
+            call.accept(rest, 3.0)
+        return
+    last = take(call, rest, 3.0)
+    assert (last.first_token, last.token_count) == (4, 6)
+
+
 def test_audio_that_was_delivered_is_not_delivered_again(call: Call) -> None:
     """Another attempt delivers only new audio, even if the next server cuts other chunks."""
     request(call, np.arange(10), 100.0, end=True)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from tritonclient.grpc import service_pb2
 
-from token2wav_client.errors import ProtocolError, ServerError
+from token2wav_client.errors import InputError, ProtocolError, ServerError
 from token2wav_client.tokens import as_tokens
 from token2wav_client.voice import ClientVoice
 from token2wav_client.wire import Opening, build_request, read_response
@@ -63,6 +63,22 @@ def test_noise_is_a_parameter_if_it_is_given(switch: bool | None) -> None:
     parameters = build_request("m", "s", "0", as_tokens([7]), opening=opening).parameters
     assert ("decoder_noise" in parameters) == (switch is not None)
     assert switch is None or parameters["decoder_noise"].bool_param == switch
+
+
+@pytest.mark.parametrize("speed", [1, 1.25])
+def test_another_speed_than_1_is_a_parameter(speed: float) -> None:
+    """Servers of earlier versions refuse the parameter."""
+    parameters = build_request(
+        "m", "s", "0", as_tokens([7]), opening=Opening("anna", speed=speed)
+    ).parameters
+    assert ("speed" in parameters) == (speed != 1)
+    assert speed == 1 or parameters["speed"].double_param == speed
+
+
+@pytest.mark.parametrize("speed", [0.4, 2.5, float("nan")])
+def test_an_impossible_speed_is_refused(speed: float) -> None:
+    with pytest.raises(InputError, match=r"speed: .* is not from 0\.5 to 2"):
+        Opening("anna", speed=speed)
 
 
 def test_a_voice_of_the_server_goes_by_its_name() -> None:

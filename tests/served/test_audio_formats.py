@@ -1,5 +1,5 @@
-"""Formats, rates and trimmed silence on a real server with the demo voice, in one process and as an
-ensemble.
+"""Formats, rates, speeds and trimmed silence on a real server with the demo voice, in one process
+and as an ensemble.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ import asyncio
 import io
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from examples import demo
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.serve_command import synth
 from tests.support.server_rig import BOTH_MODELS, Rig
-from token2wav import Token2Wav, Voice
+from token2wav import Token2Wav, UtteranceOptions, Voice
 from token2wav_client import AsyncClient, AudioChunk, Client, ClientVoice, ServerError, frames
 from token2wav_client import audio as client_audio
 from token2wav_client.voice import FIELDS
@@ -63,9 +64,18 @@ def tokens(silence: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 @pytest.fixture(scope="module")
-def whole(spoken: ClientVoice, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+def synthesize(
+    spoken: ClientVoice, tokens: NDArray[np.int32]
+) -> Callable[[float], NDArray[np.float32]]:
+    """Returns the audio of the tokens at a speed, by the library."""
     voice = Voice(spoken.prompt_tokens, spoken.prompt_mel, spoken.speaker_embedding)
-    return Token2Wav.load(demo.MODEL).synthesize(tokens, voice)
+    model = Token2Wav.load(demo.MODEL)
+    return lambda speed: model.synthesize(tokens, voice, UtteranceOptions(speed=speed))
+
+
+@pytest.fixture(scope="module")
+def whole(synthesize: Callable[[float], NDArray[np.float32]]) -> NDArray[np.float32]:
+    return synthesize(1)
 
 
 def joined(chunks: list[AudioChunk]) -> NDArray[np.float32]:
@@ -108,6 +118,29 @@ def test_sent_audio_equals_a_conversion_of_the_whole(
     assert near(joined(chunks), expected) > (30 if "law" in audio_format else NEAR_DB)
 
 
+@pytest.mark.parametrize("speed", [0.8, 1.3])
+def test_a_speed_changes_the_duration(
+    served: Rig,
+    spoken: ClientVoice,
+    tokens: NDArray[np.int32],
+    synthesize: Callable[[float], NDArray[np.float32]],
+    speed: float,
+) -> None:
+    with Client(served.server.grpc_url) as client:
+        portions = np.split(tokens, [3, 40, 41, 100])
+        chunks = list(client.synthesize(portions, spoken, speed=speed, sample_rate=16_000))
+    trimmed, sent = chunks[-1].samples_trimmed, sum(len(chunk.audio) for chunk in chunks)
+    assert trimmed + sent == int(2 * len(tokens) / speed) * 320  # mel frames of 20 ms
+    rest = synthesize(speed)[trimmed * 24_000 // 16_000 :]
+    assert near(joined(chunks), soxr.resample(rest, 24_000, 16_000)[:sent]) > NEAR_DB
+    assert chunks[0].first_token == int(trimmed * speed) // 640
+    assert all(
+        one.first_token + one.token_count - 1 <= next_one.first_token
+        for one, next_one in pairwise(chunks)
+    )
+    assert chunks[-1].first_token + chunks[-1].token_count == len(tokens)
+
+
 def test_nothing_but_silence_ends_with_an_empty_chunk(
     served: Rig, name: str, spoken: ClientVoice, silence: NDArray[np.int32]
 ) -> None:
@@ -143,6 +176,9 @@ def test_unavailable_formats_and_rates_are_refused(
             match=r"sample_rate: 11025 is not one of 8000, 16000, 22050, 24000, 44100, 48",
         ):
             list(client.synthesize([1], spoken, sample_rate=11_025))
+        if name.endswith("ensemble"):
+            with pytest.raises(ServerError, match="speed: only 1 is possible in the ensemble"):
+                list(client.synthesize([1], spoken, speed=2))
         assert len(list(client.synthesize([1], spoken))) == 1
     with served.connect(name) as connection:
         voice = Voice(spoken.prompt_tokens, spoken.prompt_mel, spoken.speaker_embedding)
@@ -158,7 +194,7 @@ def test_the_command_writes_and_reports(
     np.save(tmp_path / "tokens.npy", tokens)
     np.savez(tmp_path / "voice.npz", **{name: getattr(spoken, name) for name in FIELDS})
     arguments = ["--tokens=tokens.npy", "--voice=voice.npz", "--audio-format=mulaw"]
-    program = synth(served.server.grpc_url, *arguments, "--sample-rate=8000")
+    program = synth(served.server.grpc_url, *arguments, "--sample-rate=8000", "--speed=1.25")
     heard = heard_sounds(served)
     reports = []
     for out in (["out.opus"], ["-", "--format", "wav"]):
@@ -178,7 +214,7 @@ def test_the_command_writes_and_reports(
         8000,
         "ULAW",
     )
-    assert 3 < written.duration == piped.duration < 4.5
+    assert 2.4 < written.duration == piped.duration < 3.6
     assert heard_sounds(served) == heard + 2
 
 

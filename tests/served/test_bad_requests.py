@@ -196,7 +196,7 @@ def test_unknown_sequence(rig: Rig) -> None:
             {"samplerate": 8000},
             "parameters: 'samplerate' is not a request parameter; expected one of audio_format, "
             "sample_rate, keep_open, steps, decoder_noise, delays, end_after_repeats, "
-            "end_after_silence_s, voice, stream_key",
+            "end_after_silence_s, speed, voice, stream_key",
         ),
         ({CLIENT_HEADER: "x" * 129}, f"{CLIENT_HEADER}: not a text of at most 128 characters"),
     ],

@@ -75,6 +75,7 @@ def test_all_values_of_a_first_request(parser: Any) -> None:
         "steps": 4,
         "decoder_noise": False,
         "delays": "0,1,12",
+        "speed": 2,
         "voice": "anna",
         "stream_key": "secret",
         CLIENT_HEADER: "alice",
@@ -87,7 +88,9 @@ def test_all_values_of_a_first_request(parser: Any) -> None:
     assert set(read.voice_inputs) == {"prompt_tokens", "prompt_mel", "speaker_embedding"}
     options = read.options()
     assert (options.keep_open, options.voice) == (True, "anna")
-    assert options.utterance == UtteranceOptions(4, False, (0, 1, 12), AudioFormat("int16", 16000))
+    assert options.utterance == UtteranceOptions(
+        4, False, (0, 1, 12), AudioFormat("int16", 16000), speed=2
+    )
 
 
 def test_a_request_may_have_neither_tokens_nor_parameters(parser: Any) -> None:
@@ -108,7 +111,11 @@ def test_an_owner_that_cannot_be_read_refuses_the_request(parser: Any, parameter
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"speed": 2}, "^parameters: 'speed' is not a request parameter"),
+        ({"pitch": 2}, "^parameters: 'pitch' is not a request parameter"),
+        ({"speed": 2.5}, "^speed: 2.5 is not a number from 0.5 to 2$"),
+        ({"speed": "1"}, "^speed: '1' is not a number from 0.5 to 2$"),
+        ({"speed": True}, "^speed: True is not a number from 0.5 to 2$"),
+        ({"speed": float("nan")}, "^speed: nan is not a number from 0.5 to 2$"),
         ({"keep_open": 1}, "^keep_open: 1 is not a boolean"),
         ({"steps": 0}, "^steps: 0 is not an integer of at least 1"),
         ({"decoder_noise": 0}, "^decoder_noise: 0 is not a boolean"),

@@ -38,6 +38,7 @@ from token2wav_server.voices import registry
 log = logging.getLogger(__name__)
 
 _NO_LIMITS = "the ensemble cannot end a stream before its client does; use the model token2wav"
+_NO_SPEED = "only 1 is possible in the ensemble; use the model token2wav"
 _RESAMPLER_SECONDS = 0.075  # largest duration of audio that a resampler holds back
 
 
@@ -161,6 +162,8 @@ class Accumulator:
             raise error
         if name := _end_limit(options.utterance):
             raise InputError(name, _NO_LIMITS)
+        if options.utterance.speed != 1:
+            raise InputError("speed", _NO_SPEED)
         voice = message.voice(options.voice, self._voices, self._config)
         playback = Playback(buffer_seconds=self._limits.player_buffer_seconds)
         request = Request.of(
