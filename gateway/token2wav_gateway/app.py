@@ -142,7 +142,9 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             gateway.speech.check_words(body.input, body.instructions)
             voice: Voice = await _unless_left(request, gateway.voice_of(body))
             trace = trace_headers(request.headers)
-            text = Text(body.input, voice, body.instructions, body.sampling, trace=trace)
+            text = Text(
+                body.input, voice, body.instructions, body.sampling, trace=trace, speed=body.speed
+            )
             speech, spoken = gateway.speech.speak(text, progress), None
             if body.word_timestamps:
                 spoken = SpokenText(gateway.word_times, body.input)
@@ -169,7 +171,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             voice = gateway.voices.get(body.voice).tensors if body.voice is not None else None
             progress = Progress()
             trace = trace_headers(request.headers)
-            speech = gateway.speech.speak_codes(body.all_codes, voice, progress, trace)
+            speech = gateway.speech.speak_codes(body.all_codes, voice, progress, trace, body.speed)
             chunks = await stack.enter_async_context(aclosing(speech))
             first = await _unless_left(request, anext(chunks, None))
             encoder = Encoder(body.response_format, whole=not body.stream)

@@ -33,14 +33,16 @@ class Backpressure:
     Args:
         ahead_s: seconds of audio.
         held: gauge of the utterances whose tokens wait.
+        speed: tempo of the speech.
     """
 
-    def __init__(self, ahead_s: float, held: Gauge) -> None:
+    def __init__(self, ahead_s: float, held: Gauge, speed: float = 1.0) -> None:
         self._ahead_s = ahead_s
         self._held = held
         self._sent = 0  # tokens
         self._taken_s = 0.0
-        self._token_s = _SLOWEST_TOKEN_S
+        self._speed = speed
+        self._token_s = _SLOWEST_TOKEN_S / speed
         self._waits_since: float | None = None
         self._change = asyncio.Event()
 
@@ -55,7 +57,7 @@ class Backpressure:
 
     def take(self, chunk: AudioChunk) -> None:
         """Counts a chunk that the client takes."""
-        self._token_s = chunk.samples_per_token / chunk.sample_rate
+        self._token_s = chunk.samples_per_token / chunk.sample_rate / self._speed
         self._taken_s += chunk.duration_s
         self._change.set()
 

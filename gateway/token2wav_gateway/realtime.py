@@ -74,7 +74,7 @@ class RealtimeSession:
         self._ending = ending
         self._id, self._conversation_id = new_id("sess"), new_id("conv")
         self._model = socket.query_params.get("model") or gateway.settings.models[0]
-        self._voice_name = _VOICE
+        self._voice_name, self._speed = _VOICE, 1.0
         self._instructions: str | None = None
         self._items: list[_Item] = []
         self._response: SpokenResponse | None = None
@@ -130,6 +130,7 @@ class RealtimeSession:
             self._gateway.voices.get(options.voice_name)
             self._voice_name = options.voice_name
         self._model = options.model or self._model
+        self._speed = options.speed or self._speed
         if options.instructions is not None:
             self._check_length("session.instructions", options.instructions)
             self._instructions = options.instructions or None
@@ -237,6 +238,7 @@ class RealtimeSession:
             text,
             self._gateway.voices.get(voice_name),
             voice_name,
+            options.speed or self._speed,
             self._instructions if options.instructions is None else options.instructions or None,
             self._conversation_id if in_conversation else None,
             self._items[-1].id if self._items else None,
@@ -299,7 +301,11 @@ class RealtimeSession:
             "max_output_tokens": "inf",
             "audio": {
                 "input": {"format": audio_format, "turn_detection": None, "transcription": None},
-                "output": {"format": audio_format, "voice": self._voice_name, "speed": 1.0},
+                "output": {
+                    "format": audio_format,
+                    "voice": self._voice_name,
+                    "speed": self._speed,
+                },
             },
         }
 

@@ -17,7 +17,7 @@ from pydantic import (
 
 from token2wav_gateway.errors import RequestError
 from token2wav_gateway.forms import matching
-from token2wav_gateway.requests import VoiceId, Words, usual_speed, without_nulls
+from token2wav_gateway.requests import Speed, VoiceId, Words, without_nulls
 
 _MOST_PARTS = 64  # of the content of an item
 _MOST_INPUTS = 64  # items of `response.input`
@@ -91,12 +91,12 @@ class AudioOutput(_Part):
 
     Attributes:
         voice: name of a voice, or an object with its id.
-        speed: only 1.
+        speed: tempo of the speech, 0.5 to 2.
     """
 
     format: AudioFormat | None = None
     voice: Words | VoiceId | None = None
-    speed: Annotated[float, BeforeValidator(usual_speed)] | None = None
+    speed: Speed | None = None
 
     @property
     def voice_name(self) -> str | None:
@@ -132,6 +132,12 @@ class _Options(_Part):
         """Name of the voice; None if the options name no voice."""
         output = self.audio and self.audio.output
         return output.voice_name if output else None
+
+    @property
+    def speed(self) -> float | None:
+        """Tempo of the speech; None if the options have no speed."""
+        output = self.audio and self.audio.output
+        return output.speed if output else None
 
 
 class SessionOptions(_Options):

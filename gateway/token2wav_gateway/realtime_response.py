@@ -37,6 +37,7 @@ class Order:
     Attributes:
         text: text to say.
         voice_name: name of the voice, as the client wrote it.
+        speed: tempo of the speech.
         instructions: how to say the text; None for the default of the template.
         conversation_id: name of the conversation; None for a speech outside it.
         previous_item_id: item after which the speech stands in the conversation; None for none.
@@ -47,6 +48,7 @@ class Order:
     text: str
     voice: Voice
     voice_name: str
+    speed: float
     instructions: str | None
     conversation_id: str | None
     previous_item_id: str | None
@@ -133,7 +135,9 @@ class SpokenResponse:
             self._transcript += part
             await self._send_of_part("response.output_audio_transcript.delta", delta=part)
             encoder, progress = Encoder("pcm"), Progress()
-            text = Text(sentence, order.voice, order.instructions, trace=order.trace)
+            text = Text(
+                sentence, order.voice, order.instructions, trace=order.trace, speed=order.speed
+            )
             try:
                 async with aclosing(self._speech.speak(text, progress)) as chunks:
                     async for chunk in chunks:

@@ -80,11 +80,13 @@ def known_format(name: str) -> str:
     return name
 
 
-def usual_speed(speed: float) -> float:
-    """Checks a tempo, which the speech server cannot change."""
-    if speed != 1:
-        raise ValueError("must be 1, because the speech server cannot change the tempo")
+def _tempo(speed: float) -> float:
+    if not 0.5 <= speed <= 2:
+        raise ValueError("must be from 0.5 to 2")
     return speed
+
+
+Speed: TypeAlias = Annotated[float, AfterValidator(_tempo)]
 
 
 # Names of languages in vLLM-Omni's requests, besides ISO codes.
@@ -146,7 +148,7 @@ class SpeechFields(Body):
         response_format: pcm, wav, flac, opus, mp3 or aac; None for the default. `pcm` is 16 bits at
             24 kHz in one channel.
         sample_rate: only 24000.
-        speed: only 1.
+        speed: tempo of the speech, 0.5 to 2; only 1 for a codec.
         language: ISO code or English name of the language, for the abbreviations of its sentences.
     """
 
@@ -165,7 +167,7 @@ class SpeechFields(Body):
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
     response_format: Annotated[str, AfterValidator(known_format)] | None = None
     sample_rate: Literal[24000] = 24000
-    speed: Annotated[float, AfterValidator(usual_speed)] = 1.0
+    speed: Speed = 1.0
     language: Annotated[str, AfterValidator(_language_code)] = "en"
 
     @field_validator("ref_text")

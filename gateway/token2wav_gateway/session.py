@@ -321,7 +321,14 @@ class Session:
         config = sentence.manner.config
         encoder = Encoder(config.audio_format, whole=not config.stream_audio, mono=True)
         voice, trace = sentence.manner.voice, self._trace
-        text = Text(sentence.text, voice, config.instructions, config.sampling, trace=trace)
+        text = Text(
+            sentence.text,
+            voice,
+            config.instructions,
+            config.sampling,
+            trace=trace,
+            speed=config.speed,
+        )
         speech = self._gateway.speech.speak(text, progress)
         if config.word_timestamps:
             speech = spoken.listen(speech)

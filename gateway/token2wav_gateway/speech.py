@@ -62,6 +62,7 @@ class Text:
         sampling: fields of the request to the language model that replace those of the template.
         rate_hz: sample rate of the audio: 8000, 16000, 22050, 24000, 44100 or 48000.
         trace: trace context of the request, as `trace_headers` returns it.
+        speed: tempo of the speech, 0.5 to 2.
     """
 
     text: str
@@ -70,6 +71,7 @@ class Text:
     sampling: Mapping[str, int] = field(default_factory=dict)
     rate_hz: int = RATE_HZ
     trace: Mapping[str, str] = field(default_factory=dict)
+    speed: float = 1.0
 
 
 @dataclass
@@ -80,6 +82,7 @@ class _Utterance:
         error_of: conversion of errors of the speech server.
         span: span of the request.
         pressure: back-pressure of the client.
+        speed: tempo of the speech.
         rate_hz: sample rate of the audio.
     """
 
@@ -88,6 +91,7 @@ class _Utterance:
     error_of: ErrorOf
     span: Span
     pressure: Backpressure
+    speed: float
     rate_hz: int = RATE_HZ
 
 
@@ -158,13 +162,16 @@ class Speech:
         If the caller stops iterating, the requests to both servers are cancelled.
 
         Raises:
-            RequestError: the text is empty, or it or the instructions are too long.
+            RequestError: the text is empty, it or the instructions are too long, or the speech
+                server refuses the speed.
             BusyError: too many texts are being spoken.
             ModelError: one of the servers fails.
         """
         self.check_words(text.text, text.instructions)
         with self._tracer.span("speech", text.trace, server=True) as span, self._admitted():
-            utterance = self._utterance(text.voice.tensors, progress, _speech_error, span)
+            utterance = self._utterance(
+                text.voice.tensors, progress, _speech_error, span, text.speed
+            )
             utterance.rate_hz = text.rate_hz
             tokens = self._tokens(text, utterance)
             async with aclosing(self._synthesize(tokens, utterance)) as chunks:
@@ -177,12 +184,13 @@ class Speech:
         voice: ClientVoice | None,
         progress: Progress | None = None,
         trace: Mapping[str, str] | None = None,
+        speed: float = 1.0,
     ) -> AsyncGenerator[AudioChunk, None]:
         """Turns tokens or codes into chunks of samples at 24 kHz, without a language model.
 
         Raises:
-            RequestError: there are too many tokens, the speech server refuses a token or needs a
-                voice, or frames have different lengths.
+            RequestError: there are too many tokens, the speech server refuses a token or the speed,
+                or needs a voice, or frames have different lengths.
             BusyError: too many texts are being spoken.
             ModelError: the speech server fails.
         """
@@ -197,7 +205,7 @@ class Speech:
             problem = str(error).removeprefix("tokens: ")
             raise RequestError(f"codes: {problem}", param="codes") from None
         with self._tracer.span("speech", trace or {}, server=True) as span, self._admitted():
-            utterance = self._utterance(voice, progress, _error_of_codes, span)
+            utterance = self._utterance(voice, progress, _error_of_codes, span, speed)
             utterance.progress.tokens = len(tokens)
             async with aclosing(self._synthesize(_in_batches(tokens), utterance)) as chunks:
                 async for chunk in chunks:
@@ -209,9 +217,10 @@ class Speech:
         progress: Progress | None,
         error_of: ErrorOf,
         span: Span,
+        speed: float,
     ) -> _Utterance:
-        pressure = Backpressure(self._limits.ahead_s, self._metrics.held_back)
-        return _Utterance(voice, progress or Progress(), error_of, span, pressure)
+        pressure = Backpressure(self._limits.ahead_s, self._metrics.held_back, speed)
+        return _Utterance(voice, progress or Progress(), error_of, span, pressure, speed)
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
@@ -251,6 +260,7 @@ class Speech:
                 utterance.voice,
                 audio_format=self._audio_format,
                 sample_rate=utterance.rate_hz,
+                speed=utterance.speed,
                 headers=span.headers,
             )
             try:
@@ -329,7 +339,9 @@ async def _in_batches(tokens: NDArray[Any]) -> Tokens:
         yield tokens[start : start + _BATCH]
 
 
-def _speech_error(error: ClientError) -> ModelError:
+def _speech_error(error: ClientError) -> GatewayError:
+    if str(error).startswith("speed: "):  # of a codec
+        return RequestError(str(error), param="speed")
     kind = ModelError
     if isinstance(error, ResponseTimeoutError):
         kind = ModelTimeoutError

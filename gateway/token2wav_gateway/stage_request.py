@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from token2wav_gateway.forms import matching
-from token2wav_gateway.requests import Body, Words, known_format, usual_speed
+from token2wav_gateway.requests import Body, Speed, Words, known_format
 
 
 def _plain_codes(codes: Any) -> Any:
@@ -81,7 +81,7 @@ class StageRequest(Body):
             the same name in the header `X-Request-Id`.
         voice: name of a voice; None for a codec.
         response_format: pcm, wav, flac, opus, mp3 or aac.
-        speed: only 1.
+        speed: tempo of the speech, 0.5 to 2; only 1 for a codec.
         stream: whether audio is sent in pieces as soon as possible; else as one body with a length.
     """
 
@@ -94,7 +94,7 @@ class StageRequest(Body):
     ) = None
     voice: Words | None = None
     response_format: Annotated[str, AfterValidator(known_format)] = "wav"
-    speed: Annotated[float, AfterValidator(usual_speed)] = 1.0
+    speed: Speed = 1.0
     stream: bool = False
 
     @model_validator(mode="after")

@@ -32,10 +32,10 @@ class Utterance:
         closed: whether the answer of the language model was closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, speed: float = 1.0) -> None:
         self.read, self.closed = 0, False
         self.metrics = Metrics()
-        self.pressure = Backpressure(AHEAD_S, self.metrics.held_back)
+        self.pressure = Backpressure(AHEAD_S, self.metrics.held_back, speed)
 
     async def answer(self) -> AsyncGenerator[NDArray[np.int32], None]:
         try:
@@ -56,11 +56,11 @@ class Utterance:
         return self.metrics.registry.get_sample_value("token2wav_gateway_held_back") or 0.0
 
 
-def run(script: Callable[[Utterance], Awaitable[None]]) -> None:
+def run(script: Callable[[Utterance], Awaitable[None]], speed: float = 1.0) -> None:
     """Runs a script of a client while the tokens are sent, and checks that all is closed."""
 
     async def spoken() -> None:
-        utterance = Utterance()
+        utterance = Utterance(speed)
         sending = asyncio.create_task(utterance.send())
         try:
             await script(utterance)
@@ -107,6 +107,15 @@ def test_a_client_that_does_not_come_back_holds_the_language_model_back() -> Non
         assert utterance.read == read + 2 * BATCH
 
     run(client)
+
+
+def test_fast_speech_needs_more_tokens_for_as_much_audio() -> None:
+    async def client(utterance: Utterance) -> None:
+        utterance.pressure.take(chunk(2))  # audio of 4 tokens
+        await turns()
+        assert 2 * LIMIT < utterance.read <= 2 * LIMIT + 4 + BATCH
+
+    run(client, speed=2)
 
 
 def test_a_speech_server_that_needs_more_tokens_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:

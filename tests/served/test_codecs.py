@@ -135,7 +135,9 @@ def test_the_metadata_has_the_channels(served: tuple[Rig, Token2Wav]) -> None:
     assert shape == (["-1"] if model.config.channels == 1 else ["-1", str(model.config.channels)])
 
 
-def test_a_voice_is_refused_and_harms_no_other_stream(served: tuple[Rig, Token2Wav]) -> None:
+def test_a_voice_or_a_speed_is_refused_and_harms_no_other_stream(
+    served: tuple[Rig, Token2Wav],
+) -> None:
     rig, model = served
     shape = model.config.tokens.shape
     codes = np.zeros((3, *shape), np.int32)
@@ -148,6 +150,8 @@ def test_a_voice_is_refused_and_harms_no_other_stream(served: tuple[Rig, Token2W
             list(client.synthesize([codes], voice))
         with pytest.raises(ServerError, match="voice: given, but this model takes no voice"):
             list(client.synthesize([codes], "anna"))
+        with pytest.raises(ServerError, match=r"speed: 1\.5, but this model has no mel"):
+            list(client.synthesize([codes], speed=1.5))
         utterance.finish(codes[1:])
         audio = np.concatenate([chunk.audio for chunk in utterance])
     assert np.abs(audio - model.synthesize(codes)).max() <= AUDIO
@@ -182,6 +186,9 @@ def test_the_gateway_sends_both_channels_or_their_mean(
         ) as gateway,
         gateway.http() as http,
     ):
+        fast = http.post("/v1/stage/run", json={"codes": codes.tolist(), "speed": 1.5})
+        assert fast.json()["error"]["param"] == "speed", fast.text
+        assert "this model has no mel" in fast.json()["error"]["message"]
         answer = http.post("/v1/stage/run", json={"codes": codes.tolist()})
         assert answer.status_code == 200, answer.text
         seconds = len(expected) / 24_000

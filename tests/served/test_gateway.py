@@ -83,12 +83,17 @@ def test_the_openai_package_streams_speech_into_a_file(
     with (
         OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client,
         client.audio.speech.with_streaming_response.create(
-            model="tts-1", voice=VOICE, input=TEXT, response_format="pcm", instructions="slowly"
+            model="tts-1",
+            voice=VOICE,
+            input=TEXT,
+            response_format="pcm",
+            instructions="slowly",
+            speed=0.75,
         ) as response,
     ):
         assert response.headers["content-type"] == "audio/pcm"
         response.stream_to_file(tmp_path / "speech.pcm")
-    assert_same((tmp_path / "speech.pcm").read_bytes(), expected(model, voice, TEXT))
+    assert_same((tmp_path / "speech.pcm").read_bytes(), expected(model, voice, TEXT, 0.75))
 
 
 def test_the_async_openai_package_speaks_several_texts_at_once(
@@ -179,7 +184,7 @@ def test_events_carry_the_audio_and_the_usage(
             "response_format",
             "not one of pcm, wav, flac, opus, mp3, aac",
         ),
-        ({"speed": 1.5}, 400, "speed", "must be 1"),
+        ({"speed": 2.1}, 400, "speed", "must be from 0.5 to 2"),
         ({"stream_format": "ws"}, 400, "stream_format", "'audio' or 'sse'"),
         ({"input": None}, 400, "input", "Field required"),
         ({"input": " \n"}, 400, "input", "empty"),
@@ -220,9 +225,9 @@ def test_a_wrong_request_is_refused_with_a_sentence(
 def test_the_openai_package_raises_its_own_error(gateway: GatewayRig) -> None:
     with (
         OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
-        pytest.raises(BadRequestError, match="speed: must be 1"),
+        pytest.raises(BadRequestError, match=r"speed: must be from 0\.5 to 2"),
     ):
-        client.audio.speech.create(model="tts-1", voice=VOICE, input=TEXT, speed=2)
+        client.audio.speech.create(model="tts-1", voice=VOICE, input=TEXT, speed=4)
 
 
 def test_an_unknown_path_and_a_body_that_is_no_json_are_refused(gateway: GatewayRig) -> None:

@@ -59,7 +59,7 @@ def test_codes_become_audio_without_a_language_model(
             ({"codes": None}, 400),
             ({"stage_output": {"codes": {"audio": [1]}}}, 400),
             ({"request_id": "a\r\nset-cookie: b"}, 400),
-            ({"speed": 2}, 400),
+            ({"speed": 2.1}, 400),
         ):
             assert error_of(http.post("/v1/stage/run", json=sent | wrong), status)["message"]
     # A failure of a server raises an alert, so wrong codes are no failure.

@@ -25,7 +25,7 @@ from token2wav_client import ClientVoice
 
 TEXT = "One two three. Four five!\nSix seven eight nine"
 SENTENCES = ["One two three.", "Four five!", "Six seven eight nine"]
-OUTPUT: Any = {"format": {"type": "audio/pcm", "rate": 24_000}, "voice": VOICE}
+OUTPUT: Any = {"format": {"type": "audio/pcm", "rate": 24_000}, "voice": VOICE, "speed": 1.25}
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def gateway(
         yield started
 
 
-def whole(model: Token2Wav, voice: ClientVoice, sentences: list[str]) -> Any:
-    return np.concatenate([expected(model, voice, sentence) for sentence in sentences])
+def whole(model: Token2Wav, voice: ClientVoice, sentences: list[str], speed: float = 1.0) -> Any:
+    return np.concatenate([expected(model, voice, sentence, speed) for sentence in sentences])
 
 
 def test_a_response_has_the_events_of_openai(
@@ -69,6 +69,7 @@ def test_a_response_has_the_events_of_openai(
         )
         [updated] = events_until(connection, "session.updated")
         assert updated.session.audio.output.voice == VOICE
+        assert updated.session.audio.output.speed == 1.25
         assert updated.session.instructions == "slowly"
         say(connection, TEXT, metadata={"turn": "1"})
         events = events_until(connection, "response.done")
@@ -88,7 +89,7 @@ def test_a_response_has_the_events_of_openai(
         "response.output_item.done",
         "response.done",
     ]
-    assert_same(audio_of(events), whole(model, voice, SENTENCES))
+    assert_same(audio_of(events), whole(model, voice, SENTENCES, 1.25))
     transcript = [event.delta for event in events if event.type == deltas[1]]
     assert [part.strip() for part in transcript] == SENTENCES
     assert "".join(transcript) == TEXT

@@ -89,7 +89,10 @@ def updated(**fields: Any) -> dict[str, Any]:
         (updated(type="transcription"), "session.type: Input should be 'realtime'"),
         (updated(audio={"output": {"voice": "nobody"}}), "voice: 'nobody' is not one of: anna"),
         (updated(audio={"output": {"voice": {"id": "../x"}}}), "voice: '../x' is not one of: anna"),
-        (updated(audio={"output": {"speed": 2}}), "session.audio.output.speed: must be 1"),
+        (
+            updated(audio={"output": {"speed": 0.25}}),
+            "session.audio.output.speed: must be from 0.5 to 2",
+        ),
         (
             updated(audio={"output": {"format": {"type": "audio/pcmu"}}}),
             "session.audio.output.format.type: Input should be 'audio/pcm'",

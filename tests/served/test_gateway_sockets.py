@@ -195,12 +195,12 @@ def test_streamed_audio_of_an_utterance_that_is_not_split(gateway: GatewayRig) -
         split_granularity="none",
         task_type="CustomVoice",
         language="Auto",
-        speed=1.0,
+        speed=2,
     )
     assert [sentence["sentence_text"] for sentence in sentences] == texts
     for sentence, text in zip(sentences, texts, strict=True):
         assert len(sentence["frames"]) > 1
-        samples = 960 * len(tokens_of(text))
+        samples = 480 * len(tokens_of(text))
         assert sentence["done"]["total_bytes"] == 2 * samples
         assert sum(map(len, sentence["frames"])) == 2 * samples
 
@@ -353,7 +353,7 @@ def test_too_many_sentences_end_the_session(gateway: GatewayRig) -> None:
         ({"voice": "nobody"}, "'nobody' is not one of"),
         ({"model": "gpt-5"}, "'gpt-5' is not one of"),
         ({"response_format": "m4a"}, "not one of pcm"),
-        ({"speed": 2}, "speed: must be 1"),
+        ({"speed": 3}, "speed: must be from 0.5 to 2"),
         ({"language": "Klingon"}, "language: 'Klingon' is neither an ISO code"),
         ({"split_granularity": "word"}, "split_granularity: Input should be"),
         ({"ref_audio": "file:///etc/passwd"}, "ref_audio: must be a data URL in base64"),

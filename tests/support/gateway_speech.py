@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.gateway_rig import VOICE, tokens_of
-from token2wav import Token2Wav, Voice
+from token2wav import Token2Wav, UtteranceOptions, Voice
 from token2wav_client import ClientVoice
 
 TEXT = "one two three four five six seven eight"
@@ -20,9 +20,12 @@ TEXT = "one two three four five six seven eight"
 PACE = 250.0
 
 
-def expected(model: Token2Wav, voice: ClientVoice, text: str) -> NDArray[np.int16]:
+def expected(
+    model: Token2Wav, voice: ClientVoice, text: str, speed: float = 1.0
+) -> NDArray[np.int16]:
     library_voice = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
-    audio = model.synthesize(np.array(tokens_of(text), np.int32), library_voice)
+    tokens, options = np.array(tokens_of(text), np.int32), UtteranceOptions(speed=speed)
+    audio = model.synthesize(tokens, library_voice, options)
     return np.rint(np.clip(audio, -1, 1) * 32767).astype(np.int16)
 
 

@@ -98,7 +98,7 @@ _BODIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "half a character": (SPEECH, {"input": "\ud83d"}, "400 input: must be valid Unicode"),
     "unknown field": (SPEECH, {"tone": 1}, "400 tone: is not a known field"),
     "unknown format": (SPEECH, {"response_format": "m4a"}, "400 response_format: "),
-    "another speed": (SPEECH, {"speed": 2}, "400 speed: must be 1"),
+    "another speed": (SPEECH, {"speed": 4}, "400 speed: must be from 0.5 to 2"),
     "unknown model": (SPEECH, {"model": "gpt-5"}, "404 model: "),
     "a path as a voice": (SPEECH, {"voice": "../../etc/passwd"}, "404 voice: "),
     "large body": (SPEECH, {"input": "a" * 3_000_000}, f"413 body: larger than|{BROKEN}"),
