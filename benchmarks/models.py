@@ -119,6 +119,7 @@ def public_configs() -> dict[str, ModelConfig]:
     }
     flow: FlowConfig[UNetConfig] = FlowConfig(**sizes, estimator=unet)
     dit: FlowConfig[DiTConfig] = FlowConfig(**sizes, estimator=DiTConfig(512, 8, 64, 16))
+    moss = replace(flow, vocab_size=20480, block_tokens=5, ratio=4)
     turbo = replace(flow, inference_cfg_rate=0.0, n_timesteps=2)
     hift, rate = HiFTConfig(), 25
     s3gen: dict[str, Any] = {"mean_flow": False, "file": "s3gen.safetensors"}
@@ -151,6 +152,7 @@ def public_configs() -> dict[str, ModelConfig]:
     return {
         "CosyVoice3": cosyvoice3,
         "CosyVoice2": CosyVoice2Config.of(flow, hift, rate),
+        "MOSS-Speech": CosyVoice2Config.of(moss, hift, 12.5),
         "Step-Audio2": StepAudio2Config.of(dit, hift, rate),
         "Chatterbox": ChatterboxConfig.of(flow, hift, rate, **s3gen),
         "Chatterbox Turbo": ChatterboxConfig.of(turbo, hift, rate, schedule=linear, **meanflow),

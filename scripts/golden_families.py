@@ -62,13 +62,13 @@ def drawn_source() -> Iterator[None]:
         yield
 
 
-def inputs(prompt: int, tokens: int) -> Golden:
-    """Voice and tokens of an utterance."""
+def inputs(prompt: int, tokens: int, ratio: int = 2) -> Golden:
+    """Voice and tokens of an utterance, with `ratio` mel frames per token."""
     random = np.random.default_rng([SEED, 1])
     return {
         "prompt_token": torch.from_numpy(random.integers(0, 6561, (1, prompt))),
         "token": torch.from_numpy(random.integers(0, 6561, (1, tokens))),
-        "prompt_feat": _drawn(2, 1, 2 * prompt, 80),
+        "prompt_feat": _drawn(2, 1, ratio * prompt, 80),
         "embedding": _drawn(3, 1, 192),
     }
 
@@ -139,6 +139,25 @@ def cosyvoice2(sizes: public.Sizes, prompt: int) -> Golden:
     golden["mel_chunk"] = flow.inference(**part, streaming=True, finalize=False)[0]
     hift = fill(public.cosyvoice2_hift(sizes))
     return {**utterance, **golden, **vocoded(hift, golden["mel_streaming"])}
+
+
+def moss_speech(sizes: public.Sizes, prompt: int) -> Golden:
+    """mel under the full mask and the streaming one, and of a prefix of whole blocks."""
+    prompt, block = prompt // 5, 5
+    flow, utterance = fill(public.moss_speech_flow(sizes)), inputs(prompt, 18, ratio=4)
+
+    def mel(count: int, *, streaming: bool, finalize: bool = True) -> torch.Tensor:
+        part = {**utterance, "token": utterance["token"][:, :count]}
+        call = {**part, **_lengths(part), "streaming": streaming, "finalize": finalize}
+        result: torch.Tensor = flow.inference(**call)[0]
+        return result
+
+    return {
+        **utterance,
+        "mel_full": mel(18, streaming=False),
+        "mel_streaming": mel(18, streaming=True),
+        "mel_chunk": mel(-prompt % block + block + 3, streaming=True, finalize=False),
+    }
 
 
 def stepaudio2(sizes: public.Sizes, prompt: int) -> Golden:
@@ -214,6 +233,7 @@ def chatterbox(sizes: public.Sizes, prompt: int) -> Golden:
 
 _FAMILIES: dict[str, Callable[[public.Sizes, int], Golden]] = {
     "cosyvoice2": cosyvoice2,
+    "moss_speech": moss_speech,
     "stepaudio2": stepaudio2,
     "chatterbox": chatterbox,
 }
@@ -225,17 +245,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("--family", nargs="+", choices=_FAMILIES, default=[*_FAMILIES])
+    options = parser.parse_args()
+    folder: Path = options.folder
     public.prepare_imports()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        for family, make in _FAMILIES.items():
+        for family in options.family:
             for size, sizes in public.SIZES.items():
                 if family == "chatterbox":  # its code has fixed sizes: always 8 heads
                     sizes = replace(sizes, heads=8, dim_head=sizes.channels // 8)
                 golden = {
                     name: value.squeeze(0).contiguous()
-                    for name, value in make(sizes, _PROMPTS[size]).items()
+                    for name, value in _FAMILIES[family](sizes, _PROMPTS[size]).items()
                 }
                 (folder / family).mkdir(parents=True, exist_ok=True)
                 path = folder / family / f"{size}.safetensors"

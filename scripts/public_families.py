@@ -93,10 +93,10 @@ def prepare_imports() -> None:
             bare_package(name, package_folder(name))
 
 
-def _conformer(module: str, sizes: Sizes, **more: Any) -> Any:
+def _conformer(module: str, sizes: Sizes, *, stride: int = 2, **more: Any) -> Any:
     """Returns the encoder of CosyVoice2 and Chatterbox with all layers of the same width.
 
-    The public code has a fixed width in two layers, which are replaced here.
+    The public code has a fixed width in two layers, and a fixed stride, which are replaced here.
     """
     source = importlib.import_module(module)
     encoder = source.UpsampleConformerEncoder(
@@ -114,7 +114,7 @@ def _conformer(module: str, sizes: Sizes, **more: Any) -> Any:
     )
     encoder.pre_lookahead_layer = source.PreLookaheadLayer(sizes.encoder, 3)
     encoder.up_layer = source.Upsample1D(
-        channels=sizes.encoder, out_channels=sizes.encoder, stride=2
+        channels=sizes.encoder, out_channels=sizes.encoder, stride=stride
     )
     encoder.up_encoders = encoder.up_encoders[: sizes.encoder_layers[1]]
     return encoder
@@ -135,8 +135,20 @@ def _estimator(sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def cosyvoice2_flow(sizes: Sizes) -> Any:
-    """CosyVoice2's flow, without weights."""
+def moss_speech_flow(sizes: Sizes) -> Any:
+    """MOSS-Speech's flow, without weights. Its code is CosyVoice2's."""
+    return cosyvoice2_flow(sizes, vocabulary=20480, rate=12.5, ratio=4, block=5)
+
+
+def cosyvoice2_flow(
+    sizes: Sizes, *, vocabulary: int = 6561, rate: float = 25, ratio: int = 2, block: int = 25
+) -> Any:
+    """CosyVoice2's flow, without weights.
+
+    Args:
+        rate, ratio: tokens per second, and mel frames per token.
+        block: tokens of an attention block.
+    """
     from cosyvoice.flow.decoder import CausalConditionalDecoder
     from cosyvoice.flow.flow import CausalMaskedDiffWithXvec
     from cosyvoice.flow.flow_matching import CausalConditionalCFM
@@ -153,14 +165,17 @@ def cosyvoice2_flow(sizes: Sizes) -> Any:
         cfm_params=DictConfig({**params, "inference_cfg_rate": 0.7, "reg_loss_type": "l1"}),
         spk_emb_dim=80,
         estimator=CausalConditionalDecoder(
-            **_estimator(sizes), static_chunk_size=50, num_decoding_left_chunks=-1
+            **_estimator(sizes), static_chunk_size=ratio * block, num_decoding_left_chunks=-1
         ),
     )
-    encoder = _conformer("cosyvoice.transformer.upsample_encoder", sizes, static_chunk_size=25)
+    encoder = _conformer(
+        "cosyvoice.transformer.upsample_encoder", sizes, stride=ratio, static_chunk_size=block
+    )
     return CausalMaskedDiffWithXvec(
         input_size=sizes.encoder,
-        vocab_size=6561,
-        input_frame_rate=25,
+        vocab_size=vocabulary,
+        input_frame_rate=rate,
+        token_mel_ratio=ratio,
         encoder=encoder,
         decoder=decoder,
     )

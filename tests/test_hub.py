@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.support.codec_models import CODECS
+from tests.support.cosyvoice2_model import write_moss_speech
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import TINY
 from tests.support.hub_server import COMMIT, HubServer
@@ -164,6 +165,17 @@ def test_a_model_in_a_subfolder(hub: HubServer, tmp_path: Path) -> None:
     assert folder.name == "speech_tokenizer"
     assert registry.read_config(folder) == registry.read_config(inner)
     assert hub.sent < MIB
+
+
+def test_only_the_weights_of_an_attention_block(hub: HubServer, tmp_path: Path) -> None:
+    """MOSS-Speech has its decoder in a subfolder, beside weights for full attention."""
+    inner = hub.root / "acme/speech/flow"
+    write_moss_speech(inner, FamilyGolden("moss_speech", "tiny"))
+    (inner / "flow.pt").write_bytes(b"\0" * MIB)
+    (inner.parent / "config.json").write_text('{"quantize_vocab_size": 16384}')
+    folder = folder_of(pull(hub, tmp_path / "home", "acme/speech"))
+    files = {file.name for file in folder.iterdir() if not file.name.startswith(".")}
+    assert files == {"config.yaml", "flow-chunk-5.pt", "hift.pt"}
 
 
 def test_the_second_pull_fetches_nothing(hub: HubServer, tmp_path: Path) -> None:

@@ -204,9 +204,8 @@ def encoder_runner(
     by chunk.
     """
     heads, dim_head = encoder.attention_heads
-    reaches = [spec.shape[-1] for spec in encoder.state_specs().values()]
     # a state reaches back into one block at most
-    if pool is None or max(reaches, default=0) > block_tokens:
+    if pool is None or encoder.lookbehind > block_tokens:
         return ChunkEncoderRunner(encoder, cache, states)
     if heads and not kernels_run(encoder.device, dim_head):
         return ChunkEncoderRunner(encoder, cache, states)

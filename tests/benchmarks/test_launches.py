@@ -27,6 +27,7 @@ pytest.importorskip("triton")
 LAUNCHES: dict[str, dict[str, int]] = {
     "CosyVoice3": {"encoder": 34, "outside": 27, "flow": 1622, "vocoder": 61},
     "CosyVoice2": {"encoder": 274, "outside": 27, "flow": 4716, "vocoder": 61},
+    "MOSS-Speech": {"encoder": 274, "outside": 27, "flow": 4716, "vocoder": 61},
     "Step-Audio2": {"encoder": 274, "outside": 27, "flow": 1798, "vocoder": 61},
     "Chatterbox": {"encoder": 274, "outside": 27, "flow": 4716, "vocoder": 61},
     "Chatterbox Turbo": {"encoder": 274, "outside": 27, "flow": 948, "vocoder": 61},

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import chatterbox_model, cosyvoice2_model, stepaudio2_model
+from tests.support import chatterbox_model, cosyvoice2_model
 from tests.support.batches import WHOLE_BLOCKS
+from tests.support.caching_families import write_family
 from tests.support.family_golden import FamilyGolden
 from tests.support.few_convolutions import with_few_convolutions
 from tests.support.golden import snr_db
-from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
+from tests.support.utterances import off, some_tokens, streamed_mels, voice_of
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, backends
 from token2wav.backends import Backend
 from token2wav.errors import ConfigError
@@ -55,7 +56,12 @@ def cosyvoice2(published: Path) -> Path:
 
 @pytest.fixture(
     scope="session",
-    params=[pytest.param("cosyvoice2", marks=pytest.mark.slow), "stepaudio2", "turbo"],
+    params=[
+        pytest.param("cosyvoice2", marks=pytest.mark.slow),
+        "moss_speech",
+        "stepaudio2",
+        "turbo",
+    ],
 )
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A model on torch, and with its exported step.
@@ -66,8 +72,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         folder: Path = request.getfixturevalue("cosyvoice2")
         return load(folder, "torch"), load(folder, "onnx")
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "stepaudio2":
-        stepaudio2_model.write_model(folder, FamilyGolden("stepaudio2", "tiny"))
+    if request.param != "turbo":
+        write_family(request.param, folder)
         graph = OnnxModule(
             Maker(folder, EngineFolder.of(folder), ["pytest"]).onnx("step", "float32"),
             torch.device("cpu"),
@@ -84,7 +90,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_a_streamed_mel_is_that_of_the_whole_on_torch(pair: Pair, prompt: int, count: int) -> None:
     reference, exported = pair
     assert exported.backend.name == "onnx"
-    voice, tokens = a_voice(prompt), some_tokens(count)
+    voice, tokens = voice_of(reference, prompt), some_tokens(count)
     [mel] = streamed_mels(exported, (tokens, voice))
     assert off(mel, reference.mel(tokens, voice)) <= MEL
 
@@ -92,7 +98,8 @@ def test_a_streamed_mel_is_that_of_the_whole_on_torch(pair: Pair, prompt: int, c
 def test_batched_is_alone(pair: Pair) -> None:
     _, exported = pair
     utterances = [
-        (some_tokens(count), a_voice(prompt)) for prompt, count in ((0, 60), (30, 90), (1, 41))
+        (some_tokens(count), voice_of(exported, prompt))
+        for prompt, count in ((0, 60), (30, 90), (1, 41))
     ]
     for utterance, mel in zip(utterances, streamed_mels(exported, *utterances), strict=True):
         [alone] = streamed_mels(exported, utterance)
@@ -102,7 +109,7 @@ def test_batched_is_alone(pair: Pair) -> None:
 @pytest.mark.slow
 def test_audio_comes_from_both_graphs(cosyvoice2: Path) -> None:
     reference, exported = load(cosyvoice2, "torch"), load(cosyvoice2, "onnx")
-    voice, tokens = a_voice(30), some_tokens(90)
+    voice, tokens = voice_of(reference, 30), some_tokens(90)
     audio = exported.synthesize(tokens, voice)
     assert len(audio) == 960 * len(tokens)
     assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB

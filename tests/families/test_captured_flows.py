@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.caching_families import CPU, WRITERS, write_family
-from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
+from tests.support.utterances import off, some_tokens, streamed_mels, voice_of
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.backends import kernels_run
 from token2wav.cache.paged_kv_cache import LayerView
@@ -78,9 +78,9 @@ def test_conditions_of_blocks_equal_the_whole(folder: Path) -> None:
         streams.encoder, streams.cache, engine.states, block, BUCKETS
     )
     utterances = [
-        (some_tokens(130), a_voice(30)),
-        (some_tokens(28), a_voice(80)),
-        (some_tokens(1), a_voice(0)),
+        (some_tokens(130), voice_of(model, 30)),
+        (some_tokens(28), voice_of(model, 80)),
+        (some_tokens(1), voice_of(model, 0)),
     ]
     for mel, utterance in zip(streamed_mels(model, *utterances), utterances, strict=True):
         assert off(mel, model.mel(*utterance)) <= MEL
@@ -99,7 +99,7 @@ def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     kernels = kernels_run(torch.device("cuda"), model.pipeline.flow._layout.dim_head)
     assert isinstance(runner.step, TorchStep) is not kernels
     for prompt, count in ((0, 30), (41, 60), (75, 260)):
-        utterance = some_tokens(count), a_voice(prompt)
+        utterance = some_tokens(count), voice_of(model, prompt)
         [mel], expected = streamed_mels(model, utterance), reference.mel(*utterance)
         bound = DEVICES if precision == "float32" else HALF * float(expected.std())
         assert np.sqrt(np.mean((mel - expected) ** 2)) <= bound
@@ -108,19 +108,17 @@ def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_captured_windows_on_int8_pages_equal_the_cpu(folder: Path) -> None:
-    stream, utterance = StreamConfig(left_blocks=2), (some_tokens(260), a_voice(30))
-    [mel], [expected] = (
-        streamed_mels(
-            Token2Wav.load(
-                folder,
-                stream=stream,
-                runtime=RuntimeConfig(
-                    device, "torch", precision="float32", cache_mib=400, cache_storage="int8"
-                ),
+    models = [
+        Token2Wav.load(
+            folder,
+            stream=StreamConfig(left_blocks=2),
+            runtime=RuntimeConfig(
+                device, "torch", precision="float32", cache_mib=400, cache_storage="int8"
             ),
-            utterance,
         )
         for device in ("cuda", "cpu")
-    )
+    ]
+    utterance = some_tokens(260), voice_of(models[0], 30)
+    [mel], [expected] = (streamed_mels(model, utterance) for model in models)
     # A value beside a rounding step of int8 may move by a whole step.
     assert np.sqrt(np.mean((mel - expected) ** 2)) <= HALF * float(expected.std())

@@ -14,7 +14,7 @@ from tests.support.batches import WHOLE_BLOCKS
 from tests.support.caching_families import CPU, WRITERS, write_family
 from tests.support.golden import snr_db
 from tests.support.tiny_model import ODE_STEPS
-from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
+from tests.support.utterances import off, some_tokens, streamed, streamed_mels, voice_of
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
@@ -62,21 +62,21 @@ def test_a_streamed_mel_is_that_of_the_whole(
     windowed: Callable[[int | None], Token2Wav], left_blocks: int | None, prompt: int, count: int
 ) -> None:
     model = windowed(left_blocks)
-    voice, tokens = a_voice(prompt), some_tokens(count)
+    voice, tokens = voice_of(model, prompt), some_tokens(count)
     [mel] = streamed_mels(model, (tokens, voice))
     assert off(mel, model.mel(tokens, voice)) <= MEL
 
 
 def test_a_window_changes_the_mel(windowed: Callable[[int | None], Token2Wav]) -> None:
-    voice, tokens = a_voice(30), some_tokens(130)
     narrow, wide = windowed(1), windowed(-1)
+    voice, tokens = voice_of(wide, 30), some_tokens(130)
     assert off(narrow.mel(tokens, voice), wide.mel(tokens, voice)) > 0.01
 
 
 def test_portions_do_not_matter(model: Token2Wav) -> None:
-    voice, tokens = a_voice(30), some_tokens(130)
+    voice, tokens = voice_of(model, 30), some_tokens(130)
     whole = model.synthesize(tokens, voice)
-    assert len(whole) == 960 * len(tokens)
+    assert len(whole) == model.config.samples_per_token * len(tokens)
     for seed in range(2):
         cuts = np.sort(np.random.default_rng(seed).integers(0, len(tokens), 9))
         assert off(streamed(model, np.split(tokens, cuts), voice), whole) <= AUDIO
@@ -85,7 +85,7 @@ def test_portions_do_not_matter(model: Token2Wav) -> None:
 
 def test_voices_and_lengths_mix_in_a_batch(model: Token2Wav) -> None:
     utterances = [
-        (some_tokens(count), a_voice(prompt))
+        (some_tokens(count), voice_of(model, prompt))
         for prompt, count in ((0, 60), (30, 90), (1, 41), (75, 110))
     ]
     for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
@@ -94,7 +94,7 @@ def test_voices_and_lengths_mix_in_a_batch(model: Token2Wav) -> None:
 
 
 def test_prompts_are_shared(model: Token2Wav) -> None:
-    flow, voice = model.pipeline.flow, a_voice(75, seed=5)
+    flow, voice = model.pipeline.flow, voice_of(model, 75, seed=5)
     hits = flow.usage().prompt_hits
     with model.stream(voice), model.stream(voice):
         assert flow.usage().prompt_hits == hits + 1
@@ -105,10 +105,13 @@ def test_a_full_cache(
     folder: Path, few_steps: StreamConfig, windowed: Callable[[int | None], Token2Wav]
 ) -> None:
     """A stream without room in the cache continues by recomputing, with the same result."""
-    voice, tokens, unbounded = a_voice(30), some_tokens(150), replace(few_steps, left_blocks=-1)
-    roomy = windowed(-1)
-    pages = 5 * roomy.pipeline.flow.usage().page_bytes
-    small = RuntimeConfig(device="cpu", cache_mib=-(-pages >> 20))
+    roomy, unbounded = windowed(-1), replace(few_steps, left_blocks=-1)
+    voice, tokens = voice_of(roomy, 30), some_tokens(150)
+    grid = roomy.config.grid(len(voice.prompt_tokens))
+    # of the prompt, and those that a stream takes when it opens
+    pages = grid.prefix_blocks + 3 + roomy.config.hop_blocks[0]
+    room = pages * roomy.pipeline.flow.usage().page_bytes
+    small = RuntimeConfig(device="cpu", cache_mib=-(-room >> 20))
     model = Token2Wav.load(folder, stream=unbounded, runtime=small)
     [mel] = streamed_mels(model, (tokens, voice))
     assert off(mel, roomy.mel(tokens, voice)) <= MEL
@@ -120,7 +123,8 @@ def test_provisional_audio_leaves_no_trace_in_later_blocks(
     windowed: Callable[[int | None], Token2Wav], prompt: int
 ) -> None:
     model = windowed(None)
-    voice, tokens, flow = a_voice(prompt), some_tokens(120), model.pipeline.flow
+    voice, tokens, flow = voice_of(model, prompt), some_tokens(120), model.pipeline.flow
+    ratio = model.config.token_mel_ratio
     held = model.pipeline.stages["vocoder"].withheld_samples
     schedule = HopSchedule.of(StreamConfig(), model.config, held)
     chunker, handle = Chunker(voice.prompt_tokens, model.config, schedule), flow.open(voice)
@@ -130,13 +134,13 @@ def test_provisional_audio_leaves_no_trace_in_later_blocks(
         chunker.push(portion, end=chunker.new_tokens >= 40)
         while (chunk := chunker.next_chunk) is not None:
             [mel] = flow.advance([(handle, chunk)])
-            mels.append(mel.numpy()[:, 2 * chunk.skip :])
+            mels.append(mel.numpy()[:, ratio * chunk.skip :])
             provisional = chunk.stop - prompt if chunk.provisional else provisional
             chunker.finish_chunk()
     flow.close(handle)
     assert provisional == schedule.first_tokens
     spoken, whole = np.concatenate(mels, axis=1), model.mel(tokens, voice)
-    frames = 2 * provisional
+    frames = ratio * provisional
     assert spoken.shape == whole.shape
     assert off(spoken[:, frames:], whole[:, frames:]) <= MEL
     assert off(spoken[:, :frames], whole[:, :frames]) > MEL
@@ -150,7 +154,7 @@ def test_the_first_chunk_has_audio(folder: Path, lookahead_frames: int) -> None:
     held = model.pipeline.stages["vocoder"].withheld_samples
     schedule = HopSchedule.of(settings, model.config, held)
     tokens = some_tokens(schedule.first_tokens + schedule.provisional_lookahead)
-    with model.stream(a_voice(30)) as stream:
+    with model.stream(voice_of(model, 30)) as stream:
         assert not list(stream.push(tokens[:-1]))
         [chunk] = stream.push(tokens[-1:])
     assert len(chunk.audio) >= model.config.samples_per_token * settings.first_tokens / 2

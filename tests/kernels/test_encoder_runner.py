@@ -54,7 +54,17 @@ def a_flow(kind: str, device: torch.device = DEVICE) -> Any:
     if kind == "cosyvoice3":
         return DiTFlow(CosyVoice3Config.read(TINY).flow).eval().requires_grad_(False).to(device)
     sizes = ConformerConfig(32, 2, 24, layers=2, up_layers=2)
-    config: Any = FlowConfig(6561, 8, BANDS, LOOKAHEAD, 0.7, sizes, None, block_tokens=BLOCK)
+    config: Any = FlowConfig(
+        6561,
+        8,
+        BANDS,
+        LOOKAHEAD,
+        0.7,
+        sizes,
+        None,
+        block_tokens=BLOCK,
+        ratio=4 if kind == "moss_speech" else None,
+    )
     no_estimator: Any = torch.nn.Identity()
     flow = (StepAudioFlow if kind == "stepaudio2" else Flow)(config, no_estimator)
     for layer in (*flow.encoder.encoders, *flow.encoder.up_encoders):
@@ -107,6 +117,10 @@ STREAMS: dict[str, list[tuple[BlockGrid, list[int]]]] = {
         (BlockGrid(BLOCK, prompt=20, prefix=16), [16, 24, -29, 40, 43]),
         (BlockGrid(BLOCK), [8, 32, 34]),
         (WINDOW, [8, 24, 40, 48, 55]),
+    ],
+    "moss_speech": [
+        (BlockGrid(BLOCK, prompt=20, prefix=16), [16, -21, 27]),
+        (WINDOW, [8, 24, 26]),
     ],
     "stepaudio2": [
         (PADDED, [19, 27, -31, 43, 59, 60]),

@@ -12,9 +12,9 @@ from token2wav.cache.block_pool import BlockPool, PrefixCache, StreamBlocks
 from token2wav.cache.encoder_cache import EncoderCache
 from token2wav.config.block_grid import BlockGrid
 from token2wav.layers.streaming import StreamStep, state_specs
-from token2wav.networks.conformer import RATIO, Conformer, SequenceAttention
+from token2wav.networks.conformer import Conformer, SequenceAttention
 
-SIZE, LOOKAHEAD, TOKENS, BLOCK = 16, 3, 110, 25
+SIZE, LOOKAHEAD, TOKENS, BLOCK, RATIO = 16, 3, 110, 25, 4
 ROUNDING = 1e-5
 
 EXACT = BlockGrid(BLOCK)
@@ -24,7 +24,9 @@ WINDOW = BlockGrid(BLOCK, prefix=BLOCK, left_blocks=1)
 @pytest.fixture(scope="module")
 def encoder() -> Conformer:
     torch.manual_seed(1)
-    encoder = Conformer(SIZE, heads=2, hidden=24, layers=2, up_layers=2, lookahead=LOOKAHEAD)
+    encoder = Conformer(
+        SIZE, heads=2, hidden=24, layers=2, up_layers=2, lookahead=LOOKAHEAD, ratio=RATIO
+    )
     for layer in (*encoder.encoders, *encoder.up_encoders):
         torch.nn.init.normal_(layer.self_attn.pos_bias_u)
         torch.nn.init.normal_(layer.self_attn.pos_bias_v)

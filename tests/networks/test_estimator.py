@@ -41,6 +41,7 @@ def networks(golden: FamilyGolden, kind: str) -> nn.ModuleDict:
         layers,
         up_layers,
         lookahead=3,
+        ratio=2,
     )
     width = (80, size["channels"], size["heads"], size["dim_head"])
     if golden.family == "stepaudio2":

@@ -22,6 +22,7 @@ from tests.support.golden import ROOT, snr_db
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server_rig import BOTH_MODELS, Rig, voice_inputs
 from token2wav import Token2Wav, Voice
+from token2wav.config.model_config import ModelConfig
 from token2wav_client import Client, ClientVoice
 
 AUDIO = 1e-3  # tolerance of 16-bit audio
@@ -31,6 +32,7 @@ SNR_DB = 60
 # Text of a token from their language models, by names of examples/llm_stream.py.
 PRINTED = {
     "cosyvoice2": {"cosyvoice": "<|speech_{}|>"},
+    "moss_speech": {},
     "stepaudio2": {"stepaudio2": "<audio_{}>", "minicpmo": "{} "},
     "chatterbox": {"chatterbox": "{}, "},
     "turbo": {},
@@ -43,6 +45,7 @@ class Served:
 
     family: str
     rig: Rig
+    config: ModelConfig
     tokens: NDArray[np.int32]
     voice: Voice
     whole: NDArray[np.float32]
@@ -54,11 +57,12 @@ class Served:
         )
 
 
-# Four families differ little on the server, so `make test` serves one of them.
+# These families differ little on the server, so `make test` serves one of them: the one whose
+# tokens have another rate, and another number of frames, than those of all others.
 @pytest.fixture(
     scope="module",
     params=[
-        name if name == "cosyvoice2" else pytest.param(name, marks=pytest.mark.slow)
+        name if name == "moss_speech" else pytest.param(name, marks=pytest.mark.slow)
         for name in WRITERS
     ],
 )
@@ -72,9 +76,10 @@ def served(
         golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy()
     )
     tokens = np.tile(golden["token"].numpy(), 3)[:150].astype(np.int32)
-    whole = Token2Wav.load(folder).synthesize(tokens, voice)
+    model = Token2Wav.load(folder)
+    whole = model.synthesize(tokens, voice)
     with Rig.start(folder, tmp_path_factory.mktemp("server"), models=BOTH_MODELS) as rig:
-        yield Served(request.param, rig, tokens, voice, whole)
+        yield Served(request.param, rig, model.config, tokens, voice, whole)
 
 
 @pytest.fixture(autouse=True)
@@ -103,33 +108,36 @@ def test_errors_of_one_stream_do_not_affect_others(name: str, served: Served) ->
 
     One of the two abandoned streams is waiting, the other one is being computed.
     """
+    [vocabulary] = served.config.tokens.codebook_sizes
     with served.rig.connect(name) as connection, served.rig.connect(name) as leaver:
         for sequence in ("good", "bad"):
             connection.send(served.tokens[:60], served.voice, sequence, start=True)
         if name == "token2wav":  # the ensemble cannot tell before the idle time-out
             leaver.send(served.tokens, served.voice, "left", start=True, end=True)
             leaver.send([1], served.voice, "waiting", start=True, parameters={"keep_open": True})
-        connection.send([1, 6561], None, "bad", end=True)
+        connection.send([1, vocabulary], None, "bad", end=True)
         connection.send(served.tokens[60:], None, "good", end=True)
         leaver.client.stop_stream(cancel_requests=True)
         answers = connection.answers(requests=4)
     assert answers.errors
     for error in answers.errors:
-        assert "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560" in error
+        outside = f"is outside the vocabulary 0 to {vocabulary - 1}"
+        assert f"tokens: {vocabulary} at index 1 {outside}" in error
     last = max(index for index, _, _ in answers.chunks)
     tail = next(audio for index, _, audio in answers.chunks if index == last)
     assert snr_db(tail, served.whole[-len(tail) :]) > SNR_DB
 
 
 def test_the_longest_prompt_of_the_largest_values(served: Served) -> None:
-    mel, embedding = np.full((1500, 80), 100, np.float32), np.full(192, -1000, np.float32)
+    config = served.config
+    largest = config.tokens.codebook_sizes[0] - 1
+    mel = np.full((config.token_mel_ratio * 750, 80), 100, np.float32)
+    voice = Voice(np.full(750, largest), mel, np.full(192, -1000, np.float32))
     with served.rig.connect() as connection:
-        connection.send(
-            [0, 6560], Voice(np.full(750, 6560), mel, embedding), "a", start=True, end=True
-        )
+        connection.send([0, largest], voice, "a", start=True, end=True)
         answers = connection.answers()
     assert not answers.errors
-    assert answers.audio.shape == (2 * 960,)
+    assert answers.audio.shape == (2 * config.samples_per_token,)
     assert np.isfinite(answers.audio).all()
 
 

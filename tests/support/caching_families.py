@@ -13,6 +13,7 @@ from token2wav import RuntimeConfig
 CPU = RuntimeConfig(device="cpu", cache_mib=400)
 WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "cosyvoice2": cosyvoice2_model.write_model,
+    "moss_speech": cosyvoice2_model.write_moss_speech,
     "stepaudio2": stepaudio2_model.write_model,
     "chatterbox": chatterbox_model.write_model,
     "turbo": partial(chatterbox_model.write_model, mean_flow=True),

@@ -1,9 +1,10 @@
-"""Folders of CosyVoice2 models as they are published, at the sizes of golden sets and with their
-weights.
+"""Folders of CosyVoice2 and MOSS-Speech models as they are published, at the sizes of golden sets
+and with their weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -116,10 +117,39 @@ def write_yaml(folder: Path, golden: FamilyGolden) -> Path:
     return path
 
 
-def write_model(folder: Path, golden: FamilyGolden) -> Path:
+def write_moss_speech_yaml(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes the model file of MOSS-Speech for the sizes of a golden set."""
+    path = write_yaml(folder, golden)
+    text = path.read_text()
+    for old, new in (
+        ("token_frame_rate: 25", "token_frame_rate: 12.5"),
+        ("token_mel_ratio: 2", "token_mel_ratio: 4"),
+        ("chunk_size: 25", "chunk_size: 5"),
+        ("vocab_size: 6561", "vocab_size: 20480"),
+        ("        use_cnn_module", "        upsample_stride: 4\n        use_cnn_module"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    path.unlink()
+    path = path.with_name("config.yaml")
+    path.write_text(text)
+    return path
+
+
+def write_model(
+    folder: Path,
+    golden: FamilyGolden,
+    write_file: Callable[[Path, FamilyGolden], Path] = write_yaml,
+) -> Path:
     """Writes a model with the weights of a golden set, and returns its folder."""
-    config = read(write_yaml(folder, golden).parent)
+    config = read(write_file(folder, golden).parent)
     return write_weights(folder, cosyvoice2_flow(config.flow), HiFT(config.vocoder))
+
+
+def write_moss_speech(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes a model of MOSS-Speech with the weights of a golden set, and returns its folder."""
+    write_model(folder, golden, write_moss_speech_yaml)
+    return (folder / "flow.pt").rename(folder / "flow-chunk-5.pt").parent
 
 
 def write_weights(folder: Path, flow: nn.Module, hift: HiFT) -> Path:

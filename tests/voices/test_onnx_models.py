@@ -106,6 +106,12 @@ def test_no_folder(tmp_path: Path) -> None:
         FrontEnd(tmp_path / "none")
 
 
+def test_a_folder_with_another_kind_of_tokenizer(folder: Path) -> None:
+    (folder / "flow-chunk-5.pt").touch()
+    with pytest.raises(ModelError, match="tokenizer of MOSS-Speech is no ONNX file"):
+        FrontEnd(folder)
+
+
 @pytest.mark.parametrize("file", [graphs.TOKENIZER, graphs.SPEAKER])
 def test_no_file(file: str, folder: Path, recording: Recording) -> None:
     (folder / file).unlink()

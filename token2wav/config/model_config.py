@@ -17,7 +17,7 @@ from token2wav.errors import ConfigError, InputError
 StageName = Literal["flow", "vocoder", "decoder"]  # tokens to mel, mel to audio, tokens to audio
 # Names of the weights files of the stages, without suffix.
 _STEMS = {"flow": "flow", "vocoder": "hift", "decoder": "decoder"}
-_ENDINGS = (".safetensors", ".pt")  # in order of preference
+ENDINGS = (".safetensors", ".pt")  # in order of preference
 # Share of the ODE steps of a stream that its provisional chunks have, and the least number of them
 # (docs/tuning.md).
 _PROVISIONAL_SHARE, _LEAST_PROVISIONAL_STEPS = Fraction(3, 10), 3
@@ -260,4 +260,4 @@ class ModelConfig:
         Raises:
             CheckpointError: the folder has no weights of this stage.
         """
-        return weights_file(folder, [_STEMS[stage] + ending for ending in _ENDINGS])
+        return weights_file(folder, [_STEMS[stage] + ending for ending in ENDINGS])

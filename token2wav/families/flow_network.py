@@ -24,14 +24,15 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
 
     Attributes:
         key_value_specs: sizes of the keys and values of the encoder, see `Encoder`.
-        lookahead, token_shape, mel_bands, token_mel_ratio, attention_heads: sizes of the encoder,
-            see `BlockEncoder`.
+        lookahead, lookbehind, token_shape, mel_bands, token_mel_ratio, attention_heads: sizes of
+            the encoder, see `BlockEncoder`.
     """
 
     spk_embed_affine_layer: nn.Linear
     decoder: nn.ModuleDict
     key_value_specs: tuple[KeyValueSpec, ...] = ()
     lookahead: int
+    lookbehind: int
     mel_bands: int
     token_mel_ratio: int
     token_shape: tuple[int, ...] = ()

@@ -1,5 +1,4 @@
-"""CosyVoice2's conformer encoder, which turns embedded tokens into hidden vectors of mel frames,
-two for each token.
+"""CosyVoice2's conformer encoder, which turns embedded tokens into hidden vectors of mel frames.
 
 A token attends to its own block and to all earlier blocks, so keys and values of finished blocks
 never change. The same layers compute whole sequences, the next chunk of a stream, or a batch of
@@ -25,8 +24,7 @@ from token2wav.layers.lookahead import PreLookahead, convolved
 from token2wav.layers.streaming import OFFLINE, KeyValueSpec, StreamStep, causal_conv
 from token2wav.networks.masks import attention_bias
 
-RATIO = 2  # mel frames per token
-_LOOKBEHIND = 2  # tokens that the second convolution of the look-ahead layer reaches back
+_LOOKBEHIND = 2  # tokens that each causal convolution reaches back
 _LAYER_EPS = 1e-12  # epsilon of the norms within layers; the other norms have torch's default
 _POSITION_BASE = 10000.0
 _TABLE_POSITIONS = 8192  # largest distance for which a layer stores its projected positions
@@ -114,21 +112,32 @@ class SequenceAttention:
 
 class Conformer(nn.Module):
     """Conformer encoder. In order, it has the look-ahead layer, conformer layers at the token rate,
-    upsampling by two, and conformer layers at the frame rate.
+    upsampling, and conformer layers at the frame rate.
 
     Args:
         hidden: channels within feed-forward layers.
         layers, up_layers: layers before and after upsampling.
+        ratio: mel frames per token.
     """
 
+    lookbehind = _LOOKBEHIND
+
     def __init__(
-        self, size: int, heads: int, hidden: int, layers: int, up_layers: int, lookahead: int
+        self,
+        size: int,
+        heads: int,
+        hidden: int,
+        layers: int,
+        up_layers: int,
+        lookahead: int,
+        ratio: int,
     ) -> None:
         super().__init__()
+        self.ratio = ratio
         self.embed = _Embedding(size)
         self.pre_lookahead_layer = PreLookahead(size, size, lookahead, _LOOKBEHIND)
         self.encoders = nn.ModuleList(ConformerLayer(size, heads, hidden) for _ in range(layers))
-        self.up_layer = _Upsampling(size)
+        self.up_layer = _Upsampling(size, ratio)
         self.up_embed = _Embedding(size)
         self.up_encoders = nn.ModuleList(
             ConformerLayer(size, heads, hidden) for _ in range(up_layers)
@@ -141,7 +150,7 @@ class Conformer(nn.Module):
         [size] = self.after_norm.normalized_shape
         return (
             KeyValueSpec(len(self.encoders), size, 1),
-            KeyValueSpec(len(self.up_encoders), size, RATIO),
+            KeyValueSpec(len(self.up_encoders), size, self.ratio),
         )
 
     def forward(
@@ -153,7 +162,7 @@ class Conformer(nn.Module):
         last: bool = True,
     ) -> torch.Tensor:
         """Encodes whole sequences, or the next chunk of streams with the same result. Returns (B,
-        RATIO * n, size). For x (B, n + right, size), outputs of `embed`, and for `last` see
+        ratio * n, size). For x (B, n + right, size), outputs of `embed`, and for `last` see
         `PreLookahead`.
         """
         x = self.pre_lookahead_layer(x, step, last=last)
@@ -167,7 +176,7 @@ class Conformer(nn.Module):
         for index, layer in enumerate(self.encoders):
             x = layer(x, partial(attend, index))
         x = self.up_embed(self.up_layer(x, step))
-        attend = attention.at_rate(x, RATIO)
+        attend = attention.at_rate(x, self.ratio)
         for index, layer in enumerate(self.up_encoders, len(self.encoders)):
             x = layer(x, partial(attend, index))
         return self.after_norm(x)
@@ -293,14 +302,15 @@ class _Embedding(nn.Module):
 
 
 class _Upsampling(nn.Module):
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, ratio: int) -> None:
         super().__init__()
-        self.conv = causal_conv(size, size, 2 * RATIO + 1)
+        self.ratio = ratio
+        self.conv = causal_conv(size, size, _LOOKBEHIND * ratio + 1)
         self.conv.place()
 
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        """Upsamples (B, T, size) to (B, RATIO * T, size)."""
-        x = x.repeat_interleave(RATIO, dim=1).transpose(1, 2)
+        """Upsamples (B, T, size) to (B, ratio * T, size)."""
+        x = x.repeat_interleave(self.ratio, dim=1).transpose(1, 2)
         x = step.with_context(self.conv, x, self.conv.left)
         return convolved(self.conv, x).transpose(1, 2)
 

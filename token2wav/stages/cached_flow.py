@@ -56,9 +56,9 @@ from token2wav.voice import Voice
 
 # Prompt blocks that are computed at once. The number bounds the memory, and costs no time.
 _PREFILL_BLOCKS = 4
-# Pages that a stream without a window takes when it opens. They hold a first chunk with the end of
-# the prompt.
-_FIRST_PAGES = 3
+# Pages that a stream without a window takes when it opens, besides those of its first hop. They
+# hold the end of the prompt.
+_FIRST_PAGES = 2
 _PROMPTS = 16  # slots for prompt states that exist from the start
 
 
@@ -266,7 +266,8 @@ class CachedFlow(StatefulStage[_FlowStream], FlowStage):
         with ExitStack() as rollback:  # releases everything again if a later step fails
             rollback.callback(self.prefixes.release, prefix)
             grid = self._config.grid(len(voice.prompt_tokens), self._left_blocks)
-            blocks = StreamBlocks(self.prefixes, prompt.pages, grid, _FIRST_PAGES, self._common)
+            first = _FIRST_PAGES + self._config.hop_blocks[0]
+            blocks = StreamBlocks(self.prefixes, prompt.pages, grid, first, self._common)
             rollback.callback(blocks.release)
             slot = self.states.take()
             rollback.callback(self.states.release, slot)

@@ -235,6 +235,10 @@ class BlockEncoder(Encoder, Protocol):
         """Tokens after a block that its mu depends on."""
 
     @property
+    def lookbehind(self) -> int:
+        """Tokens before a block that its convolutions reach back to."""
+
+    @property
     def token_shape(self) -> tuple[int, ...]:
         """Shape of a token: empty, or its number of codes."""
 

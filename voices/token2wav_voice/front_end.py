@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from token2wav.errors import ConfigError
-from token2wav.families import cosyvoice3
+from token2wav.families import cosyvoice2, cosyvoice3
 from token2wav.families.registry import read_config
 from token2wav_voice.errors import ModelError, OutputError
 from token2wav_voice.features import (
@@ -76,7 +76,8 @@ class FrontEnd:
             size of the vocabulary.
 
     Raises:
-        ModelError: the folder does not exist, or its configuration is invalid. Methods raise it if
+        ModelError: the folder does not exist, is of MOSS-Speech, or its configuration is invalid.
+            Methods raise it if
             an ONNX file is missing, has another interface, or failed.
     """
 
@@ -84,6 +85,12 @@ class FrontEnd:
         self._folder = Path(folder)
         if not self._folder.is_dir():
             raise ModelError(f"{folder}: no such folder")
+        if any(self._folder.glob(cosyvoice2.CHUNK_WEIGHTS)):
+            raise ModelError(
+                f"{folder}: the speech tokenizer of MOSS-Speech is no ONNX file, but a network "
+                "that this command does not have; make tokens and voices with the public code of "
+                "the model"
+            )
         self._vocabulary = PUBLIC_VOCABULARY
         if self._has(*cosyvoice3.FILES):
             try:

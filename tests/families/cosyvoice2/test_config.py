@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cosyvoice2_model import write_yaml
+from tests.support.cosyvoice2_model import write_moss_speech_yaml, write_yaml
 from tests.support.family_golden import FamilyGolden
 from tests.support.tables import table
-from token2wav.errors import ConfigError
+from token2wav import StreamConfig
+from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.cosyvoice2.config import read
+from token2wav.families.registry import read_config
 from token2wav.networks.configs import ConformerConfig, UNetConfig
 
 TINY = FamilyGolden("cosyvoice2", "tiny")
@@ -57,6 +59,23 @@ def test_files_of_the_first_release(tmp_path: Path) -> None:
     assert read(old) == read(new)
 
 
+def test_a_folder_of_moss_speech(tmp_path: Path) -> None:
+    write_moss_speech_yaml(tmp_path, TINY)
+    for name in ("flow.pt", "flow-chunk-25.pt", "flow-chunk-5.pt"):
+        (tmp_path / name).touch()
+    config = read_config(tmp_path)
+    assert (config.block_tokens, config.lookahead_tokens, config.token_mel_ratio) == (5, 3, 4)
+    assert (config.token_frame_rate, config.samples_per_token) == (12.5, 1920)
+    assert config.weights_file(tmp_path, "flow").name == "flow-chunk-5.pt"
+    assert config.hops(StreamConfig()) == (10, 50)
+    (tmp_path / "flow-chunk-5.pt").unlink()
+    with pytest.raises(CheckpointError, match="weights for attention blocks of 5 tokens"):
+        config.weights_file(tmp_path, "flow")
+    (tmp_path / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"contains none of cosyvoice2\.yaml, .*config\.yaml$"):
+        read_config(tmp_path)
+
+
 REFUSED = table(
     r"""
 CausalMaskedDiffWithXvec | Xvec | flow: expected '!new:...CausalMaskedDiffWithXvec'
@@ -64,6 +83,7 @@ macaron_style: False | macaron_style: True | flow.encoder.macaron_style: True, b
 attention_heads: 2 | attention_heads: 3 | flow.encoder.output_size: 32 is not a multiple of 2 x 3
 input_size: 32\n    out | input_size: 31\n    out | flow.input_size: 31, but only 32 is
 in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, but
+token_mel_ratio: 2 | token_mel_ratio: 4 | flow.encoder.upsample_stride: 2, but
 channels: [32] | channels: [32, 32] | flow.decoder.estimator.channels: 2 entries
 <chunk_size> * <token_mel_ratio> | <chunk_size> | flow.decoder.estimator.static_chunk_size: 25, but
 token_frame_rate: 25 | token_frame_rate: 50 | sample_rate: 50 tokens per second of 960 samples

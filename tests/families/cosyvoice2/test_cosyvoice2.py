@@ -1,4 +1,4 @@
-"""CosyVoice2 in the library: the public mel, planned memory and early audio.
+"""CosyVoice2 and MOSS-Speech in the library: the public mel, planned memory and early audio.
 
 tests/families/test_streams.py tests its streams.
 """
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.families.cosyvoice2.conftest import CPU
-from tests.support.cosyvoice2_model import golden_voice, write_model
+from tests.support.caching_families import WRITERS
+from tests.support.cosyvoice2_model import golden_voice
 from tests.support.family_golden import FamilyGolden
 from tests.support.utterances import a_voice, joined, off, some_tokens, streamed_mels
 from token2wav import StreamConfig, Token2Wav
@@ -22,10 +23,11 @@ MEL = 2e-5  # tolerance between float32 results with values up to 5
 AUDIO = 1e-4
 
 
+@pytest.mark.parametrize("family", ["cosyvoice2", "moss_speech"])
 @pytest.mark.parametrize("size", ["tiny", "small"])
-def test_public_mel(size: str, tmp_path: Path) -> None:
-    golden = FamilyGolden("cosyvoice2", size)
-    model = Token2Wav.load(write_model(tmp_path, golden), runtime=CPU)
+def test_public_mel(family: str, size: str, tmp_path: Path) -> None:
+    golden = FamilyGolden(family, size)
+    model = Token2Wav.load(WRITERS[family](tmp_path, golden), runtime=CPU)
     tokens, voice = golden["token"].numpy(), golden_voice(golden)
     assert off(model.mel(tokens, voice), golden["mel_streaming"].numpy()) <= MEL
     assert off(model.mel(tokens, voice, streaming=False), golden["mel_full"].numpy()) <= MEL

@@ -1,18 +1,21 @@
-"""Configuration of CosyVoice2 models, which is read as data from `cosyvoice2.yaml`, or from the
-older `cosyvoice.yaml`.
+"""Configuration of CosyVoice2 models, which is read as data from `cosyvoice2.yaml`, from the older
+`cosyvoice.yaml`, or from `config.yaml` of MOSS-Speech.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
+from token2wav.config.checkpoint_files import weights_file
+from token2wav.config.model_config import ENDINGS, StageName
 from token2wav.config.settings import Steps
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, prefixed
-from token2wav.errors import ConfigError
+from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.flow_config import FlowModelConfig, hift_from
 from token2wav.networks.configs import (
     ConformerConfig,
@@ -20,6 +23,7 @@ from token2wav.networks.configs import (
     Heads,
     HiFTConfig,
     Layers,
+    Ratio,
     TokenRate,
     Tokens,
     UNetConfig,
@@ -27,10 +31,14 @@ from token2wav.networks.configs import (
     Width,
 )
 
-FILES = ("cosyvoice2.yaml", "cosyvoice.yaml")
-RATIO = 2  # mel frames per token, fixed in the public code
+CHUNK_WEIGHTS = "flow-chunk-*"  # weights of MOSS-Speech for one attention block each
+FILES = ("cosyvoice2.yaml", "cosyvoice.yaml", CHUNK_WEIGHTS)
+RATIO = 2  # mel frames per token of a file that does not set them
 
+_MODEL_FILES = (*FILES[:2], "config.yaml")
 _BLOCK_TOKENS = 25  # attention block of a file that does not set one
+# Least mel frames of the first hop, of which the vocoder withholds 21, and of the longest hop.
+_FIRST_HOP_FRAMES, _LONGEST_HOP_FRAMES = 40, 200
 ENCODER_ALWAYS = {
     "input_layer": "linear",
     "pos_enc_layer_type": "rel_pos_espnet",
@@ -47,6 +55,10 @@ EstimatorT = TypeVar("EstimatorT")
 class FlowConfig(Generic[EstimatorT]):
     """Configuration of the flow, which turns tokens into mel. The type of `estimator` depends on
     the family.
+
+    Attributes:
+        ratio: mel frames per token. None for 2, so that hashes of such configurations stay the
+            same.
     """
 
     vocab_size: Vocabulary
@@ -58,12 +70,14 @@ class FlowConfig(Generic[EstimatorT]):
     estimator: EstimatorT
     block_tokens: Tokens = _BLOCK_TOKENS
     n_timesteps: Steps = 10
-
-    token_mel_ratio: ClassVar[int] = RATIO
-    hop_blocks: ClassVar[tuple[int, int]] = (1, 4)
+    ratio: Ratio | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow")
+
+    @property
+    def token_mel_ratio(self) -> int:
+        return self.ratio or RATIO
 
     @property
     def tokens(self) -> TokenFormat:
@@ -74,6 +88,12 @@ class FlowConfig(Generic[EstimatorT]):
         """Tokens after a chunk that must be available before it can run."""
         return self.pre_lookahead_len
 
+    @property
+    def hop_blocks(self) -> tuple[int, int]:
+        """Blocks of the first and of the longest hop."""
+        frames = self.token_mel_ratio * self.block_tokens
+        return ceil(_FIRST_HOP_FRAMES / frames), ceil(_LONGEST_HOP_FRAMES / frames)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CosyVoice2Config(FlowModelConfig):
@@ -82,6 +102,12 @@ class CosyVoice2Config(FlowModelConfig):
     flow: FlowConfig[Any]
     vocoder: HiFTConfig
 
+    def weights_file(self, folder: Path, stage: StageName) -> Path:
+        if stage != "flow" or not any(folder.glob(CHUNK_WEIGHTS)):
+            return super().weights_file(folder, stage)
+        stem = f"flow-chunk-{self.block_tokens}"
+        return weights_file(folder, [stem + ending for ending in ENDINGS])
+
 
 def read(folder: Path) -> CosyVoice2Config:
     """Reads the model file of a folder.
@@ -89,7 +115,9 @@ def read(folder: Path) -> CosyVoice2Config:
     Raises:
         ConfigError: a key is missing, or its value has the wrong class or is out of range.
     """
-    path = next(folder / name for name in FILES if (folder / name).is_file())
+    path = next((folder / name for name in _MODEL_FILES if (folder / name).is_file()), None)
+    if path is None:
+        raise ConfigError(f"{folder}: contains none of {', '.join(_MODEL_FILES)}")
     document = HyperYaml.read(path)
     with prefixed(f"{path}: "):
         flow, rate = _flow_from(document)
@@ -99,8 +127,8 @@ def read(folder: Path) -> CosyVoice2Config:
 def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
     """Reads the flow, and its tokens per second."""
     flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithXvec")
-    flow.only({"token_mel_ratio": RATIO})  # the encoder makes this number of frames per token
-    encoder, block = _encoder_from(flow)
+    ratio = flow.get_or("token_mel_ratio", Ratio, RATIO)
+    encoder, block = _encoder_from(flow, ratio)
     decoder = flow.child("decoder", "CausalConditionalCFM")
     solver = decoder.child("cfm_params", "DictConfig").child("content")
     solver.only({"solver": "euler", "t_scheduler": "cosine"}, omitted=False)
@@ -112,17 +140,22 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
         block_tokens=block,
         inference_cfg_rate=solver.get("inference_cfg_rate", Guidance),
         encoder=encoder,
-        estimator=_estimator_from(decoder, bands, RATIO * block),
+        estimator=_estimator_from(decoder, bands, ratio * block),
+        ratio=None if ratio == RATIO else ratio,
     )
     return config, flow.get("input_frame_rate", TokenRate)
 
 
-def _encoder_from(flow: ModelNode) -> tuple[ConformerConfig, int]:
+def _encoder_from(flow: ModelNode, ratio: int) -> tuple[ConformerConfig, int]:
     """Reads the encoder, and the number of tokens of its attention block."""
     encoder = flow.child("encoder", "UpsampleConformerEncoder")
     size = encoder.get("output_size", Width)
     flow.only({"input_size": size}, omitted=False)
     encoder.only({"input_size": size, **ENCODER_ALWAYS}, omitted=False)
+    if (stride := encoder.get_or("upsample_stride", Ratio, RATIO)) != ratio:
+        raise ConfigError(
+            f"{encoder.name}.upsample_stride: {stride}, but flow.token_mel_ratio is {ratio}"
+        )
     config = ConformerConfig(
         size,
         encoder.get("attention_heads", Heads),

@@ -18,12 +18,7 @@ from token2wav.families.flow_network import EstimatorT, FlowNetwork
 from token2wav.layers.lookahead import embed_tokens
 from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.configs import UNetConfig
-from token2wav.networks.conformer import (
-    RATIO,
-    Conformer,
-    ConformerAttention,
-    SequenceAttention,
-)
+from token2wav.networks.conformer import Conformer, ConformerAttention, SequenceAttention
 from token2wav.networks.unet import UNet
 from token2wav.stages.stage import EncoderInput
 
@@ -48,12 +43,13 @@ class Flow(FlowNetwork[EstimatorT]):
             sizes.layers,
             sizes.up_layers,
             lookahead=config.pre_lookahead_len,
+            ratio=config.token_mel_ratio,
         )
         self.encoder_proj = nn.Linear(sizes.size, config.mel_bands)
         self.decoder = nn.ModuleDict({"estimator": estimator})
         self.key_value_specs = self.encoder.key_value_specs
         self.lookahead, self.mel_bands = config.pre_lookahead_len, config.mel_bands
-        self.token_mel_ratio = RATIO
+        self.lookbehind, self.token_mel_ratio = self.encoder.lookbehind, config.token_mel_ratio
         self.attention_heads = sizes.heads, sizes.size // sizes.heads
 
     def encode(
@@ -101,7 +97,7 @@ def cosyvoice2_flow(config: FlowConfig[UNetConfig], *, mean_flow: bool = False) 
         mean_flow: whether the estimator also takes the end of each ODE step, as in Chatterbox
             Turbo.
     """
-    sizes, block_frames = config.estimator, RATIO * config.block_tokens
+    sizes, block_frames = config.estimator, config.token_mel_ratio * config.block_tokens
     estimator = UNet(
         config.mel_bands,
         sizes.channels,

@@ -43,7 +43,8 @@ class Flow(FlowNetwork[DiT]):
             else None
         )
         self.decoder = nn.ModuleDict({"estimator": DiT(config.estimator)})
-        self.lookahead, self.token_shape = config.pre_lookahead_len, config.tokens.shape
+        self.lookahead, self.lookbehind = config.pre_lookahead_len, config.lookbehind_len
+        self.token_shape = config.tokens.shape
         self.mel_bands, self.token_mel_ratio = config.mel_bands, config.token_mel_ratio
 
     def encode(
