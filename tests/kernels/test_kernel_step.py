@@ -54,10 +54,14 @@ def few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dit, "_CONV_GROUPS", 2)
 
 
-def a_flow(guidance: float = 0.7) -> Flow:
+def a_flow(guidance: float = 0.7, *, skip: bool = False) -> Flow:
     config = CosyVoice3Config.read(TINY).flow
     estimator = dataclasses.replace(
-        config.estimator, dim=32, dim_head=16, static_chunk_size=2 * BLOCK
+        config.estimator,
+        dim=32,
+        dim_head=16,
+        static_chunk_size=2 * BLOCK,
+        long_skip_connection=skip or None,
     )
     torch.manual_seed(0)
     flow = Flow(
@@ -137,19 +141,26 @@ def some(random: np.random.Generator, count: int) -> Tokens:
 
 
 @pytest.mark.parametrize(
-    ("storage", "left_blocks", "guidance", "half"),
+    ("storage", "left_blocks", "guidance", "half", "skip"),
     [
-        ("float32", -1, 0.7, False),
-        ("float16", 0, 0.0, True),
-        pytest.param("float8", 1, 0.7, False, marks=pytest.mark.slow),
+        ("float32", -1, 0.7, False, False),
+        ("float32", 0, 0.0, False, True),
+        ("float16", 0, 0.0, True, False),
+        pytest.param("float8", 1, 0.7, False, False, marks=pytest.mark.slow),
     ],
 )
 def test_streams_equal_streams_on_torch(
-    storage: Storage, left_blocks: int, guidance: float, half: bool
+    storage: Storage, left_blocks: int, guidance: float, half: bool, skip: bool
 ) -> None:
     mels, expected = (
         spoken(
-            an_engine(flow := a_flow(guidance), storage, left_blocks, half=half, kernels=kernels),
+            an_engine(
+                flow := a_flow(guidance, skip=skip),
+                storage,
+                left_blocks,
+                half=half,
+                kernels=kernels,
+            ),
             flow,
         )
         for kernels in (True, False)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import replace
+
 import pytest
 import torch
 
+from tests.support.family_golden import FamilyGolden
 from tests.support.kept_context import KeptContext
 from tests.support.random_weights import fill
 from token2wav.config.block_grid import BlockGrid
@@ -30,9 +34,9 @@ TIME = torch.tensor([0.3])
 ROUNDING = 1e-5
 
 
-@pytest.fixture(scope="module")
-def estimator() -> DiT:
-    return fill(DiT(SIZES))
+@pytest.fixture(scope="module", params=[None, True], ids=["plain", "long skip"])
+def estimator(request: pytest.FixtureRequest) -> DiT:
+    return fill(DiT(replace(SIZES, long_skip_connection=request.param)))
 
 
 def velocity(
@@ -68,6 +72,15 @@ def test_chunks_give_the_whole(estimator: DiT) -> None:
     assert (len(context.keys), len(context.tails)) == (DEPTH, 2)
 
 
+@pytest.mark.parametrize("kind", ["streaming", "full"])
+def test_public_velocity_with_a_long_skip_connection(kind: str) -> None:
+    golden = FamilyGolden("cosyvoice3", "long_skip")
+    estimator = fill(DiT(EstimatorConfig(**golden.sizes)))
+    inputs = {name: golden[name] for name in ("x", "mask", "mu", "t", "spks", "cond")}
+    result = estimator(**inputs, streaming=kind == "streaming")
+    torch.testing.assert_close(result, golden[f"velocity_{kind}"], atol=ROUNDING, rtol=0)
+
+
 def test_a_batch_equals_each_row_alone(estimator: DiT) -> None:
     frames, speakers = torch.randn(3, 3 * BANDS, FRAMES), torch.randn(3, BANDS)
     alone = [
@@ -98,7 +111,7 @@ def test_blocks_of_guided_attention_are_convolved_alone() -> None:
 
 def test_half_precision_returns_float32(estimator: DiT) -> None:
     frames, speakers = torch.randn(1, 3 * BANDS, FRAMES), torch.randn(1, BANDS)
-    halved = fill(DiT(SIZES))
+    halved = deepcopy(estimator)
     halved.halve()
     assert (estimator.score_dtype, halved.score_dtype) == (torch.float32, torch.float16)
     exact, rounded = (velocity(network, frames, speakers) for network in (estimator, halved))

@@ -13,7 +13,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +187,12 @@ class ModelNode:
     Attributes:
         name: path of keys that leads to the mapping, for messages.
         data: content of the mapping.
+        used: keys whose values were read.
     """
 
     name: str
     data: dict[str, Any]
+    used: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, value: Any, name: str, target: str | None = None) -> ModelNode:
@@ -246,7 +248,19 @@ class ModelNode:
                     f"{self.name}.{key}: {shown(setting)}, but only {shown(value)} is supported"
                 )
 
+    def check_used(self, *without_effect: str) -> None:
+        """Raises ConfigError if the mapping has a key that was not read.
+
+        Args:
+            without_effect: keys that do not change what the model computes, such as those of its
+                training.
+        """
+        for key in self.data:
+            if key not in self.used and key not in without_effect:
+                raise ConfigError(f"{self.name}.{key}: unknown key; its effect is not supported")
+
     def _value(self, key: str) -> Any:
         if key not in self.data:
             raise ConfigError(f"{self.name}.{key}: missing")
+        self.used.add(key)
         return self.data[key]

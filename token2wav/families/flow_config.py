@@ -104,6 +104,15 @@ class FlowModelConfig(ModelConfig):
         return self.flow if stage == "flow" else self.vocoder
 
 
+def check_flow_used(flow: ModelNode, decoder: ModelNode, solver: ModelNode) -> None:
+    """Raises ConfigError if the section `flow` of a model file has a key that was not read, except
+    keys of the training.
+    """
+    flow.check_used("output_type", "only_mask_loss", "decoder_conf", "mel_feat_conf")
+    decoder.check_used("in_channels", "n_spks", "spk_emb_dim")
+    solver.check_used("sigma_min", "training_cfg_rate", "reg_loss_type")
+
+
 def hift_from(document: HyperYaml, *, causal: bool) -> HiFTConfig:
     """Reads the section `hift` of a model file: the causal HiFT of CosyVoice3, or the centred HiFT
     of earlier generations.

@@ -94,6 +94,8 @@ class EstimatorConfig:
             ones.
         position_convolutions: False for an estimator without convolutions that add positions to
             the frames. None, and not True, so that hashes of other configurations stay the same.
+        long_skip_connection: True for an estimator that joins the input of its first layer to the
+            output of its last one. None, and not False, for the same reason.
     """
 
     dim: Width
@@ -108,6 +110,7 @@ class EstimatorConfig:
     static_chunk_size: Frames
     guided: GuidedAttention | None = None
     position_convolutions: Literal[False] | None = None
+    long_skip_connection: Literal[True] | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow.decoder.estimator")

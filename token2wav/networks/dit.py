@@ -298,6 +298,11 @@ class DiT(Estimator):
         self.transformer_blocks = nn.ModuleList(
             [DiTBlock(config, layer) for layer in range(config.depth)]
         )
+        self.long_skip_connection = (
+            nn.Linear(2 * config.dim, config.dim, bias=False)
+            if config.long_skip_connection
+            else None
+        )
         self.norm_out = AdaNorm(config.dim, 2)
         self.proj_out = nn.Linear(config.dim, config.out_channels)
 
@@ -337,15 +342,26 @@ class DiT(Estimator):
         rope: Rope = (),
     ) -> torch.Tensor:
         """With guided attention `bias` is a tuple with one bias for each layer."""
-        h = self.input_embed(x.transpose(1, 2), conditions, context)
+        first = h = self.input_embed(x.transpose(1, 2), conditions, context)
         blocks, out = modulation
         for block, row, layer_bias in zip(
             self._blocks(), blocks, self._layer_biases(bias), strict=True
         ):
             h = block(h, row, rope, layer_bias, context)
-        scale, shift = out.unbind(1)
-        h = modulated_norm(h, shift, scale).to(self.proj_out.weight.dtype)
-        return self.proj_out(h).float().transpose(1, 2)
+        return self.output(self.joined(h, first), out).float().transpose(1, 2)
+
+    def joined(self, last: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        """Joins the output of the last layer and the input of the first one, each (B, T, dim), if
+        the estimator has a long skip connection. Without one returns the output.
+        """
+        if self.long_skip_connection is None:
+            return last
+        return self.long_skip_connection(torch.cat((last, first), dim=-1))
+
+    def output(self, x: torch.Tensor, modulation: torch.Tensor) -> torch.Tensor:
+        """Normalises x (B, T, dim), and projects it to a velocity (B, T, bands)."""
+        scale, shift = modulation.unbind(1)
+        return self.proj_out(modulated_norm(x, shift, scale).to(self.proj_out.weight.dtype))
 
     def forward(
         self,

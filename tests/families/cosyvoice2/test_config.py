@@ -84,6 +84,11 @@ attention_heads: 2 | attention_heads: 3 | flow.encoder.output_size: 32 is not a 
 input_size: 32\n    out | input_size: 31\n    out | flow.input_size: 31, but only 32 is
 in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, but
 token_mel_ratio: 2 | token_mel_ratio: 4 | flow.encoder.upsample_stride: 2, but
+output_type: 'mel' | output_typ: 'mel' | flow.output_typ: unknown key
+dropout_rate: 0.1 | droprate: 0.1 | flow.encoder.droprate: unknown key
+sigma_min: | sigma: | flow.decoder.cfm_params.content.sigma: unknown key
+n_spks: 1 | speakers: 1 | flow.decoder.speakers: unknown key
+dropout: 0.0 | drop: 0.0 | flow.decoder.estimator.drop: unknown key
 channels: [32] | channels: [32, 32] | flow.decoder.estimator.channels: 2 entries
 <chunk_size> * <token_mel_ratio> | <chunk_size> | flow.decoder.estimator.static_chunk_size: 25, but
 token_frame_rate: 25 | token_frame_rate: 50 | sample_rate: 50 tokens per second of 960 samples

@@ -88,6 +88,14 @@ def test_the_tiny_model_differs_in_sizes_only() -> None:
     assert tiny == CosyVoice3Config.of(flow, hift, 25)
 
 
+@pytest.mark.parametrize(("value", "expected"), [("True", True), ("False", None)])
+def test_a_long_skip_connection(value: str, expected: bool | None, tmp_path: Path) -> None:
+    text = (TINY / "cosyvoice3.yaml").read_text()
+    key = f"            long_skip_connection: {value}\n            depth: 2"
+    (tmp_path / "cosyvoice3.yaml").write_text(text.replace("            depth: 2", key))
+    assert CosyVoice3Config.read(tmp_path).flow.estimator.long_skip_connection is expected
+
+
 def test_a_configuration_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         CosyVoice3Config.read(TINY).flow.vocab_size = 1  # type: ignore[misc]
@@ -122,6 +130,10 @@ nsf_alpha: 0.1 | nsf_alpha: .inf | hift.nsf_alpha: expected float, got inf
 depth: 2 | depth: 2.5 | flow.decoder.estimator.depth: expected int, got 2.5
 depth: 2 | depth: null | flow.decoder.estimator.depth: expected int, got None
 depth: 2 | depth: !ref <hift> | flow.decoder.estimator.depth: expected int, got Tagged
+depth: 2 | depth: 2\n            conv_layers: 4 | estimator.conv_layers: unknown key
+depth: 2 | depth: 2\n            long_skip_connection: 1 | expected bool, got 1
+reg_loss_type | loss_type | flow.decoder.cfm_params.content.loss_type: unknown key
+output_size: 80 | output_size: 96 | flow.output_size: 96, but only 80 is supported
 depth: 2 | depth: -2 | flow.decoder.estimator.depth: -2 is not between 1 and 256
 _rates: [8, 5, 3] | _rates: 120 | hift.upsample_rates: expected a list
 _rates: [8, 5, 3] | _rates: [8, five, 3] | hift.upsample_rates[1]: expected int, got 'five'

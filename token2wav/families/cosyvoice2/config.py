@@ -16,7 +16,7 @@ from token2wav.config.settings import Steps
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families.flow_config import FlowModelConfig, hift_from
+from token2wav.families.flow_config import FlowModelConfig, check_flow_used, hift_from
 from token2wav.networks.configs import (
     ConformerConfig,
     Guidance,
@@ -47,6 +47,18 @@ ENCODER_ALWAYS = {
     "use_cnn_module": False,
     "macaron_style": False,
 }
+# Keys of the encoder that its public code uses in training only, or does not use.
+ENCODER_UNUSED = (
+    "dropout_rate",
+    "positional_dropout_rate",
+    "attention_dropout_rate",
+    "gradient_checkpointing",
+    "cnn_module_kernel",
+    "cnn_module_norm",
+    "causal",
+    "use_dynamic_chunk",
+    "use_dynamic_left_chunk",
+)
 
 EstimatorT = TypeVar("EstimatorT")
 
@@ -143,7 +155,9 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
         estimator=_estimator_from(decoder, bands, ratio * block),
         ratio=None if ratio == RATIO else ratio,
     )
-    return config, flow.get("input_frame_rate", TokenRate)
+    rate = flow.get("input_frame_rate", TokenRate)
+    check_flow_used(flow, decoder, solver)
+    return config, rate
 
 
 def _encoder_from(flow: ModelNode, ratio: int) -> tuple[ConformerConfig, int]:
@@ -163,9 +177,10 @@ def _encoder_from(flow: ModelNode, ratio: int) -> tuple[ConformerConfig, int]:
         encoder.get("num_blocks", Layers),
         encoder.get_or("num_up_blocks", Layers, ConformerConfig.up_layers),
     )
-    return config, encoder.get_or(
-        "static_chunk_size", Annotated[int, Bounds(0, 1000)], 0
-    ) or _BLOCK_TOKENS
+    block = encoder.get_or("static_chunk_size", Annotated[int, Bounds(0, 1000)], 0)
+    encoder.only({"activation_type": "swish", "key_bias": True, "positionwise_conv_kernel_size": 1})
+    encoder.check_used(*ENCODER_UNUSED)
+    return config, block or _BLOCK_TOKENS
 
 
 def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetConfig:
@@ -188,10 +203,12 @@ def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetCo
         raise ConfigError(
             f"{estimator.name}.channels: {len(channels)} entries; only one resolution is supported"
         )
-    return UNetConfig(
+    config = UNetConfig(
         channels[0],
         estimator.get("num_heads", Heads),
         estimator.get("attention_head_dim", Width),
         estimator.get("num_mid_blocks", Layers),
         estimator.get("n_blocks", Layers),
     )
+    estimator.check_used("dropout", "num_decoding_left_chunks")
+    return config

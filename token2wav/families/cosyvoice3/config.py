@@ -18,7 +18,7 @@ from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice3.bigvgan import GENERATOR_FILES, vocoder_from
-from token2wav.families.flow_config import FlowModelConfig, hift_from
+from token2wav.families.flow_config import FlowModelConfig, check_flow_used, hift_from
 from token2wav.networks.configs import (
     BigVGANConfig,
     CodebookConfig,
@@ -158,6 +158,7 @@ class CosyVoice3Config(FlowModelConfig):
         codebooks = flow.child("codebooks") if "codebooks" in flow.data else None
         if codebooks:
             codebooks.get("count", int)  # required: it has no default
+        estimator = decoder.child("estimator", "DiT")
         config = FlowConfig(
             **flow.fields(
                 FlowConfig,
@@ -170,9 +171,11 @@ class CosyVoice3Config(FlowModelConfig):
             pre_lookahead_channels=lookahead.get("channels", Width),
             inference_cfg_rate=solver.get("inference_cfg_rate", Guidance),
             estimator=EstimatorConfig(
-                **decoder.child("estimator", "DiT").fields(
-                    EstimatorConfig, but=("guided", "position_convolutions")
-                )
+                **estimator.fields(
+                    EstimatorConfig,
+                    but=("guided", "position_convolutions", "long_skip_connection"),
+                ),
+                long_skip_connection=estimator.get_or("long_skip_connection", bool, False) or None,
             ),
             n_timesteps=len(times) - 1
             if times
@@ -181,7 +184,13 @@ class CosyVoice3Config(FlowModelConfig):
             if codebooks
             else None,
         )
-        return config, flow.get("input_frame_rate", TokenRate), schedule
+        rate = flow.get("input_frame_rate", TokenRate)
+        flow.only({"output_size": config.mel_bands})
+        lookahead.only({"in_channels": config.input_size})
+        lookahead.check_used()
+        estimator.check_used("dropout", "num_decoding_left_chunks")
+        check_flow_used(flow, decoder, solver)
+        return config, rate, schedule
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         if stage == "vocoder" and isinstance(self.vocoder, BigVGANConfig):

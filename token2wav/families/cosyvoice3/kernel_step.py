@@ -77,12 +77,17 @@ class KernelStep(StepFunction):
             h = convolution(h, tail, batch.table)
         shift, scale, *_ = vectors[0]
         h = gated_norm(x, h, None, shift, scale, self.estimator.proj_out.weight.dtype)
+        skips = self.estimator.long_skip_connection is not None
+        first = x.clone() if skips else x  # `gated_norm` adds to x in place
         for layer, block in enumerate(self._blocks):
             _, _, gate_att, shift_ff, scale_ff, gate_ff = vectors[layer]
             h = gated_norm(
                 x, self._attended(batch, stored, layer, h, rope), gate_att, shift_ff, scale_ff
             )
             h = gated_norm(x, _fed_forward(block.ff, h), gate_ff, *next_norms[layer])
+        # A long skip connection comes before the final norm, so h of the last layer is not used.
+        if skips:
+            return self.estimator.output(self.estimator.joined(x, first), out)
         return self.estimator.proj_out(h)
 
     def _attended(
