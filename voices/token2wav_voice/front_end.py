@@ -76,9 +76,8 @@ class FrontEnd:
             size of the vocabulary.
 
     Raises:
-        ModelError: the folder does not exist, is of MOSS-Speech, or its configuration is invalid.
-            Methods raise it if
-            an ONNX file is missing, has another interface, or failed.
+        ModelError: the folder does not exist, is of MOSS-Speech, or has an invalid configuration.
+            Methods raise it if an ONNX file is missing, has another interface, or failed.
     """
 
     def __init__(self, folder: str | Path) -> None:
