@@ -9,13 +9,13 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.config.checkpoint_files import weights_file
+from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.config.model_config import ENDINGS, StageName
 from token2wav.config.settings import Steps
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, prefixed
-from token2wav.errors import CheckpointError, ConfigError
+from token2wav.errors import ConfigError
 from token2wav.families.flow_config import FlowModelConfig, check_flow_used, hift_from
 from token2wav.networks.configs import (
     ConformerConfig,
