@@ -25,6 +25,7 @@ from token2wav_gateway.settings import LimitSettings, SettingsError
 
 log = logging.getLogger(__name__)
 
+_PING_INTERVAL_MS = 1000
 _HANDSHAKE_S = 10
 _UNFINISHED = 4  # messages of the largest size that may be unfinished, of all clients together
 _LAST_S = 0.5  # for a message that arrives while the gateway ends
@@ -69,6 +70,8 @@ class RivaServer:
                 # Bit 0 is "identity". The bound above is one of compressed messages, and a few
                 # compressed bytes can hold gigabytes.
                 ("grpc.compression_enabled_algorithms_bitset", 1),
+                # Clients may ping between their calls, as at the speech server.
+                ("grpc.http2.min_ping_interval_without_data_ms", _PING_INTERVAL_MS),
                 ("grpc.max_connection_idle_ms", round(limits.idle_s * 1000)),
                 ("grpc.server_handshake_timeout_ms", _HANDSHAKE_S * 1000),
             ],

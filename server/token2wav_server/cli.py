@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
+    log_note = "" if options.verbose else "; of its log you see the warnings (--verbose: all lines)"
+    _announce(f"starting a server for {options.model}{log_note}")
     _check_addresses(options)
     _check_machine()  # before a model of some gigabytes is fetched
     options.model = model_folder(options.model)

@@ -89,9 +89,11 @@ class Service:
         """
         log_to_triton()
         folder, config = read_environment()
+        log.info("%sloading %s", SUMMARY, folder)
         model = Token2Wav.load(
             folder, stream=config.stream, runtime=config.runtime, streams=config.limits.streams
         )
+        log.info("%swarming up", SUMMARY)
         model.probe()
         service = cls(model, config)
         for line in (*str(model).splitlines(), _limits(config.limits)):

@@ -48,17 +48,21 @@ def serving_until_it_has_stopped(*arguments: str) -> Iterator[Serving]:
                 socket.create_connection(("127.0.0.1", port))
 
 
-def test_the_start_is_summed_up_in_five_lines(model: Token2Wav) -> None:
+def test_the_start_is_followed_and_summed_up(model: Token2Wav) -> None:
     with Serving.start(TINY) as serving:
         printed = [serving.wait_for_line("")]
         while not printed[-1].startswith("token2wav: ready, "):
             printed.append(serving.wait_for_line(""))
         serving.process.send_signal(signal.SIGTERM)
         serving.wait()
-    summary = [
+    lines = [
         line.removeprefix("token2wav: ") for line in printed if line.startswith("token2wav: ")
     ]
-    *parts, limits, ports = summary
+    start, loading, warm_up, *parts, limits, ports = [
+        line for line in lines if not line.startswith("not ready yet, after ")
+    ]
+    assert start.startswith(f"starting a server for {TINY}; of its log you see the warnings")
+    assert (loading, warm_up) == (f"loading {TINY}", "warming up")
     assert parts == str(model).splitlines()
     assert (
         limits

@@ -25,7 +25,7 @@ from token2wav_server.launcher.log import LogPump, failure_reason, is_relevant, 
 from token2wav_server.launcher.memory import resident_mib
 from token2wav_server.launcher.ports import LOOPBACK, Ports, client_host, fetched, reserved
 from token2wav_server.launcher.repository import chosen, fitted, models_in, usual_models
-from token2wav_server.model_process import CANARY_VARIABLE, DRAIN_VARIABLE
+from token2wav_server.model_process import CANARY_VARIABLE, DRAIN_VARIABLE, SUMMARY
 
 _REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
 # Time from SIGTERM to SIGKILL, in which clients can read the audio of utterances that have ended.
@@ -41,6 +41,7 @@ _EXIT_TIMEOUT_S = 10  # longer than the grace period, because Triton logs an err
 _PING_INTERVAL_MS = 1000
 _GRPC_VARIABLE = "TOKEN2WAV_GRPC"  # names the gRPC endpoint for models that are its clients
 _POLL_S = 0.05
+_SAID_EVERY_S = 10.0  # interval of the lines about a start that takes long
 _CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
 _DRAIN_POLL_S = 0.1
 # The gauge of open streams, which has one value for each part of the server that holds streams.
@@ -346,8 +347,7 @@ class TritonServer:
             ServerStartError: the server ended, or was not ready in time.
         """
         assert self._log is not None
-        deadline = time.monotonic() + self._ready_timeout_s
-        inner = self._inner
+        began, said_s, inner = time.monotonic(), 0.0, self._inner
         # Both services are polled, because the metrics service starts last.
         while (
             fetched(inner.http, "/v2/health/ready") is None
@@ -357,7 +357,11 @@ class TritonServer:
                 if not last and (status in _CRASHES or self._inner_port_is_taken()):
                     return False
                 raise ServerStartError(f"tritonserver could not start: {self.failure_reason()}")
-            if time.monotonic() > deadline:
+            elapsed_s = time.monotonic() - began
+            if elapsed_s - said_s > _SAID_EVERY_S:
+                said_s = elapsed_s
+                show(f"{SUMMARY}not ready yet, after {elapsed_s:.0f} s", sys.stderr)
+            if elapsed_s > self._ready_timeout_s:
                 end_of_log = last_lines([*self._log.lines]) or "nothing"
                 raise ServerStartError(
                     f"tritonserver was not ready after {self._ready_timeout_s:g} s: raise "
