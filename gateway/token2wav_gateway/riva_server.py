@@ -89,7 +89,9 @@ class RivaServer:
         try:
             await self._front.start(host, port)
         except OSError:
-            raise SettingsError(f"riva port {port}: cannot be opened on {host}") from None
+            await self._server.stop(None)
+            await self._front.close()
+            raise SettingsError(f"riva port {port}: {host}:{port} cannot be opened") from None
 
     async def drain(self, seconds: float) -> None:
         """Refuses new calls, speaks the texts that have arrived, and ends.

@@ -122,7 +122,7 @@ def test_a_full_disk_is_reported_with_the_written_audio(
 @pytest.mark.parametrize(
     ("tokens", "name", "message"),
     [
-        ([1, 6561], "tokens.npy", "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"),
+        ([6561, 1], "tokens.npy", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
         (
             [[1, 2]] * 60,  # in requests of 5 tokens
             "tokens.npy",
@@ -154,6 +154,19 @@ def test_an_error_in_tokens_names_their_file(
     assert done.stderr.decode() == f"token2wav synth: error: {named}: {message}\n"
     assert done.returncode in (2, 4)
     assert not out.exists()
+
+
+def test_the_audio_before_a_refused_token_is_kept(rig: Rig, tmp_path: Path) -> None:
+    source, out = tmp_path / "tokens.npy", tmp_path / "out.wav"
+    np.save(source, np.array([1, 2, 6561], np.int32))
+    done = run(
+        *synth(rig.server.grpc_url, f"--tokens={source}", f"--voice={VOICE}", f"--out={out}")
+    )
+    assert done.stderr.decode() == (
+        f"{out}: incomplete, 0.08 s of audio kept\ntoken2wav synth: error: {source}: "
+        "tokens: 6561 at index 2 is outside the vocabulary 0 to 6560\n"
+    )
+    assert soundfile.info(out).frames == 2 * 960
 
 
 def test_an_error_in_a_voice_names_its_file(rig: Rig, tmp_path: Path, voice: ClientVoice) -> None:

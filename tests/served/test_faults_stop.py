@@ -55,9 +55,7 @@ def test_the_start_is_followed_and_summed_up(model: Token2Wav) -> None:
             printed.append(serving.wait_for_line(""))
         serving.process.send_signal(signal.SIGTERM)
         serving.wait()
-    lines = [
-        line.removeprefix("token2wav: ") for line in printed if line.startswith("token2wav: ")
-    ]
+    lines = [line.removeprefix("token2wav: ") for line in printed if line.startswith("token2wav: ")]
     start, loading, warm_up, *parts, limits, ports = [
         line for line in lines if not line.startswith("not ready yet, after ")
     ]

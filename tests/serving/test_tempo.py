@@ -20,7 +20,7 @@ from tests.support.caching_families import CPU, WRITERS, write_family
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import snr_db
 from tests.support.tiny_model import ODE_STEPS, TINY
-from tests.support.utterances import Audio, Tokens, a_voice, joined, some_tokens
+from tests.support.utterances import Audio, Tokens, a_voice, joined, some_tokens, voice_of
 from token2wav import AudioChunk, StreamConfig, Token2Wav, UtteranceOptions, Voice
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.tempo import Tempo, exact_speed
@@ -97,7 +97,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "streamflow": streamflow_model.a_voice,
         "qwen25_omni": lambda: qwen25_omni_model.a_voice(folder),
     }
-    voice = voices.get(name, lambda: a_voice(30))()
+    voice = voices.get(name, lambda: voice_of(model, 30))()
     return Case(model, voice, some_tokens(130, vocabulary=model.config.tokens.codebook_sizes[0]))
 
 
