@@ -118,8 +118,7 @@ def exportable(folder: Path) -> Exportable:
     family = family_for(config)
     if family.torch_only:
         raise ConfigError(
-            f"{folder}: the family of this model runs only on torch, so there are no graphs to "
-            "export"
+            f"{folder}: {family.torch_only} runs only on torch, so there are no graphs to export"
         )
     load = partial(load_network, folder, config)
     with torch.device("meta"):

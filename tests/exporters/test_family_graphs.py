@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import chatterbox_model, cosyvoice2_model
+from tests.support import (
+    bigvgan_model,
+    chatterbox_model,
+    cosyvoice2_model,
+    qwen25_omni_model,
+    streamflow_model,
+)
 from tests.support.batches import WHOLE_BLOCKS
 from tests.support.caching_families import write_family
 from tests.support.family_golden import FamilyGolden
@@ -113,6 +119,35 @@ def test_audio_comes_from_both_graphs(cosyvoice2: Path) -> None:
     audio = exported.synthesize(tokens, voice)
     assert len(audio) == 960 * len(tokens)
     assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB
+
+
+@pytest.mark.slow
+def test_bigvgan_is_exported_as_a_vocoder(tmp_path: Path) -> None:
+    folder = bigvgan_model.write_model(tmp_path / "model")
+    assert main(["onnx", "--model", str(folder)]) == 0
+    reference, exported = load(folder, "torch"), load(folder, "onnx")
+    voice, tokens = bigvgan_model.a_voice(), some_tokens(60)
+    audio = exported.synthesize(tokens, voice)
+    assert len(audio) == bigvgan_model.SAMPLES_PER_TOKEN * len(tokens)
+    assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB
+
+
+@pytest.mark.parametrize("family", ["streamflow", "qwen25_omni"])
+def test_guided_attention_has_no_graphs(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / family
+    if family == "streamflow":
+        streamflow_model.write_model(folder)
+    else:
+        folder.mkdir()
+        qwen25_omni_model.write_model(folder, FamilyGolden("qwen25_omni", "tiny"))
+    assert main(["onnx", "--model", str(folder)]) == 2
+    assert capsys.readouterr().err == (
+        f"token2wav export: error: {folder}: guided attention (one mask for each layer, no cached "
+        "past) runs only on torch, so there are no graphs to export\n"
+    )
+    assert not (folder / "engines").exists()
 
 
 @pytest.mark.slow

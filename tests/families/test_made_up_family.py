@@ -97,7 +97,7 @@ def by_hand(tokens: NDArray[np.int32]) -> NDArray[np.float64]:
 
 
 def test_without_networks_it_is_neither_exported_nor_planned(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="the family of this model runs only on torch"):
+    with pytest.raises(ConfigError, match="a tone runs only on torch"):
         exportable(folder)
     with pytest.raises(ConfigError, match="the model has no flow with a cache"):
         flow_networks(read_config(folder), "float32")

@@ -19,7 +19,7 @@ from token2wav.stages.stage import Stage
 class StreamFlow(CosyVoice3):
     """Family of StreamFlow. Its flow stage computes windows and stores nothing of their past."""
 
-    torch_only = "guided attention"
+    torch_only = "guided attention (one mask for each layer, no cached past)"
     paged_flow = False
 
     def own_stage(
