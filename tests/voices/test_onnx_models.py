@@ -11,11 +11,14 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from tests.support import streamflow_model
 from tests.support.golden import TINY
 from tests.voices import graphs, reference
 from tests.voices.graphs import TOKENIZER
 from tests.voices.material import WriteWav, speechlike
-from token2wav_voice import FrontEnd, ModelError, Recording
+from token2wav import Voice
+from token2wav.families.registry import read_config
+from token2wav_voice import FrontEnd, ModelError, PromptVoice, Recording
 from token2wav_voice.features import prompt_mel
 from token2wav_voice.onnx_models import EARLIER_TOKENIZER_FILES
 
@@ -110,6 +113,27 @@ def test_a_folder_with_another_kind_of_tokenizer(folder: Path) -> None:
     (folder / "flow-chunk-5.pt").touch()
     with pytest.raises(ModelError, match="tokenizer of MOSS-Speech is no ONNX file"):
         FrontEnd(folder)
+
+
+def test_streamflow_has_tokens_and_voices_of_an_embedding(
+    folder: Path, recording: Recording, tmp_path: Path
+) -> None:
+    model = streamflow_model.write_model(tmp_path / "streamflow")
+    for file in (graphs.TOKENIZER, graphs.SPEAKER):
+        (folder / file).rename(model / file)
+    front_end = FrontEnd(model)
+    assert len(front_end.tokens(recording)) > 0
+    with pytest.raises(
+        ModelError,
+        match="streamflow: the weights and the mel of StreamFlow's speaker encoder, an ECAPA-TDNN, "
+        "are not published; compute an embedding",
+    ):
+        front_end.voice(recording)
+    by_hand = PromptVoice(
+        np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32)
+    )
+    by_hand.save(tmp_path / "voice.safetensors")
+    Voice.load(tmp_path / "voice.safetensors").check(read_config(model))
 
 
 @pytest.mark.parametrize("file", [graphs.TOKENIZER, graphs.SPEAKER])

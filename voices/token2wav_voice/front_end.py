@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from token2wav.errors import ConfigError
-from token2wav.families import cosyvoice2, cosyvoice3
+from token2wav.families import cosyvoice2, cosyvoice3, streamflow
 from token2wav.families.registry import read_config
 from token2wav_voice.errors import ModelError, OutputError
 from token2wav_voice.features import (
@@ -72,8 +72,8 @@ class FrontEnd:
     """Front end of a model folder. Each ONNX file is loaded when it is first needed.
 
     Args:
-        folder: model folder in CosyVoice3's format. Its `cosyvoice3.yaml`, if present, gives the
-            size of the vocabulary.
+        folder: model folder in CosyVoice3's format. Its `cosyvoice3.yaml` or `streamflow.yaml`, if
+            present, gives the size of the vocabulary.
 
     Raises:
         ModelError: the folder does not exist, is of MOSS-Speech, or has an invalid configuration.
@@ -91,7 +91,7 @@ class FrontEnd:
                 "the model"
             )
         self._vocabulary = PUBLIC_VOCABULARY
-        if self._has(*cosyvoice3.FILES):
+        if self._has(*cosyvoice3.FILES, *streamflow.FILES):
             try:
                 self._vocabulary = read_config(self._folder).tokens.codebook_sizes[0]
             except ConfigError as error:
@@ -110,7 +110,17 @@ class FrontEnd:
         return self._tokenizer(tokenizer_features(recording.at(TOKENIZER_RATE_HZ)))
 
     def voice(self, recording: Recording) -> PromptVoice:
-        """Computes the voice of a recording's speaker."""
+        """Computes the voice of a recording's speaker.
+
+        Raises:
+            ModelError: see the class; or the folder is of StreamFlow.
+        """
+        if self._has(*streamflow.FILES):
+            raise ModelError(
+                f"{self._folder}: the weights and the mel of StreamFlow's speaker encoder, an "
+                "ECAPA-TDNN, are not published; compute an embedding with the encoder of your "
+                "training, and save it as a voice with an empty prompt (docs/voices.md)"
+            )
         # The tokenizer takes seconds. The smaller speaker encoder runs first, so its errors appear
         # at once.
         embedding = self._speaker_encoder(speaker_features(recording.at(SPEAKER_RATE_HZ)))
