@@ -494,4 +494,6 @@ def _backend_of(context: LoadContext, config: ModelConfig, stream: StreamConfig)
     if stream.reference and family.reference is None:
         raise ConfigError("stream.reference: not supported by this family; remove the setting")
     torch_only = "stream.reference" if stream.reference else family.torch_only
+    if stream.block_tokens and not torch_only:  # graphs are exported for the block of the model
+        torch_only = "stream.block_tokens"
     return choose(context, config.stages, torch_only=torch_only)

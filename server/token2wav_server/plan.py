@@ -60,8 +60,12 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: the model folder, a setting or the file given with `--costs` cannot be used.
     """
-    stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
-    model = read_config(model_folder(options.model, "config"))
+    stream = StreamConfig(
+        left_blocks=options.left_blocks,
+        max_hop_tokens=options.max_hop_tokens,
+        block_tokens=options.block_tokens,
+    )
+    model = read_config(model_folder(options.model, "config")).with_stream_settings(stream)
     rate = model.token_frame_rate
     prompt, length = (
         round(options.prompt_seconds * rate),
@@ -315,6 +319,11 @@ def parser() -> CommandParser:
             "--max-hop-tokens",
             0,
             "setting stream.max_hop_tokens of the server (default: the value of the model)",
+        ),
+        (
+            "--block-tokens",
+            0,
+            "setting stream.block_tokens of the server (default: the value of the model)",
         ),
         (
             "--cache-mib",

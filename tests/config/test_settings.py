@@ -50,7 +50,7 @@ def test_defaults_equal_the_public_streaming_loop() -> None:
 
 FULL = """
 stream: {first_tokens: 12, provisional_lookahead_tokens: 3, provisional_steps: 3, \
-max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], lookahead_frames: 8, \
+max_hop_tokens: 200, left_blocks: 8, block_tokens: 50, steps: [10, 4], lookahead_frames: 8, \
 decoder_noise: false, trim_silence_ms: 200, end_after_repeats: 50, end_after_silence_s: 3,
          reference: true}
 runtime: {device: "cuda:1", backend: torch, engines: made, precision: float16, workers: 3, \
@@ -71,7 +71,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
         StreamConfig(
-            *(12, 3, 3, 200, 8),
+            *(12, 3, 3, 200, 8, 50),
             steps=(10, 4),
             lookahead_frames=8,
             decoder_noise=False,
@@ -121,6 +121,7 @@ limits: {streams: 0} | limits.streams: 0 is not between 1 and 10000
 stream: {end_after_repeats: 1} | stream.end_after_repeats: 1 is not allowed; must be 0, or 2 or
 stream: {end_after_repeats: 2000000} | stream.end_after_repeats: 2000000 is not between 0 and
 stream: {end_after_silence_s: -1} | stream.end_after_silence_s: -1.0 is not between 0 and 3600
+stream: {block_tokens: 1001} | stream.block_tokens: 1001 is not between 0 and 1000
 stream: {left_blocks: -2} | stream.left_blocks: -2 is not between -1 and
 stream: {reference: 'yes'} | stream.reference: expected bool, got 'yes'
 runtime: {device: tpu} | runtime.device: 'tpu'
@@ -216,6 +217,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         (
             StreamConfig(max_hop_tokens=90),
             r"stream\.max_hop_tokens: 90 is not a multiple .* 25 tokens",
+        ),
+        (
+            StreamConfig(block_tokens=10),
+            r"stream\.block_tokens: 10, but the block of this model is fixed at 25 tokens; "
+            r"expected 0$",
         ),
         (
             StreamConfig(lookahead_frames=5),

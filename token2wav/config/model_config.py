@@ -212,9 +212,17 @@ class ModelConfig:
     def with_stream_settings(self, stream: StreamConfig) -> ModelConfig:
         """Returns the configuration as the settings of streams change it.
 
-        In some families the settings change the tokens that a chunk gets after its end. This base
-        class changes nothing.
+        In some families the settings change the attention block, or the tokens that a chunk gets
+        after its end. This base class changes nothing.
+
+        Raises:
+            ConfigError: the model does not have the attention block of the settings.
         """
+        if stream.block_tokens:
+            raise ConfigError(
+                f"stream.block_tokens: {stream.block_tokens}, but the block of this model is fixed "
+                f"at {self.block_tokens} tokens; expected 0"
+            )
         return self
 
     def allowed_steps(self, setting: tuple[int, ...]) -> tuple[int, ...]:

@@ -53,6 +53,10 @@ class StreamConfig:
             -1 keeps all blocks, and is exact. 0 or more bounds memory and time, so that streams may
             have any length. None takes the value of the model: all blocks, or for Step-Audio2 the
             last two, as published.
+        block_tokens: tokens of an attention block, for models that were trained on blocks of
+            several lengths: `use_dynamic_chunk` in the file of a CosyVoice2 model, or weights for
+            this block in a MOSS-Speech folder. 0 takes the value of the model. Any other value
+            runs on torch only.
         steps: numbers of ODE steps that a stream may request, the default first. Empty allows only
             the number of the model.
         lookahead_frames: mel frames, or tokens of a codec, that must follow audio before it is
@@ -83,6 +87,7 @@ class StreamConfig:
     provisional_steps: Annotated[int, Bounds(0, MOST_STEPS)] = 0
     max_hop_tokens: Annotated[int, Bounds(0, 100_000)] = 0
     left_blocks: Annotated[int | None, Bounds(-1, 1_000_000)] = None
+    block_tokens: Annotated[int, Bounds(0, 1000)] = 0
     steps: Annotated[tuple[Steps, ...], Length(MOST_STEPS)] = ()
     lookahead_frames: Annotated[int | None, Bounds(0, 1000)] = None
     decoder_noise: bool = True

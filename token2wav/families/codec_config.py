@@ -76,6 +76,7 @@ class SymmetricCodecConfig(CodecConfig):
 
         If the whole reach is held back, all samples are exact, and the number is 0.
         """
+        super().with_stream_settings(stream)
         held = self.withheld_frames(stream)
         # The reach counts from the first sample that the decoder makes. If samples are missing, one
         # more token may be needed.

@@ -68,6 +68,14 @@ def test_a_folder_of_moss_speech(tmp_path: Path) -> None:
     assert (config.token_frame_rate, config.samples_per_token) == (12.5, 1920)
     assert config.weights_file(tmp_path, "flow").name == "flow-chunk-5.pt"
     assert config.hops(StreamConfig()) == (10, 50)
+    longer = config.with_stream_settings(StreamConfig(block_tokens=25))
+    assert longer.weights_file(tmp_path, "flow").name == "flow-chunk-25.pt"
+    assert (longer.block_tokens, longer.hops(StreamConfig())) == (25, (25, 50))
+    with pytest.raises(
+        ConfigError,
+        match=r"^stream\.block_tokens: 10, but the folder has weights for blocks of 5, 25 tokens",
+    ):
+        config.with_stream_settings(StreamConfig(block_tokens=10))
     (tmp_path / "flow-chunk-5.pt").unlink()
     with pytest.raises(
         CheckpointError, match=r"contains none of flow-chunk-5.safetensors, flow-chunk-5.pt$"

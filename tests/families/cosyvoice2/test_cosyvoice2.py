@@ -5,16 +5,21 @@ tests/families/test_streams.py tests its streams.
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.families.cosyvoice2.conftest import CPU
+from tests.support.batches import WHOLE_BLOCKS
 from tests.support.caching_families import WRITERS
 from tests.support.cosyvoice2_model import golden_voice
 from tests.support.family_golden import FamilyGolden
-from tests.support.utterances import a_voice, joined, off, some_tokens, streamed_mels
-from token2wav import StreamConfig, Token2Wav
+from tests.support.utterances import a_voice, joined, off, portions, some_tokens, streamed_mels
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.errors import ConfigError
+from token2wav.families.cosyvoice2.config import read
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav_server.plan_memory import stream_needs
@@ -65,3 +70,53 @@ def test_early_audio(folder: Path, model: Token2Wav) -> None:
     exact = (50 - 21) * 480
     assert off(audio[:exact], whole[:exact]) <= AUDIO
     assert off(audio[len(first.audio) :], whole[len(first.audio) :]) <= AUDIO
+
+
+def with_chunks(folder: Path, target: Path, old: str, new: str) -> Path:
+    """Copies a model folder, with one change of its model file."""
+    path = Path(shutil.copytree(folder, target)) / "cosyvoice2.yaml"
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    return target
+
+
+@pytest.fixture
+def dynamic(folder: Path, tmp_path: Path) -> Path:
+    """Folder of a model that was trained on dynamic chunks."""
+    key = "        macaron_style: False\n"
+    changed = f"{key}        use_dynamic_chunk: True\n"
+    return with_chunks(folder, tmp_path / "dynamic", key, changed)
+
+
+@pytest.mark.parametrize("block", [1, 5, 10, 50])
+def test_blocks_of_the_settings(
+    block: int, folder: Path, dynamic: Path, model: Token2Wav, tmp_path: Path
+) -> None:
+    """They are the blocks of a model whose file has them, in the whole, in streams and batches."""
+    edited = with_chunks(folder, tmp_path / "edited", "chunk_size: 25", f"chunk_size: {block}")
+    expected = Token2Wav.load(edited, stream=WHOLE_BLOCKS, runtime=CPU)
+    chosen = Token2Wav.load(dynamic, stream=replace(WHOLE_BLOCKS, block_tokens=block), runtime=CPU)
+    assert chosen.config == replace(read(edited), block_choices=())
+    voice, tokens = a_voice(41), some_tokens(93)
+    whole = chosen.mel(tokens, voice)
+    assert off(whole, expected.mel(tokens, voice)) == 0
+    assert off(whole, model.mel(tokens, voice)) > 100 * MEL
+    utterances = (tokens, voice), (some_tokens(60), a_voice(0))
+    for (its_tokens, its_voice), mel in zip(
+        utterances, streamed_mels(chosen, *utterances), strict=True
+    ):
+        assert off(mel, chosen.mel(its_tokens, its_voice)) <= MEL
+    with chosen.stream(voice) as stream:
+        chunks = [chunk for part in portions(tokens, [7, 30]) for chunk in stream.push(part)]
+        audio = joined([*chunks, *stream.finish()])
+    assert off(audio, chosen.synthesize(tokens, voice)) <= AUDIO
+
+
+def test_no_graph_is_exported_for_blocks_of_the_settings(dynamic: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"runtime\.backend: onnx cannot run stream\.block_tokens; set torch"
+    ):
+        Token2Wav.load(
+            dynamic, stream=StreamConfig(block_tokens=10), runtime=RuntimeConfig(backend="onnx")
+        )

@@ -68,6 +68,7 @@ class ChatterboxConfig(CosyVoice2Config):
         It is far longer than the look-ahead layer needs, because under full attention frames depend
         on all later tokens of their window.
         """
+        super().with_stream_settings(stream)
         return replace(self, lookahead_tokens=_WINDOW_LOOKAHEAD) if stream.reference else self
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:

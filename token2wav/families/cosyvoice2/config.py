@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
-from token2wav.config.model_config import ENDINGS, StageName
-from token2wav.config.settings import Steps
+from token2wav.config.model_config import ENDINGS, ModelConfig, StageName
+from token2wav.config.settings import Steps, StreamConfig
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.errors import ConfigError
@@ -56,7 +57,6 @@ ENCODER_UNUSED = (
     "cnn_module_kernel",
     "cnn_module_norm",
     "causal",
-    "use_dynamic_chunk",
     "use_dynamic_left_chunk",
 )
 
@@ -109,10 +109,29 @@ class FlowConfig(Generic[EstimatorT]):
 
 @dataclass(frozen=True, kw_only=True)
 class CosyVoice2Config(FlowModelConfig):
-    """Configuration of a CosyVoice2 model, or of a relative of CosyVoice2."""
+    """Configuration of a CosyVoice2 model, or of a relative of CosyVoice2.
+
+    Attributes:
+        block_choices: tokens of the attention blocks that `StreamConfig.block_tokens` may choose.
+            Empty allows every block, None only the block of the model.
+    """
 
     flow: FlowConfig[Any]
     vocoder: HiFTConfig
+    block_choices: tuple[int, ...] | None = None
+
+    def with_stream_settings(self, stream: StreamConfig) -> ModelConfig:
+        """Sets the attention block."""
+        block, choices = stream.block_tokens, self.block_choices
+        if not block or choices is None:
+            return super().with_stream_settings(stream)
+        if choices and block not in choices:
+            raise ConfigError(
+                f"stream.block_tokens: {block}, but the folder has weights for blocks of "
+                f"{', '.join(map(str, choices))} tokens only"
+            )
+        flow = replace(self.flow, block_tokens=block)
+        return replace(self, flow=flow, block_tokens=block, hop_blocks=flow.hop_blocks)
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         if stage != "flow" or not any(folder.glob(CHUNK_WEIGHTS)):
@@ -132,15 +151,23 @@ def read(folder: Path) -> CosyVoice2Config:
         raise ConfigError(f"{folder}: contains none of {', '.join(_MODEL_FILES)}")
     document = HyperYaml.read(path)
     with prefixed(f"{path}: "):
-        flow, rate = _flow_from(document)
-        return CosyVoice2Config.of(flow, hift_from(document, causal=False), rate)
+        flow, rate, dynamic = _flow_from(document)
+        choices = _blocks_of_weights(folder) or (() if dynamic else None)
+        hift = hift_from(document, causal=False)
+        return CosyVoice2Config.of(flow, hift, rate, block_choices=choices)
 
 
-def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
-    """Reads the flow, and its tokens per second."""
+def _blocks_of_weights(folder: Path) -> tuple[int, ...]:
+    """Lists the attention blocks, in tokens, that MOSS-Speech has weights of its own for."""
+    names = [re.match(r"flow-chunk-(\d{1,4})\b", path.name) for path in folder.glob(CHUNK_WEIGHTS)]
+    return tuple(sorted({int(name[1]) for name in names if name}))
+
+
+def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float, bool]:
+    """Reads the flow, its tokens per second, and whether it was trained on dynamic chunks."""
     flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithXvec")
     ratio = flow.get_or("token_mel_ratio", Ratio, RATIO)
-    encoder, block = _encoder_from(flow, ratio)
+    encoder, block, dynamic = _encoder_from(flow, ratio)
     decoder = flow.child("decoder", "CausalConditionalCFM")
     solver = decoder.child("cfm_params", "DictConfig").child("content")
     solver.only({"solver": "euler", "t_scheduler": "cosine"}, omitted=False)
@@ -157,11 +184,13 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
     )
     rate = flow.get("input_frame_rate", TokenRate)
     check_flow_used(flow, decoder, solver)
-    return config, rate
+    return config, rate, dynamic
 
 
-def _encoder_from(flow: ModelNode, ratio: int) -> tuple[ConformerConfig, int]:
-    """Reads the encoder, and the number of tokens of its attention block."""
+def _encoder_from(flow: ModelNode, ratio: int) -> tuple[ConformerConfig, int, bool]:
+    """Reads the encoder, the number of tokens of its attention block, and whether it was trained on
+    dynamic chunks.
+    """
     encoder = flow.child("encoder", "UpsampleConformerEncoder")
     size = encoder.get("output_size", Width)
     flow.only({"input_size": size}, omitted=False)
@@ -179,8 +208,9 @@ def _encoder_from(flow: ModelNode, ratio: int) -> tuple[ConformerConfig, int]:
     )
     block = encoder.get_or("static_chunk_size", Annotated[int, Bounds(0, 1000)], 0)
     encoder.only({"activation_type": "swish", "key_bias": True, "positionwise_conv_kernel_size": 1})
+    dynamic = encoder.get_or("use_dynamic_chunk", bool, False)
     encoder.check_used(*ENCODER_UNUSED)
-    return config, block or _BLOCK_TOKENS
+    return config, block or _BLOCK_TOKENS, dynamic
 
 
 def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetConfig:
