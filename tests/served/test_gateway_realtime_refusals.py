@@ -18,6 +18,7 @@ from tests.support.gateway_speech import PACE
 from tests.support.patience import until
 from tests.support.realtime import (
     FEW_KEY,
+    IDLE_S,
     KEY,
     SLOW,
     SOCKETS,
@@ -229,7 +230,7 @@ def test_an_unknown_model_is_refused(gateway: GatewayRig) -> None:
 
 def test_an_idle_session_ends(gateway: GatewayRig) -> None:
     with opened(gateway) as connection:
-        assert "no message for 2 s" in events_until(connection, "error")[-1].error.message
+        assert f"no message for {IDLE_S:g} s" in events_until(connection, "error")[-1].error.message
 
 
 def test_a_reader_that_does_not_read_is_dropped(gateway: GatewayRig) -> None:
