@@ -112,14 +112,19 @@ class Unfinished:
     def __init__(self) -> None:
         self.size = 0
         self._messages: dict[int, _Message] = {}  # by stream
+        self._newest = 0  # stream
         self.requests = Frames(_PREFACE_BYTES, self._begin_request, self._take)
         self.responses = Frames(0, self._begin_response, lambda _, __: None)
 
     def _begin_request(self, kind: int, flags: int, stream: int) -> None:
         if kind == _DATA and flags & ~_END_STREAM:
             raise FrameError("data with padding")
-        if kind == _HEADERS:
-            self._messages.setdefault(stream, _Message())
+        if kind == _HEADERS and stream > self._newest:
+            # The library ignores such streams without an answer, so nothing would end them here.
+            if stream % 2 == 0:
+                raise FrameError("a stream with an even number")
+            self._newest = stream
+            self._messages[stream] = _Message()
         elif kind == _RST_STREAM:
             self._forget(stream)
 
