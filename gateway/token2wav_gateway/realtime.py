@@ -124,6 +124,8 @@ class RealtimeSession:
 
     def _update(self, options: SessionOptions) -> None:
         """Changes the configuration of the session, or nothing if an option is wrong."""
+        if options.instructions is not None:
+            self._check_length("session.instructions", options.instructions)
         if options.model is not None:
             self._gateway.check_model(options.model)
         if options.voice_name is not None:
@@ -132,7 +134,6 @@ class RealtimeSession:
         self._model = options.model or self._model
         self._speed = options.speed or self._speed
         if options.instructions is not None:
-            self._check_length("session.instructions", options.instructions)
             self._instructions = options.instructions or None
 
     def _check_length(self, field: str, words: str) -> None:

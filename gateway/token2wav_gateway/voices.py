@@ -246,7 +246,7 @@ class VoiceFolder:
     async def of_recording(
         self, recording: bytes, text: str, *, recording_field: str, text_field: str
     ) -> Voice:
-        """Makes a voice of a recording for one request, and stores nothing.
+        """Makes a voice of a recording for one request, and writes nothing to disk.
 
         Args:
             recording: content of an audio file, as `Recording.load` reads it.

@@ -161,6 +161,13 @@ class Request:
         """Whether the utterance ends although its client does not know of it yet."""
         return self.end_reason is not None or self.refusal is not None
 
+    @property
+    def last_error(self) -> InputError | None:
+        """Error that follows the last audio: `refusal`, unless a limit has ended the audio before
+        the refused token.
+        """
+        return self.refusal if self.end_reason is None else None
+
     def checked_tokens(self, tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:
         """Aligns tokens that arrive in a delay pattern, and checks them.
 

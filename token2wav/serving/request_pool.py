@@ -257,8 +257,8 @@ class RequestPool:
             self._release(request)
 
     def _finish(self, request: Request, replies: list[Reply]) -> None:
-        if request.over and request.refusal is not None:
-            fail(replies, request.refusal)
+        if request.over and request.last_error is not None:
+            fail(replies, request.last_error)
         else:
             finish(replies)
 
@@ -274,7 +274,7 @@ class RequestPool:
                 if over or not finished:
                     self.scheduler.release(request)
             if over and not cancelled:
-                refusal, reason = request.refusal, request.end_reason
+                refusal, reason = request.last_error, request.end_reason
                 ended = reason.value if reason else "finished"
                 self._over(request, type(refusal).__name__ if refusal else ended)
             elif over and had_memory:  # another thread has cancelled it; its memory is freed now

@@ -299,7 +299,7 @@ class WorkerPool:
     def _send(self, chunk: AudioChunk, late: float, request: Request) -> None:
         with self.requests.lock:
             reply = request.next_reply()
-        if request.refusal is not None:  # the error follows
+        if request.last_error is not None:  # it follows
             chunk = replace(chunk, final=False)
         reply.send(chunk)
         attempt(self.requests.observer.sent, request, chunk.duration_s, late)
