@@ -92,7 +92,7 @@ async def run(
         "speech: ready; try:\n"
         f"  curl http://127.0.0.1:{port}/v1/audio/speech -H 'Content-Type: application/json' "
         f'-d \'{{"voice": "{VOICE}", "response_format": "wav", '
-        '"stream": false, "input": "The first boats were coming home."}\' -o out/speech.wav',
+        '"stream": false, "input": "The first boats were coming home."}\' -o out/gateway.wav',
         flush=True,
     )
     await server
