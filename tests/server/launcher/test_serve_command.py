@@ -32,7 +32,8 @@ def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        ready = process.stdout.readline()
+        starting, ready = process.stdout.readline(), process.stdout.readline()
+        assert starting.startswith(f"token2wav: starting a server for {TINY}")
         assert re.fullmatch(
             r"token2wav: ready, gRPC 127.0.0.1:\d+, HTTP 127.0.0.1:\d+, metrics 127.0.0.1:\d+; "
             r"Triton \d+\.\d+\.\d+, with a proxy in front of its HTTP and metrics ports\n",
@@ -69,7 +70,8 @@ def test_server_that_dies(
     options = [str(TINY), "--model-repository", str(repository), *port_arguments()]
     assert run(*options) == 3
     output = capfd.readouterr()
-    lines = output.out.splitlines()
+    starting, *lines = output.out.splitlines()
+    assert starting.startswith(f"token2wav: starting a server for {TINY}")
     assert lines[0] == (
         "token2wav: the canary is off, so a hanging model process is not detected: "
         "no model token2wav or token2wav_ensemble is loaded"
@@ -210,5 +212,5 @@ def run(*arguments: str) -> int:
 
 def assert_one_error(capfd: pytest.CaptureFixture[str], part: str) -> None:
     output = capfd.readouterr()
-    assert output.out == ""
+    assert re.fullmatch(r"token2wav: starting a server for .*\n", output.out), output.out
     assert re.fullmatch(rf"token2wav serve: error: .*{re.escape(part)}.*\n", output.err), output.err
