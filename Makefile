@@ -13,7 +13,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo speech test check faults release-test gpu-stack page integrations lint format serve export gpu-check demo-voice soak rehearsal images images-check docs docs-check dist clean
+.PHONY: help setup demo speech test check faults lab-test release-test gpu-stack page integrations lint format serve export gpu-check demo-voice soak rehearsal images images-check docs docs-check dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,8 +39,12 @@ faults: ## [ARGS=]: put faults of the past back, one at a time, and run the test
 	$(SETUP)
 	@$(BIN)/python -m tests.faults $(ARGS)
 
+lab-test: lint ## run the tests of lab/: simulations, launch counters, quality of the demo voice, its recipe (5 minutes)
+	$(BIN)/pytest -n 2 -m "not slow" lab/tests
+
 release-test: lint gpu-stack ## run the tests that are too slow for `make test`: kernels compiled for GPUs, most exports, soaks (25 minutes)
 	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 2 -m slow lab/tests
 
 gpu-stack: ## rehearse, collect, compile and emulate the GPU path with the packages of a GPU machine (10 minutes, 5 GB; no GPU)
 	@scripts/gpu_stack.sh
@@ -84,8 +88,8 @@ gpu-check: ## [ARGS=]: run every check that needs an NVIDIA GPU (20 minutes), wi
 demo-voice: ## DATA=folder: export the newest checkpoints of the recipe as the demo voice, and measure its quality
 	@test -n "$(DATA)" || { echo "make demo-voice: DATA is missing; run: make demo-voice DATA=demo_data" >&2; exit 1; }
 	$(SETUP)
-	@$(BIN)/python -m examples.demo_voice.export --data "$(DATA)"
-	@$(BIN)/python -m benchmarks.quality
+	@$(BIN)/python -m lab.demo_voice.export --data "$(DATA)"
+	@$(BIN)/python -m lab.quality.quality
 	@$(BIN)/python -m examples.demo
 	@cp out/demo.png docs/demo.png
 

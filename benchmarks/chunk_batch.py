@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row
-from benchmarks.models import a_voice
+from testkit.models.sized import a_voice
 from token2wav import BackendError, Token2Wav, Voice
 from token2wav.stages.stage import FrameChunk, TokenChunk
 

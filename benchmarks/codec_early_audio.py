@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.codec_models import DAC, DAC_24KHZ
 from benchmarks.environment import describe, save
-from tests.support.dac_model import write_dac, write_higgs
-from tests.support.snac_model import SNAC_24KHZ, write_snac
+from testkit.models.dac_model import write_dac, write_higgs
+from testkit.models.published_codecs import DAC, DAC_24KHZ
+from testkit.models.snac_model import SNAC_24KHZ, write_snac
 from token2wav.assembly import load_network
 from token2wav.families.registry import read_config
 from token2wav.layers.combine import Residual

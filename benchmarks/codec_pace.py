@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.codec_models import SIXTEENTH, write_codec
 from benchmarks.environment import describe, save
 from benchmarks.open_loop import ROUNDING_S, Subject
-from tests.support.codec_models import WRITERS
-from tests.support.family_golden import FamilyGolden
+from testkit.models.codec_models import WRITERS
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.published_codecs import SIXTEENTH, write_codec
 from token2wav import StreamConfig, Token2Wav
 from token2wav.config.model_config import ModelConfig
 from token2wav_client import AsyncClient

@@ -25,7 +25,7 @@ import torch
 from benchmarks.chunk_batch import chunk
 from benchmarks.environment import describe, save
 from benchmarks.gpu.settings import LeftOut
-from benchmarks.models import SIZES, model_folder
+from testkit.models.sized import SIZES, model_folder
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import Token2WavError
 from token2wav.execution.cuda_graphs import SWITCH

@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.codec_models import HIGGS
 from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
+from examples.demo_codec.codes import MODEL as DEMO_CODEC
 from examples.demo_codec.encode import CodecEncoder
-from examples.demo_codec.export import MODEL as DEMO_CODEC
-from tests.support.dac_model import write_higgs
-from tests.support.voxcpm_model import VOXCPM2, write_model
+from testkit.models.dac_model import write_higgs
+from testkit.models.published_codecs import HIGGS
+from testkit.models.voxcpm_model import VOXCPM2, write_model
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav_voice.recording import Recording
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from benchmarks.codec_models import codec_configs
 from benchmarks.environment import RESULTS
-from benchmarks.models import public_configs
+from testkit.models.published_codecs import codec_configs
+from testkit.models.sized import public_configs
 from token2wav import known_models
 from token2wav.assembly import withheld_samples
 from token2wav.config import StreamConfig

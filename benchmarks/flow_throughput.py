@@ -20,8 +20,8 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.environment import describe, save, saved_runs
-from benchmarks.models import a_voice, public_configs
-from tests.support.random_weights import fill
+from testkit.models.random_weights import fill
+from testkit.models.sized import a_voice, public_configs
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import Assembly
 from token2wav.backends import LoadContext

@@ -41,7 +41,7 @@ from benchmarks.gpu.report import WORDS, faults, markdown, merge, verdicts, writ
 from benchmarks.gpu.sections import SECTIONS  # noqa: E402
 from benchmarks.gpu.settings import LAST_S, MINUTES, REHEARSAL, RESULTS, SLICES, Settings  # noqa: E402
 from benchmarks.gpu.worker import LOG, Results, run_section  # noqa: E402
-from benchmarks.models import TEMPLATE, model_folder  # noqa: E402
+from testkit.models.sized import TEMPLATE, model_folder  # noqa: E402
 from token2wav.config.values import from_mapping  # noqa: E402
 from token2wav.errors import ConfigError  # noqa: E402
 from token2wav.execution.cuda_graphs import SWITCH  # noqa: E402
@@ -93,8 +93,7 @@ def run(parts: list[Part], settings: Settings, minutes: float) -> None:
                 share * (deadline - time.monotonic()),
             )
             run_section(name, folder, part_settings, results, max(0.0, seconds))
-    # The time of a GPU is precious: --merge counts the launches later, on any machine.
-    (out / "report.md").write_text(markdown(results.content, counted=False))
+    (out / "report.md").write_text(markdown(results.content))
 
 
 def measure(options: argparse.Namespace, out: Path) -> list[Path]:

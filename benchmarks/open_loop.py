@@ -36,17 +36,17 @@ from fastapi import FastAPI
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from benchmarks.codec_models import DAC_NARROW, SIZES, moss_sizes, write_codec
 from benchmarks.environment import RESULTS, ROOT, describe, save
 from examples.speech import language_model
 from examples.speech.demo import TEMPLATE
-from tests.support import bigvgan_model, streamflow_model
-from tests.support.batches import Tokens
-from tests.support.caching_families import write_family
-from tests.support.codec_models import drawn_tokens
-from tests.support.gateway_rig import serving, serving_gateway
-from tests.support.golden import TINY
-from tests.support.utterances import a_voice
+from testkit.batches import Tokens
+from testkit.models import bigvgan_model, streamflow_model
+from testkit.models.caching_families import write_family
+from testkit.models.codec_models import drawn_tokens
+from testkit.models.golden import TINY
+from testkit.models.published_codecs import DAC_NARROW, SIZES, moss_sizes, write_codec
+from testkit.rigs.gateway_rig import serving, serving_gateway
+from testkit.utterances import a_voice
 from token2wav.config.model_config import ModelConfig
 from token2wav.families.registry import read_config
 from token2wav_client import AsyncClient, ClientError, ClientVoice

@@ -21,9 +21,9 @@ from functools import cache
 import numpy as np
 
 from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
-from benchmarks.fleet.listener import Listener
-from benchmarks.fleet.server import Costs, Events, ServerKind, SimulatedServer
-from benchmarks.models import public_configs
+from benchmarks.simulated_listener import Listener
+from benchmarks.simulated_server import Costs, Events, ServerKind, SimulatedServer
+from testkit.models.sized import public_configs
 from token2wav import StreamConfig
 from token2wav.assembly import withheld_samples
 from token2wav.config import LimitConfig

@@ -33,7 +33,7 @@ import yaml
 
 from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
 from benchmarks.gpu.settings import PACE
-from benchmarks.models import SIZES, chosen_model
+from testkit.models.sized import SIZES, chosen_model
 from token2wav_client import Client, ClientError, ClientVoice, token_source
 from token2wav_client.audio import SAMPLE_RATE
 from token2wav_client.listening import stalls

@@ -33,7 +33,7 @@ from safetensors.numpy import save_file
 from benchmarks.environment import ROOT, describe, save
 from benchmarks.open_loop import TRAINED, Subject
 from examples.speech import language_model
-from tests.support.gateway_rig import TEMPLATE, serving
+from testkit.rigs.gateway_rig import TEMPLATE, serving
 from token2wav_client.voice import FIELDS
 from token2wav_server import Ports, TritonServer
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.environment import RESULTS, describe, save, save_picture
-from benchmarks.models import SIZES, a_voice, random_model
+from testkit.models.sized import SIZES, a_voice, random_model
 from token2wav import StreamConfig, Token2Wav
 
 mpl.use("Agg")

@@ -32,7 +32,7 @@ import soundfile
 
 from examples.speech import language_model
 from scripts.image import ROOT, Image, call
-from tests.support.gateway_rig import serving as asgi_server
+from testkit.rigs.gateway_rig import serving as asgi_server
 from token2wav import Token2Wav, Voice
 from token2wav_server import Ports
 

@@ -93,7 +93,7 @@ publish() {
 import sys, time
 from pathlib import Path
 
-from tests.support.hub_server import HubServer
+from testkit.rigs.hub_server import HubServer
 
 with HubServer.start(Path(sys.argv[1])) as hub:
     print(hub.url, flush=True)

@@ -32,11 +32,9 @@ import torch
 # Set before the first test imports triton: without a GPU, triton interprets its kernels.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.flows import cached_flow
-from tests.support.replies import Expected
-from tests.support.stages import two_stages
-from tests.support.tiny_model import (
+from testkit.batches import WHOLE_BLOCKS
+from testkit.flows import cached_flow
+from testkit.models.tiny_model import (
     ODE_STEPS,
     TINY,
     FaultyVocoder,
@@ -44,6 +42,8 @@ from tests.support.tiny_model import (
     demo_voice,
     tiny_config,
 )
+from testkit.replies import Expected
+from testkit.stages import two_stages
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav.assembly import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

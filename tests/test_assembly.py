@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.support.golden import TINY
-from tests.support.utterances import a_voice, some_tokens
+from testkit.models.golden import TINY
+from testkit.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, Token2Wav
 from token2wav.cache.states import StateStore
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.golden import TINY
+from testkit.models.golden import TINY
 from token2wav import RuntimeConfig
 from token2wav.backends import Backend, LoadContext, choose
 from token2wav.errors import ConfigError

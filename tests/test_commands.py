@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.golden import DATA
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tables import table
+from testkit.models.golden import DATA
+from testkit.patience import PATIENCE_SECONDS
+from testkit.tables import table
 from token2wav.commands import COMMANDS, main
 
 WRONG_USAGE = table(

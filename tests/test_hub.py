@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.support.codec_models import CODECS
-from tests.support.cosyvoice2_model import write_moss_speech
-from tests.support.family_golden import FamilyGolden
-from tests.support.golden import TINY
-from tests.support.hub_server import COMMIT, HubServer
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.shards import divide
+from testkit.models.codec_models import CODECS
+from testkit.models.cosyvoice2_model import write_moss_speech
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.golden import TINY
+from testkit.models.shards import divide
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.hub_server import COMMIT, HubServer
 from token2wav import Token2Wav
 from token2wav import hub as names
 from token2wav.families import registry

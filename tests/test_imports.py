@@ -141,6 +141,27 @@ def test_nothing_imports_in_a_circle(package: str) -> None:
     assert len(list(TopologicalSorter(graph).static_order())) == len(modules)
 
 
+def top_folders() -> dict[str, set[str]]:
+    """Returns the folders of the project, each with the folders that its files import from."""
+    root = ROOT.parent
+    places = {path.parent.name: path.parts[len(root.parts)] for path in root.glob("*/*/py.typed")}
+    folders = {path.parts[len(root.parts)] for path in root.glob("[!.]*/**/*.py")}
+    imports: dict[str, set[str]] = {}
+    for folder in folders - {"out", "build"}:
+        files = modules_of(root / folder)
+        tops = {name.split(".")[0] for module in files for name in imports_of(module, files)}
+        imports[folder] = {places.get(top, top) for top in tops} & folders - {folder}
+    return imports
+
+
+def test_no_two_folders_import_each_other() -> None:
+    imports = top_folders()
+    assert {"client", "lab", "testkit", "tests"} <= imports.keys()
+    assert list(TopologicalSorter(imports).static_order())  # raises an error for a circle
+    assert imports["tests"] & {"lab"} == set()
+    assert [folder for folder, names in imports.items() if "tests" in names] == []
+
+
 def test_the_library_does_not_import_server_or_client() -> None:
     imports = {(name, imported) for name in MODULES for imported in imports_of(name)}
     assert {pair for pair in imports if pair[1].partition(".")[0] in FOREIGN} == set()

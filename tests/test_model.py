@@ -10,8 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.support.replies import Expected
-from tests.support.tiny_model import TINY, demo_tokens
+from testkit.models.tiny_model import TINY, demo_tokens
+from testkit.replies import Expected
 from token2wav import ConfigError, InputError, RuntimeConfig, Token2Wav, Voice
 
 

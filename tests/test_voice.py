@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from tests.support.tiny_model import demo_voice
+from testkit.models.tiny_model import demo_voice
 from token2wav import InputError, Voice
 from token2wav.config.model_config import ModelConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

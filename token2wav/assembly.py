@@ -278,7 +278,7 @@ def withheld_samples(config: ModelConfig, stream: StreamConfig) -> int:
 class Assembly:
     """Assembly of one model on one device.
 
-    `benchmarks/counted_stages.py` derives from it, to count the work of a GPU without one.
+    `lab/launches/counted_stages.py` derives from it, to count the work of a GPU without one.
     """
 
     def __init__(self, context: LoadContext, config: Any, stream: StreamConfig) -> None:

@@ -243,7 +243,7 @@ def gpu_runs_kernels(device: torch.device) -> bool:
     GPU has the matrix units that they need.
 
     The device `meta` stands for a GPU that has them. Nothing is computed on it;
-    benchmarks/launches.py counts the launches.
+    lab/launches/table.py counts the launches.
     """
     if importlib.util.find_spec("triton") is None:
         return False

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.chunk_batch import ChunkBatch, chunk, chunk_key, spoken
 from benchmarks.gpu.settings import LeftOut, Row, Rows, Settings
-from benchmarks.models import a_voice
+from testkit.models.sized import a_voice
 from token2wav import StreamConfig, Token2Wav
 from token2wav.backends import FLOAT8_CAPABILITY
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.codec_models import SIXTEENTH, write_codec
 from benchmarks.gpu.settings import Row, Rows, Settings
-from tests.support.codec_models import drawn_tokens
+from testkit.models.codec_models import drawn_tokens
+from testkit.models.published_codecs import SIXTEENTH, write_codec
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.families.registry import read_config
 from token2wav.voice import voice_for

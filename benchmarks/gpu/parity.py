@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu.chunks import load
 from benchmarks.gpu.floor import estimator_sizes
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
-from benchmarks.models import a_voice
+from testkit.models.sized import a_voice
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.config.model_config import ModelConfig
 from token2wav.execution.cuda_graphs import SWITCH

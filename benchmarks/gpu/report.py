@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +15,7 @@ from benchmarks.gpu.sections import ON_PURPOSE, SECTIONS
 from benchmarks.gpu.settings import PACE, PLANNED, RESULTS, SLICES, Row
 from benchmarks.gpu.streams import UNBROKEN
 from benchmarks.gpu.worker import write_json
-from benchmarks.launches import beside_measured
-from benchmarks.models import FULL_YAML, TEMPLATE
+from testkit.models.sized import FULL_YAML, TEMPLATE
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 Content = Mapping[str, Any]  # content of one results.json, or of several merged ones
@@ -249,12 +247,8 @@ def _why(content: Content, section: str, key: str | None = None) -> str:
     return next(filter(None, reasons), "did not run")
 
 
-def markdown(content: Content, *, counted: bool = True) -> str:
-    """Returns the whole page.
-
-    Args:
-        counted: whether launches are counted, which takes a minute.
-    """
+def markdown(content: Content) -> str:
+    """Returns the whole page."""
     facts, small = content["facts"], rehearsed(content)
     left_out = [
         {name: row[name] for name in _COMMON[:4]} for row in content["rows"] if row["left_out"]
@@ -276,26 +270,11 @@ def markdown(content: Content, *, counted: bool = True) -> str:
     for name in SECTIONS:
         if rows := rows_of(content, name):
             parts += [f"## {name}", *_tables(content, name, rows)]
-    if counted:
-        parts += ["## launches, counted and predicted", _launches(content)]
     parts += ["## Runs", table(content.get("runs", []))]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _launches(content: Content) -> str:
-    """Returns the launches and least times of the chunks that were measured."""
-    timed, facts = _timed_chunks(content), content["facts"]
-    if not timed or (facts["size"], facts["precision"]) != ("full", "float16"):
-        return "Nothing: only chunks of the public size in float16 are counted."
-    if find_spec("triton") is None:
-        return "Nothing: the Triton language is not installed."
-    try:
-        return beside_measured(timed)
-    except Exception as error:  # measurements must not be lost because of a prediction
-        return f"Not counted: {error!r}"
-
-
-def _timed_chunks(content: Content) -> list[Row]:
+def timed_chunks(content: Content) -> list[Row]:
     """Returns the rows of chunks with pages of the default type."""
     rows = rows_of(content, "chunks").items()
     return [row for key, row in rows if "total_ms" in row and not key.endswith("pages")]
@@ -364,7 +343,7 @@ def _cell(value: Any) -> str:
 def write_report(content: Content, out: Path) -> None:
     """Writes report.md, and report.json for `token2wav plan --costs`."""
     out.mkdir(parents=True, exist_ok=True)
-    timed = _timed_chunks(content)
+    timed = timed_chunks(content)
     (out / "report.md").write_text(markdown(content))
     case = {
         "engine": "torch",

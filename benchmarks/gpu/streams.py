@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.gpu.chunks import load
 from benchmarks.gpu.settings import PACE, SETTINGS, Row, Rows, Settings
-from benchmarks.models import a_voice
+from testkit.models.sized import a_voice
 from token2wav import Token2Wav
 from token2wav.config import LimitConfig
 from token2wav.errors import Token2WavError

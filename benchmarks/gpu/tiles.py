@@ -1,6 +1,6 @@
 """Section tiles: times of all tiles of the products, and the rates from which tiles are chosen.
 
-`python -m benchmarks.tile_table` turns the rows into the table of tiles.
+`python -m benchmarks.gpu.tile_table` turns the rows into the table of tiles.
 """
 
 from __future__ import annotations

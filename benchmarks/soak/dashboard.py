@@ -16,7 +16,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.environment import save_picture
-from tests.support.queries import panels
+from testkit.rigs.queries import panels
 
 STEP_SECONDS = 5
 # Values of Grafana's variables for all servers, with this step and the interval of 10 s in

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.environment import ROOT
-from tests.support.codec_models import WRITERS
-from tests.support.family_golden import FamilyGolden
+from testkit.models.codec_models import WRITERS
+from testkit.models.family_golden import FamilyGolden
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
 

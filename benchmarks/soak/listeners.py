@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.soak.lines import DEMO, TINY, Line
-from tests.support.serve_command import TOKENS_PER_SECOND
+from testkit.rigs.serve_command import TOKENS_PER_SECOND
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_client.client import Utterance

@@ -32,10 +32,10 @@ import numpy as np
 
 from benchmarks.soak.faults import FAULT, Faults
 from benchmarks.soak.oracle import Audio, Oracle, Tokens
-from tests.support.golden import TINY, snr_db
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.replies import RecordingReply
-from tests.support.utterances import a_voice, some_tokens
+from testkit.models.golden import TINY, snr_db
+from testkit.patience import PATIENCE_SECONDS
+from testkit.replies import RecordingReply
+from testkit.utterances import a_voice, some_tokens
 from token2wav import (
     AudioChunk,
     BackendError,

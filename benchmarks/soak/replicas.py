@@ -36,9 +36,9 @@ from benchmarks.soak.lines import TINY, Line
 from benchmarks.soak.listeners import HeardUtterance, Listener, Retries, long_lines
 from benchmarks.soak.watch import scrape
 from scripts.image import call
-from tests.support.balancer import NameServer, needs_haproxy
-from tests.support.certificates import Authority
-from tests.support.container import (
+from testkit.rigs.balancer import NameServer, needs_haproxy
+from testkit.rigs.certificates import Authority
+from testkit.rigs.container import (
     COMPOSE,
     DOCKER,
     ENTRYPOINT,
@@ -49,7 +49,7 @@ from tests.support.container import (
     ngc_installation,
     read_compose,
 )
-from tests.support.serve_command import WHOLE_BLOCKS
+from testkit.rigs.serve_command import WHOLE_BLOCKS
 from token2wav_client import Client, ClientError, Tls
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"

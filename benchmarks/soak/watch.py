@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tests.support.processes import descendants, parent, stat_fields
+from testkit.rigs.processes import descendants, parent, stat_fields
 from token2wav_server import TritonServer
 from token2wav_server.launcher.log import is_relevant
 

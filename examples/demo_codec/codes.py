@@ -6,22 +6,46 @@ scalar quantisation, Mentzer et al., 2023), and four values make one code.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from examples.demo_voice.corpus import MEL_PER_TOKEN
-from examples.demo_voice.tokenizer import SLOPE, Unit
+from examples.demo_voice.speech import MEL_PER_TOKEN
 from token2wav.families.nanocodec.config import QuantizerConfig
 from token2wav.families.nanocodec.network import GroupedCodes
 from token2wav_voice.features import PROMPT_BANDS
 
+MODEL = Path(__file__).with_name("model")
+ENCODER_FILE = "encoder.safetensors"
 F0_SCALE_HZ = 100.0
 FEATURES = PROMPT_BANDS + 2  # log-mel, F0, and whether a frame is voiced
 _WIDTH = 128
 _UNITS = 3
 _CONTEXT = 2  # frames before and after the frames of a code, in the first convolution
 _MEL_MEAN, _MEL_DEVIATION = -6.0, 3.0
+SLOPE = 0.1  # slope of activations for negative values
+
+
+class Unit(nn.Module):
+    """Residual unit that reads one frame on either side. Before training it is the identity.
+
+    Args:
+        width: channels.
+        dilation: distance of the frames that it reads from the frame in the middle.
+    """
+
+    def __init__(self, width: int, dilation: int = 1) -> None:
+        super().__init__()
+        self.near = nn.Conv1d(width, width, 3, padding=dilation, dilation=dilation)
+        self.mix = nn.Conv1d(width, width, 1)
+        nn.init.zeros_(self.mix.weight)
+        assert self.mix.bias is not None
+        nn.init.zeros_(self.mix.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mix(F.leaky_relu(self.near(F.leaky_relu(x, SLOPE)), SLOPE))
 
 
 def features(mel: torch.Tensor, f0: torch.Tensor) -> torch.Tensor:

@@ -13,11 +13,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from examples.demo_codec.codes import Encoder, features
-from examples.demo_codec.export import ENCODER_FILE, MODEL
-from examples.demo_voice.corpus import HOP
+from examples.demo_codec.codes import ENCODER_FILE, MODEL, Encoder, features
 from examples.demo_voice.pitch import pitch
-from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES
+from examples.demo_voice.speech import HOP, RATE_HZ, TOKEN_SAMPLES
 from token2wav.families.nanocodec.config import read
 from token2wav_voice.features import prompt_mel
 from token2wav_voice.recording import Recording

@@ -16,6 +16,8 @@ from piper import PiperConfig, PiperVoice, SynthesisConfig
 
 RATE_HZ = 24_000
 TOKEN_SAMPLES = 960
+MEL_PER_TOKEN = 2
+HOP = TOKEN_SAMPLES // MEL_PER_TOKEN
 _PEAK = 0.6  # largest sample, with headroom as in a recording
 
 

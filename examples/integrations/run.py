@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.quality_scores import RATE_HZ, Recogniser, word_error_rate
+from examples.demo_voice.recogniser import Recogniser, word_error_rate
+from examples.demo_voice.speech import RATE_HZ
 from token2wav_server import Ports
 from token2wav_voice import Recording
 

@@ -21,7 +21,7 @@ from token2wav.stages.piece_sizes import kernel_sizes
 from token2wav.stages.waveform import likely_pieces
 
 # Nodes of a CUDA graph of the encoder, and of one ODE step, by family. They are the launches that
-# `benchmarks.launches` counts at the published sizes, which change with the layers of a model. A
+# `lab.launches.table` counts at the published sizes, which change with the layers of a model. A
 # graph has the same nodes for any size of its batch.
 _FLOW_NODES = {
     "cosyvoice3": (34, 161),

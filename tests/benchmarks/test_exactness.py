@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.codec_models import SIXTEENTH, write_codec
 from benchmarks.exactness import Windows, clicks, error_db, frames_to_first_audio, stream
+from testkit.models.published_codecs import SIXTEENTH, write_codec
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 
 PATCH, FRAMES = 4, 48

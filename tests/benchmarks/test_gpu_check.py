@@ -25,10 +25,19 @@ from packaging.requirements import Requirement
 from benchmarks.gpu.sections import ON_PURPOSE, files_of_tests
 from benchmarks.gpu.settings import RESULTS, Settings
 from benchmarks.gpu.worker import Results, run_section
-from tests.support.golden import ROOT, TINY
-from tests.support.patience import PATIENCE_SECONDS, until
+from testkit.models.golden import ROOT, TINY
+from testkit.patience import PATIENCE_SECONDS, until
 
-SOURCES = ["benchmarks", "client", "exporters", "server", "tests", "token2wav", "pyproject.toml"]
+SOURCES = [
+    "benchmarks",
+    "client",
+    "exporters",
+    "server",
+    "testkit",
+    "tests",
+    "token2wav",
+    "pyproject.toml",
+]
 PACKAGES = ["torch", "triton", "numpy", "PyYAML", "safetensors", "pytest"]
 # The least of all, on one core, without haste.
 LEAST = ["stream_s=1", "drift_chunks=3", "histories=[1]", "matrix=32"]

@@ -17,8 +17,8 @@ from benchmarks.soak.gateway.outages import MANNERS, Proxy
 from benchmarks.soak.gateway.run import soak
 from benchmarks.soak.gateway.spoken import Spoken, WrongAudioError
 from benchmarks.soak.lines import Line
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.raw_server import raw_server
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.raw_server import raw_server
 
 # With this seed misdeeds of all kinds come within some seconds.
 PLAN = Plan(minutes=0.4, clients=10, seed=3)

@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 from benchmarks.environment import RESULTS
 from benchmarks.gpu.settings import LeftOut, Settings
+from benchmarks.gpu.tile_table import choices, measured, text
 from benchmarks.gpu.tiles import tiles
-from benchmarks.tile_table import choices, measured, text
 from token2wav.kernels.tiles import TABLE, TileTable
 
 SIZES = ("rows", "outputs", "inputs", "warps", "stages")
@@ -112,6 +112,6 @@ def test_tiles_of_the_table_fit_registers_and_shared_memory() -> None:
                 for tile, capability in itertools.product(variants, SHARED_BYTES):
                     sizes = [capability, *(tile[name] for name in SIZES)]
                     [used] = [row for row in rows if row[: len(sizes)] == sizes] or [None]
-                    assert used, f"run benchmarks.tile_resources --save with Triton {version}"
+                    assert used, f"run lab.launches.tile_resources --save with Triton {version}"
                     assert used[spilled] == 0, (version, product, sizes)
                     assert used[shared] <= SHARED_BYTES[capability], (version, product, sizes)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.utterances import a_voice
+from testkit.patience import PATIENCE_SECONDS
+from testkit.utterances import a_voice
 from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, Prefix, PrefixCache
 
 VOICES = [a_voice(0, seed) for seed in range(6)]

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.patience import PATIENCE_SECONDS, until
+from testkit.patience import PATIENCE_SECONDS, until
 from token2wav.commands import main
 from token2wav_client import (
     AsyncClient,

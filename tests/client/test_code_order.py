@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.family_golden import FamilyGolden
+from testkit.models.family_golden import FamilyGolden
 from token2wav.families.snac.config import SnacSizes
 from token2wav_client import TokenError, flatten_codebooks
 

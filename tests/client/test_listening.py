@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.tables import table
+from testkit.tables import table
 from token2wav_client.listening import (
     Recording,
     audible_onset,

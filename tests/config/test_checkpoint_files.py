@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.shards import divide
-from tests.support.tiny_model import one_line
+from testkit.models.shards import divide
+from testkit.models.tiny_model import one_line
 from token2wav.config.checkpoint_files import weight_files, weights_file
 from token2wav.errors import CheckpointError
 from token2wav.networks.weights import read_state

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.tiny_model import one_line
+from testkit.models.tiny_model import one_line
 from token2wav import ConfigError
 from token2wav.config.hyperyaml import MAX_VALUES, HyperYaml, Tagged
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 
-from tests.support.tables import table
-from tests.support.tiny_model import TINY, one_line
+from testkit.models.tiny_model import TINY, one_line
+from testkit.tables import table
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.config import LimitConfig, ServerConfig, config_hash, load_server_config
 from token2wav.config.strict_yaml import MAX_FILE_BYTES

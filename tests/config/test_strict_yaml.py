@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_model import one_line
+from testkit.models.tiny_model import one_line
 from token2wav import ConfigError
 from token2wav.config.strict_yaml import MAX_FILE_BYTES, parse_yaml, read_bounded, read_yaml
 

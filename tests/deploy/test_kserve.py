@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from scripts.kserve_schemas import MANIFESTS, SCHEMAS, cut
-from tests.support.golden import ROOT
+from testkit.models.golden import ROOT
 
 RUNTIME = yaml.safe_load((MANIFESTS / "serving_runtime.yaml").read_text())
 SERVICE = yaml.safe_load((MANIFESTS / "inference_service.yaml").read_text())

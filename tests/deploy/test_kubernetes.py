@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.balancer import needs_haproxy
-from tests.support.certificates import self_signed
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.balancer import needs_haproxy
+from testkit.rigs.certificates import self_signed
 from token2wav_gateway.server import DRAIN_S
 from token2wav_gateway.settings import Settings
 from token2wav_server import TritonServer

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.balancer import Balancer
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.balancer import Balancer
 from token2wav.config import LimitConfig
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.container import (
+from testkit.rigs.container import (
     COMPOSE,
     WITH_BALANCER,
     WITH_HUB,

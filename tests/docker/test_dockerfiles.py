@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.container import DOCKER, ENTRYPOINT, ROOT
+from testkit.rigs.container import DOCKER, ENTRYPOINT, ROOT
 
 DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
 CONSTRAINTS = ROOT / "constraints.txt"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.models import SIZES, random_model
-from tests.support.container import ENTRYPOINT, image_environment
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.models.sized import SIZES, random_model
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.container import ENTRYPOINT, image_environment
 from token2wav.exported.artifacts import Artifact, EngineFolder, fingerprint
 
 

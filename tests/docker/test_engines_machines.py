@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.support.container import DOCKER
+from testkit.rigs.container import DOCKER
 from token2wav import backends
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig
 from token2wav.errors import BackendUnavailableError

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
-from tests.support.container import COMPOSE, DOCKER, read_compose
-from tests.support.queries import ALERTS, DASHBOARD, Query, panels, queries, unknown
+from testkit.rigs.container import COMPOSE, DOCKER, read_compose
+from testkit.rigs.queries import ALERTS, DASHBOARD, Query, panels, queries, unknown
 from token2wav.config import ServerConfig
 from token2wav_gateway.metrics import Metrics
 

@@ -34,6 +34,7 @@ PROGRAMS = {
     "voice-id": ("client",),
     "benchmarks": ("benchmarks",),
     "examples": ("examples",),
+    "lab": ("lab",),
 }
 # Of Triton, pip, Docker, Kubernetes, perf_analyzer and others, where a page names them on their
 # own.
@@ -51,7 +52,7 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _MAKE = re.compile(r"(?:^|\s)make (?P<target>[a-z][a-z-]*)(?P<rest>(?: [A-Z_]+=\S*)*)")
 _PROGRAM = re.compile(
     r"(?:^|[\s/(])token2wav (?P<name>[a-z][a-z-]*)(?=\s|$)"
-    r"|-m (?P<module>benchmarks|examples)\."
+    r"|-m (?P<module>benchmarks|examples|lab)\."
 )
 _SETTING = re.compile(r"(?P<part>stream|runtime|limits)\.(?P<key>[a-z_]+)")
 

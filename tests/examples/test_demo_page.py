@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.chromium import Page, chromium
-from tests.support.golden import ROOT
+from testkit.models.golden import ROOT
+from testkit.rigs.chromium import Page, chromium
 from token2wav_server import Ports
 
 

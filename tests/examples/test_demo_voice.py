@@ -11,8 +11,8 @@ import pytest
 import soundfile
 
 from examples import demo
-from tests.support.golden import DATA
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.models.golden import DATA
+from testkit.patience import PATIENCE_SECONDS
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav_voice import FrontEnd, PromptVoice, Recording
 from token2wav_voice.features import prompt_mel

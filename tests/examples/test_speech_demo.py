@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import soundfile
 
-from tests.support.golden import ROOT
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.models.golden import ROOT
+from testkit.patience import PATIENCE_SECONDS
 from token2wav_server import Ports
 
 

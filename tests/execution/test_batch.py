@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from testkit.batches import WHOLE_BLOCKS
+from testkit.packing import pad_batches
+from testkit.utterances import a_voice, off, some_tokens
 from tests.stages.rig import Parts, Utterance, fill_estimator_state, flow_mel, run_together
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.packing import pad_batches
-from tests.support.utterances import a_voice, off, some_tokens
 from token2wav.backends import exported_buckets
 from token2wav.execution.batch import BatchSize
 from token2wav.serving.chunking import Chunker

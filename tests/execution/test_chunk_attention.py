@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from testkit.utterances import a_voice, off, portions, some_tokens
 from tests.stages.rig import MEL, Parts, flow_mel
-from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav.execution import step
 from token2wav.execution.chunk_attention import chunk_attention
 from token2wav.networks.unet import attended

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny_model import TINY
+from testkit.models.tiny_model import TINY
+from testkit.patience import PATIENCE_SECONDS
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, assembly
 from token2wav.errors import ConfigError, DeviceLostError
 from token2wav.execution.cuda_graphs import GraphPool

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
+from testkit.packing import pad_batches
+from testkit.utterances import a_voice, off, some_tokens
 from tests.stages.rig import Parts, flow_mel
-from tests.support.packing import pad_batches
-from tests.support.utterances import a_voice, off, some_tokens
 from token2wav import backends
 from token2wav.config import LimitConfig
 from token2wav.execution.captured_sizes import PAST_PAGES

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.batches import spoken_together
-from tests.support.golden import TINY, snr_db
-from tests.support.utterances import a_voice, some_tokens
+from testkit.batches import spoken_together
+from testkit.models.golden import TINY, snr_db
+from testkit.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cuda_graphs import SWITCH
 from token2wav.execution.runner import FlowRunner

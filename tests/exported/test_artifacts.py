@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from testkit.models.golden import TINY
+from testkit.models.tiny_model import tiny_copy
+from testkit.patience import PATIENCE_SECONDS
 from tests.exporters.rig import ARTIFACT, add, engine
-from tests.support.golden import TINY
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny_model import tiny_copy
 from token2wav.errors import ArtifactError, CheckpointError
 from token2wav.exported.artifacts import (
     DESCRIPTION,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.models import SIZES, random_model
+from testkit.models.few_convolutions import a_tiny_model
+from testkit.models.sized import SIZES, random_model
 from tests.exporters.rig import Export
-from tests.support.few_convolutions import a_tiny_model
 from token2wav.assembly import Exportable, exportable
 from token2wav.exported.artifacts import EngineFolder, GraphName, Precision
 from token2wav_export.making import Maker

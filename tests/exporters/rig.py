@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.golden import TINY
+from testkit.models.golden import TINY
 from token2wav.exported.artifacts import Artifact, EngineFolder, GraphName, Precision, fingerprint
 
 # Name of a model, name of a graph and precision to the path of the ONNX file.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from testkit.models.golden import TINY
 from tests.exporters.rig import ARTIFACT, Export, add, engine
-from tests.support.golden import TINY
 from token2wav.errors import BackendUnavailableError, ConfigError
 from token2wav.exported.artifacts import EngineFolder
 from token2wav_export import ExportError, engines, making

@@ -8,10 +8,10 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.support.batches import spoken_together
-from tests.support.codec_models import WRITERS, drawn_tokens
-from tests.support.family_golden import FamilyGolden
-from tests.support.utterances import chunks_of, joined, off, portions
+from testkit.batches import spoken_together
+from testkit.models.codec_models import WRITERS, drawn_tokens
+from testkit.models.family_golden import FamilyGolden
+from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, UtteranceOptions
 from token2wav.exported.artifacts import EngineFolder
 from token2wav.voice import voice_for

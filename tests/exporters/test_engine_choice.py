@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from testkit.batches import spoken_together
+from testkit.models.golden import snr_db
+from testkit.rigs.server_rig import Rig
+from testkit.utterances import a_voice, some_tokens
 from tests.exporters.rig import Export
-from tests.support.batches import spoken_together
-from tests.support.golden import snr_db
-from tests.support.server_rig import Rig
-from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, backends
 from token2wav.errors import ArtifactError, BackendUnavailableError, ConfigError
 from token2wav.exported.run import ExportedVocoder

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import (
+from testkit.batches import WHOLE_BLOCKS
+from testkit.models import (
     bigvgan_model,
     chatterbox_model,
     cosyvoice2_model,
     qwen25_omni_model,
     streamflow_model,
 )
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.caching_families import write_family
-from tests.support.family_golden import FamilyGolden
-from tests.support.few_convolutions import with_few_convolutions
-from tests.support.golden import snr_db
-from tests.support.utterances import off, some_tokens, streamed_mels, voice_of
+from testkit.models.caching_families import write_family
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.few_convolutions import with_few_convolutions
+from testkit.models.golden import snr_db
+from testkit.utterances import off, some_tokens, streamed_mels, voice_of
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, backends
 from token2wav.backends import Backend
 from token2wav.errors import ConfigError

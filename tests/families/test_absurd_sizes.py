@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import cosyvoice2_model, nanocodec_model, stepaudio2_model
-from tests.support.codec_models import WRITERS
-from tests.support.dac_model import write_higgs_first_release
-from tests.support.family_golden import FamilyGolden
-from tests.support.tiny_model import DATA, TINY, one_line, tiny_copy
+from testkit.models import cosyvoice2_model, nanocodec_model, stepaudio2_model
+from testkit.models.codec_models import WRITERS
+from testkit.models.dac_model import write_higgs_first_release
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.tiny_model import DATA, TINY, one_line, tiny_copy
 from token2wav import CheckpointError, ConfigError
 from token2wav.assembly import check_folder
 from token2wav.families.chatterbox.config import read as read_chatterbox

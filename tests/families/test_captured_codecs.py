@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.batches import spoken_together
-from tests.support.codec_models import WRITERS, drawn_tokens
-from tests.support.family_golden import FamilyGolden
-from tests.support.utterances import chunks_of, joined, off, portions
+from testkit.batches import spoken_together
+from testkit.models.codec_models import WRITERS, drawn_tokens
+from testkit.models.family_golden import FamilyGolden
+from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cuda_graphs import CudaGraph
 from token2wav.voice import voice_for

@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.caching_families import CPU, WRITERS, write_family
-from tests.support.utterances import off, some_tokens, streamed_mels, voice_of
+from testkit.models.caching_families import CPU, WRITERS, write_family
+from testkit.utterances import off, some_tokens, streamed_mels, voice_of
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.backends import kernels_run
 from token2wav.cache.paged_kv_cache import LayerView

@@ -1,6 +1,6 @@
-"""Contract of codecs: the properties that every codec of `tests/support/codec_models.py` has.
+"""Contract of codecs: the properties that every codec of `testkit/models/codec_models.py` has.
 
-The files of each codec test what is special to it. `tests/benchmarks/test_launches.py` bounds the
+The files of each codec test what is special to it. `lab/tests/test_launches.py` bounds the
 launches of all codecs.
 
 Each model runs on two engines. "Own lengths" is the engine of a CPU, which runs each chunk in one
@@ -21,12 +21,12 @@ import pytest
 import torch
 from numpy.typing import ArrayLike
 
-from tests.support.batches import spoken_together
-from tests.support.codec_models import CODECS, WRITERS, drawn_tokens
-from tests.support.family_golden import FamilyGolden
-from tests.support.shards import divide
-from tests.support.tiny_model import one_line
-from tests.support.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, portions
+from testkit.batches import spoken_together
+from testkit.models.codec_models import CODECS, WRITERS, drawn_tokens
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.shards import divide
+from testkit.models.tiny_model import one_line
+from testkit.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, portions
 from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config.checkpoint_files import PUBLISHED
 from token2wav.config.model_config import ModelConfig

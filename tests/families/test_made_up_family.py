@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from tests.support.batches import spoken_together
-from tests.support.server_rig import Rig
-from tests.support.utterances import chunks_of, joined, off, portions
+from testkit.batches import spoken_together
+from testkit.rigs.server_rig import Rig
+from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, InputError, Token2Wav, Voice
 from token2wav.assembly import check_folder, exportable, family_for, flow_networks
 from token2wav.families.registry import read_config

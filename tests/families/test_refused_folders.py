@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.codec_models import CODECS
-from tests.support.family_golden import FamilyGolden
-from tests.support.tiny_model import TINY, one_line
+from testkit.models.codec_models import CODECS
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.tiny_model import TINY, one_line
 from token2wav.assembly import check_folder
 from token2wav.errors import Token2WavError
 

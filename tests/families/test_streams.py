@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.caching_families import CPU, WRITERS, write_family
-from tests.support.golden import snr_db
-from tests.support.tiny_model import ODE_STEPS
-from tests.support.utterances import off, some_tokens, streamed, streamed_mels, voice_of
+from testkit.batches import WHOLE_BLOCKS
+from testkit.models.caching_families import CPU, WRITERS, write_family
+from testkit.models.golden import snr_db
+from testkit.models.tiny_model import ODE_STEPS
+from testkit.utterances import off, some_tokens, streamed, streamed_mels, voice_of
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.aligners import write_distribution
+from testkit.rigs.aligners import write_distribution
 
 
 @pytest.fixture(scope="session")

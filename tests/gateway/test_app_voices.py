@@ -14,10 +14,10 @@ import httpx
 import pytest
 from safetensors.numpy import save_file
 
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.gateway_rig import serving
 from tests.gateway.test_listener import SlowFrontEnd, front_end
 from tests.gateway.test_voices import TENSORS, full_disk, link_to_itself
-from tests.support.gateway_rig import serving
-from tests.support.patience import PATIENCE_SECONDS, until
 from token2wav_gateway.app import create_app
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings

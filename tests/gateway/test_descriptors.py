@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.patience import PATIENCE_SECONDS, until
+from testkit.patience import PATIENCE_SECONDS, until
 from token2wav_server import Ports
 
 DESCRIPTORS = 128

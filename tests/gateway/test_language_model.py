@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.raw_server import (
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.raw_server import (
     EVENTS_HEAD,
     Reply,
     raw_server,

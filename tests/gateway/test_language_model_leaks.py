@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.raw_server import (
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.raw_server import (
     EVENTS_HEAD,
     Reply,
     raw_server,
@@ -20,7 +20,7 @@ from tests.support.raw_server import (
     sends,
     sends_and_waits,
 )
-from tests.support.resources import check_nothing_kept
+from testkit.rigs.resources import check_nothing_kept
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.language_model import Answer, LanguageModel
 from token2wav_gateway.settings import LanguageModelSettings

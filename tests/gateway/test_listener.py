@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import constants
 
 from examples.demo import PROMPT
+from testkit.patience import PATIENCE_SECONDS
 from tests.gateway.test_voices import TENSORS
-from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import ClientVoice
 from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.listener import Listener

@@ -13,9 +13,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from tests.support.gateway_rig import serving_gateway
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.raw_client import SOCKET_PATH
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import serving_gateway
+from testkit.rigs.raw_client import SOCKET_PATH
 from token2wav_gateway.settings import Settings, SettingsError, read_settings
 
 SHOP = "https://shop.example"

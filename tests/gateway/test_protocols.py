@@ -13,9 +13,9 @@ import pytest
 from fastapi import FastAPI
 from websockets.sync.client import connect
 
-from tests.support.gateway_rig import serving, serving_gateway
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.raw_client import (
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import serving, serving_gateway
+from testkit.rigs.raw_client import (
     SOCKET_PATH,
     answer,
     begin_post,

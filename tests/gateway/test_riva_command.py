@@ -14,7 +14,7 @@ import grpc
 import httpx
 import pytest
 
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.patience import PATIENCE_SECONDS
 from token2wav_server import Ports
 
 COMMAND = [sys.executable, "-m", "token2wav", "gateway"]

@@ -17,8 +17,8 @@ from fastapi import WebSocket
 from safetensors.numpy import save_file
 from starlette.types import Message
 
+from testkit.patience import PATIENCE_SECONDS
 from tests.gateway.test_voices import TENSORS
-from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import AudioChunk
 from token2wav_gateway import access
 from token2wav_gateway.app import create_app

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.support.raw_server import EVENTS_HEAD, raw_server, read_request
+from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, read_request
 from token2wav_gateway import tracing
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.metrics import Metrics

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.patience import until
-from tests.support.processes import children, stat_fields
+from testkit.patience import until
+from testkit.rigs.processes import children, stat_fields
 from token2wav_client import AudioChunk
 from token2wav_gateway import word_times as module
 from token2wav_gateway.aligners import Word

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.tiles import tiles_of, use_tile
+from testkit.tiles import tiles_of, use_tile
 from token2wav.execution.block_table import HEADER, Block
 from token2wav.kernels.causal_convolution import CausalConvolution, NormedConvolution
 from token2wav.kernels.norms import NormVectors

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tests.support.kernel_vocoder import DEVICE, ROUNDING, a_network, a_stage, spoken
+from testkit.kernel_vocoder import DEVICE, ROUNDING, a_network, a_stage, spoken
 from token2wav.kernels.convolution import tf32
 from token2wav.layers import streaming
 

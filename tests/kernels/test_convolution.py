@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.tiles import tiles_of, use_tile
+from testkit.tiles import tiles_of, use_tile
 from token2wav.kernels.convolution import (
     FAR,
     Convolution,

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.captured_code import NothingCopied, OnDevice
-from tests.support.golden import TINY
-from tests.support.launches import Launches
+from testkit.captured_code import NothingCopied, OnDevice
+from testkit.launches import Launches
+from testkit.models.golden import TINY
 from token2wav.cache.block_pool import BlockPool, PrefixCache, StreamBlocks
 from token2wav.cache.encoder_cache import EncoderCache
 from token2wav.cache.states import StateStore

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.captured_code import NothingCopied, OnDevice
+from testkit.captured_code import NothingCopied, OnDevice
 from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
 from token2wav.cache.states import StateStore
 from token2wav.execution.batch import Batch, BatchSize, ChunkInput

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.kernel_vocoder import BANDS, DEVICE, ROUNDING, a_network, a_stage, spoken
+from testkit.kernel_vocoder import BANDS, DEVICE, ROUNDING, a_network, a_stage, spoken
 from token2wav.stages.stage import FrameChunk
 
 # on a GPU, the tests belong to the tests that the GPU must pass

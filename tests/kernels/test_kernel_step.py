@@ -15,9 +15,9 @@ import pytest
 import torch
 from triton.runtime import driver
 
-from tests.support.batches import mels_together
-from tests.support.golden import TINY
-from tests.support.utterances import Tokens
+from testkit.batches import mels_together
+from testkit.models.golden import TINY
+from testkit.utterances import Tokens
 from token2wav import StreamConfig, Voice, backends
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.cache.states import StateStore

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.tiles import tiles_of, use_tile
+from testkit.tiles import tiles_of, use_tile
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.execution.block_table import HEADER, Block, frame_positions
 from token2wav.kernels.norms import NormVectors, gated_norm, modulated_norm

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.support.utterances import off
+from testkit.utterances import off
 from token2wav.layers import packed_linear
 from token2wav.layers.packed_linear import (
     PackedCopy,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.pieces import in_pieces
-from tests.support.utterances import off
+from testkit.pieces import in_pieces
+from testkit.utterances import off
 from token2wav.layers.combine import Chain, Mean, Residual, placed
 from token2wav.layers.snake import Snake
 from token2wav.layers.streaming import (

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.utterances import off
+from testkit.utterances import off
 from token2wav.cache.states import StateStore
 from token2wav.layers import window_attention
 from token2wav.layers.combine import placed

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.bigvgan import GOLDEN, load_bigvgan
+from testkit.models.bigvgan import GOLDEN, load_bigvgan
 from token2wav.networks.bigvgan import BigVGAN
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.export import Dim
 
-from tests.support.bigvgan import LEAST, a_mel, random_bigvgan
+from testkit.models.bigvgan import LEAST, a_mel, random_bigvgan
 from token2wav.networks.bigvgan import BigVGAN
 
 AUDIO = 1e-4

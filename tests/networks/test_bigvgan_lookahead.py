@@ -10,7 +10,7 @@ import dataclasses
 import pytest
 import torch
 
-from tests.support.bigvgan import GOLDEN, SMALL, a_mel, changed, random_bigvgan, tracer
+from testkit.models.bigvgan import GOLDEN, SMALL, a_mel, changed, random_bigvgan, tracer
 from token2wav.families.cosyvoice3.bigvgan import read_bigvgan
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.configs import BigVGANConfig

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from tests.support.bigvgan import GOLDEN, a_mel, changed, random_bigvgan
-from tests.support.utterances import off
+from testkit.models.bigvgan import GOLDEN, a_mel, changed, random_bigvgan
+from testkit.utterances import off
 from token2wav.layers.snake import Snake
 from token2wav.networks.bigvgan import FILTER_TAPS, AntiAliased, BigVGAN, kaiser_sinc
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.bigvgan import SMALL, a_mel, random_bigvgan
-from tests.support.golden import TINY
+from testkit.models.bigvgan import SMALL, a_mel, random_bigvgan
+from testkit.models.golden import TINY
 from token2wav import StreamConfig
 from token2wav.errors import StreamClosedError
 from token2wav.execution.cuda_graphs import GraphPool

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.kept_context import KeptContext
-from tests.support.random_weights import fill
+from testkit.kept_context import KeptContext
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.random_weights import fill
 from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.configs import EstimatorConfig
 from token2wav.networks.dit import ConvPositionEmbedding, DiT, RotaryEmbedding, rotate_first_head

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.random_weights import fill
+from testkit.models.random_weights import fill
 from token2wav.networks.configs import EcapaConfig
 from token2wav.networks.ecapa import Ecapa, Res2Net, StatisticsPooling
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.random_weights import fill
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.random_weights import fill
 from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.conformer import Conformer, SequenceAttention
 from token2wav.networks.masks import attention_bias, block_mask

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.random_weights import SEED, fill
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.random_weights import SEED, fill
 from token2wav.families.chatterbox.source import SampleSource
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
@@ -27,7 +27,7 @@ def published(golden: FamilyGolden) -> HiFT:
 
 
 def drawn(hift: HiFT, samples: int) -> torch.Tensor:
-    """Returns noise as `scripts/golden_families.py` draws it.
+    """Returns noise as `lab/golden/golden_families.py` draws it.
 
     The random phases at which harmonics begin are written into the source.
     """

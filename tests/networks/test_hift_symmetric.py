@@ -8,37 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from testkit.kernel_vocoder import PUBLIC as CONFIG
 from token2wav.cache.states import StateStore
 from token2wav.families.chatterbox.source import SampleSource
 from token2wav.layers.streaming import StreamStep, state_specs
-from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.source import HarmonicSource
 
 FRAMES, FRAME_SAMPLES, BANDS = 60, 480, 8
 ROUNDING = 2e-5
-CONFIG = HiFTConfig(
-    in_channels=BANDS,
-    base_channels=16,
-    nb_harmonics=8,
-    sampling_rate=24000,
-    nsf_alpha=0.1,
-    nsf_sigma=0.003,
-    nsf_voiced_threshold=10,
-    upsample_rates=(8, 5, 3),
-    upsample_kernel_sizes=(16, 11, 7),
-    n_fft=16,
-    hop_len=4,
-    resblock_kernel_sizes=(3, 7, 11),
-    resblock_dilation_sizes=((1, 3, 5),) * 3,
-    source_resblock_kernel_sizes=(7, 7, 11),
-    source_resblock_dilation_sizes=((1, 3, 5),) * 3,
-    lrelu_slope=0.1,
-    audio_limit=0.99,
-    conv_pre_look_right=3,
-    f0_channels=8,
-    causal=False,
-)
 
 
 @pytest.fixture(scope="module")

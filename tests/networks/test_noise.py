@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.golden import GoldenSet, golden_sets
-from tests.support.tiny_model import DATA, FULL_SIZE, TINY
+from testkit.models.golden import GoldenSet, golden_sets
+from testkit.models.tiny_model import DATA, FULL_SIZE, TINY
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import draws_before_source
 from token2wav.networks.noise import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.tiny_model import TINY
+from testkit.models.tiny_model import TINY
 from token2wav.assembly import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks import noise as module

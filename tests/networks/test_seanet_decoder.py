@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.pieces import in_pieces
-from tests.support.random_weights import fill
-from tests.support.utterances import off
+from testkit.models.random_weights import fill
+from testkit.pieces import in_pieces
+from testkit.utterances import off
 from token2wav.families.pocket_tts.config import PocketSizes
 from token2wav.layers.streaming import OFFLINE
 from token2wav.networks.seanet_decoder import ELU, SeanetDecoder

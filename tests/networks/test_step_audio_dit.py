@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.kept_context import KeptContext
-from tests.support.random_weights import fill
+from testkit.kept_context import KeptContext
+from testkit.models.random_weights import fill
 from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.step_audio_dit import StepAudioDiT

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.pieces import in_pieces
-from tests.support.random_weights import fill
-from tests.support.utterances import off
+from testkit.models.random_weights import fill
+from testkit.pieces import in_pieces
+from testkit.utterances import off
 from token2wav.layers.streaming import FreezableLayer
 from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.symmetric_decoder import ChannelScale, SymmetricDecoder

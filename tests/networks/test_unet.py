@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.kept_context import KeptContext
+from testkit.kept_context import KeptContext
 from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.unet import UNet

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.container import DOCKER, ROOT
+from testkit.rigs.container import DOCKER, ROOT
 
 SCRIPT = ROOT / "scripts" / "images.sh"
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.front_end import demo_prompt, front_end
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.server_rig import Rig
+from testkit.batches import WHOLE_BLOCKS
+from testkit.models.front_end import demo_prompt, front_end
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.base import BaseClient

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.golden import GoldenSet
-from tests.support.server_rig import Rig
+from testkit.models.golden import GoldenSet
+from testkit.rigs.server_rig import Rig
 from token2wav_server.sequences import CLIENT_HEADER
 
 SENT_FIRST = 60  # tokens of the victim before the attack: enough for its first chunk

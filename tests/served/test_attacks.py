@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.serve_command import Serving, Speaker
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.serve_command import Serving, Speaker
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_server.launcher.front import BODY_BYTES

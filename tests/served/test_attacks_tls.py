@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.certificates import Authority
+from testkit.rigs.serve_command import Serving, Speaker
 from tests.served.test_attacks import connect, head
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.certificates import Authority
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.serve_command import Serving, Speaker
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, Tls
 

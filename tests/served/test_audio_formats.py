@@ -20,9 +20,9 @@ import soxr
 from numpy.typing import NDArray
 
 from examples import demo
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.serve_command import synth
-from tests.support.server_rig import BOTH_MODELS, Rig
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.serve_command import synth
+from testkit.rigs.server_rig import BOTH_MODELS, Rig
 from token2wav import Token2Wav, UtteranceOptions, Voice
 from token2wav_client import AsyncClient, AudioChunk, Client, ClientVoice, ServerError, frames
 from token2wav_client import audio as client_audio

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from testkit.models.golden import GoldenSet
+from testkit.rigs.server_rig import Connection, Rig, voice_inputs
 from tests.served.conftest import IDLE_SECONDS, STREAM_SECONDS
-from tests.support.golden import GoldenSet
-from tests.support.server_rig import Connection, Rig, voice_inputs
 from token2wav import Voice
 from token2wav_server.sequences import CLIENT_HEADER
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.support.server_rig import Rig
+from testkit.rigs.server_rig import Rig
 from token2wav.commands import main
 from token2wav_client import ClientVoice
 from token2wav_client.bench import figures

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.golden import GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import Rig
+from testkit.models.golden import GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import (
     AsyncClient,

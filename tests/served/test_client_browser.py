@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.chromium import Page, chromium
-from tests.support.golden import DATA, ROOT
-from tests.support.server_rig import Rig
+from testkit.models.golden import DATA, ROOT
+from testkit.rigs.chromium import Page, chromium
+from testkit.rigs.server_rig import Rig
 from token2wav_server.launcher.ports import Ports
 
 TOKENS = 75  # 3 s

@@ -16,11 +16,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from examples.llm_stream import frames_of, tokens_in
-from tests.support.gateway_rig import serving
-from tests.support.golden import DATA, ROOT
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.serve_command import synth
-from tests.support.server_rig import Rig
+from testkit.models.golden import DATA, ROOT
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.gateway_rig import serving
+from testkit.rigs.serve_command import synth
+from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 from token2wav_client.writer import FILE_FORMATS
 

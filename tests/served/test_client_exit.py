@@ -12,9 +12,9 @@ import sys
 
 import pytest
 
-from tests.support.golden import DATA
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import Rig
+from testkit.models.golden import DATA
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.server_rig import Rig
 
 START = f"""
 import atexit, gc, sys

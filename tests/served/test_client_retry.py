@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.serve_command import Serving
-from tests.support.server_rig import Rig
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.serve_command import Serving
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable
 

@@ -13,18 +13,18 @@ import pytest
 import soundfile
 from safetensors.numpy import save_file
 
-from tests.families.cosyvoice3.tolerances import SNR_DB
-from tests.support.codebook_model import (
+from testkit.models.codebook_model import (
     SAMPLES_PER_TOKEN,
     VOCABULARY,
     a_voice,
     some_codes,
     write_model,
 )
-from tests.support.golden import snr_db
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.serve_command import synth
-from tests.support.server_rig import BOTH_MODELS, Rig
+from testkit.models.golden import snr_db
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.serve_command import synth
+from testkit.rigs.server_rig import BOTH_MODELS, Rig
+from tests.families.cosyvoice3.tolerances import SNR_DB
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, TokenError
 

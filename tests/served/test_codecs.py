@@ -18,13 +18,13 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
+from testkit.models.codec_models import CODECS
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.golden import ROOT
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import GatewayRig
+from testkit.rigs.server_rig import Rig
 from tests.served.test_streaming import random_portions
-from tests.support.codec_models import CODECS
-from tests.support.family_golden import FamilyGolden
-from tests.support.gateway_rig import GatewayRig
-from tests.support.golden import ROOT
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import Rig
 from token2wav import StreamConfig, Token2Wav, UtteranceOptions
 from token2wav.commands import main
 from token2wav_client import Client, ClientVoice, ServerError, token_source

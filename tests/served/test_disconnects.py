@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.golden import DATA, GoldenSet
-from tests.support.patience import until
-from tests.support.serve_command import synth
-from tests.support.server_rig import Rig
+from testkit.models.golden import DATA, GoldenSet
+from testkit.patience import until
+from testkit.rigs.serve_command import synth
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 

@@ -19,9 +19,9 @@ import pytest
 from numpy.typing import NDArray
 
 from examples import demo
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.serve_command import synth
-from tests.support.server_rig import BOTH_MODELS, Rig, voice_inputs
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.serve_command import synth
+from testkit.rigs.server_rig import BOTH_MODELS, Rig, voice_inputs
 from token2wav import Token2Wav, Voice
 from token2wav_client import AsyncClient, AudioChunk, Client, ClientVoice, ServerError
 from token2wav_client.errors import UtteranceClosedError

@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from testkit.models.golden import TINY, GoldenSet, snr_db
+from testkit.rigs.server_rig import Connection, Rig, voice_inputs
 from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.served.takeover import ATTACKS, IDENTITIES, Attack, Identity, attempt
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
-from tests.support.golden import TINY, GoldenSet, snr_db
-from tests.support.server_rig import Connection, Rig, voice_inputs
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 from token2wav_server.launcher.supervisor import Canary

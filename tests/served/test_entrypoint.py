@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.support.container import (
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.container import (
     DOCKER,
     ENTRYPOINT,
     Container,
@@ -24,10 +26,8 @@ from tests.support.container import (
     ngc_installation,
     why_not_confined,
 )
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.queries import Query, queries, unknown
-from tests.support.serve_command import Speaker, speak
+from testkit.rigs.queries import Query, queries, unknown
+from testkit.rigs.serve_command import Speaker, speak
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_server.launcher.ports import Ports
 

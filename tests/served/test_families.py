@@ -15,12 +15,12 @@ import soundfile
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from testkit.models.caching_families import WRITERS, write_family
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.golden import ROOT, snr_db
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.server_rig import BOTH_MODELS, Rig, voice_inputs
 from tests.served.test_streaming import random_portions
-from tests.support.caching_families import WRITERS, write_family
-from tests.support.family_golden import FamilyGolden
-from tests.support.golden import ROOT, snr_db
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import BOTH_MODELS, Rig, voice_inputs
 from token2wav import Token2Wav, Voice
 from token2wav.config.model_config import ModelConfig
 from token2wav_client import Client, ClientVoice

@@ -11,11 +11,11 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
+from testkit.models.golden import GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.server_rig import Rig
+from testkit.rigs.traces import Traces
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.golden import GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import Rig
-from tests.support.traces import Traces
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 from token2wav_client.wire import Opening, build_request

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testkit.models.golden import GoldenSet
+from testkit.rigs.server_rig import Connection, Rig, voice_inputs
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.golden import GoldenSet
-from tests.support.server_rig import Connection, Rig, voice_inputs
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from testkit.models.golden import TINY, GoldenSet
+from testkit.rigs.serve_command import Serving, speak
+from testkit.rigs.server_rig import Rig
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.server.launcher.test_http_ports import asked
-from tests.support.golden import TINY, GoldenSet
-from tests.support.serve_command import Serving, speak
-from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_server.launcher.ports import Ports

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from testkit.models.golden import ROOT, TINY, GoldenSet
+from testkit.patience import until
+from testkit.rigs.serve_command import Serving, speak
 from tests.served.conftest import RESPONSE_SECONDS
-from tests.support.golden import ROOT, TINY, GoldenSet
-from tests.support.patience import until
-from tests.support.serve_command import Serving, speak
 from token2wav.commands import main
 from token2wav_client import ClientVoice, ServerUnavailable
 

@@ -7,8 +7,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests.support.golden import TINY, GoldenSet
-from tests.support.serve_command import Serving
+from testkit.models.golden import TINY, GoldenSet
+from testkit.rigs.serve_command import Serving
 from token2wav_client import Client, ClientError, ClientVoice
 
 

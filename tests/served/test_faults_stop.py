@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.serve_command import WHOLE_BLOCKS, Serving, command, speak
+from testkit.rigs.server_rig import Rig
+from testkit.rigs.traces import Traces
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.serve_command import WHOLE_BLOCKS, Serving, command, speak
-from tests.support.server_rig import Rig
-from tests.support.traces import Traces
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable
 from token2wav_server.launcher import process as process_module

@@ -21,7 +21,8 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 from examples.speech import language_model
-from tests.support.gateway_rig import (
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.gateway_rig import (
     TEMPLATE,
     TOKENS_OF_A_WORD,
     VOICE,
@@ -29,7 +30,7 @@ from tests.support.gateway_rig import (
     serving,
     tokens_of,
 )
-from tests.support.gateway_speech import (
+from testkit.rigs.gateway_speech import (
     PACE,
     TEXT,
     assert_same,
@@ -38,8 +39,7 @@ from tests.support.gateway_speech import (
     events_of,
     expected,
 )
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.server_rig import Rig
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_gateway.metrics import Metrics

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 from websockets.sync.client import connect
 
-from tests.support import hostile_language_model
-from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
-from tests.support.gateway_speech import (
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs import hostile_language_model
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_speech import (
     TEXT,
     assert_same,
     body,
@@ -28,8 +29,7 @@ from tests.support.gateway_speech import (
     events_of,
     expected,
 )
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.raw_client import (
+from testkit.rigs.raw_client import (
     REALTIME_PATH,
     SOCKET_PATH,
     begin_post,
@@ -38,7 +38,7 @@ from tests.support.raw_client import (
     opened,
     until_closed,
 )
-from tests.support.server_rig import Rig
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_gateway.log import quiet_libraries

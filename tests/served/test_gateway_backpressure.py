@@ -12,13 +12,13 @@ import pytest
 from websockets.sync.client import connect
 
 from examples.speech import language_model
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_speech import assert_same, body, expected
+from testkit.rigs.raw_client import until_closed
+from testkit.rigs.server_rig import Rig
 from tests.served.test_gateway_attacks import port_of, request_of
 from tests.served.test_gateway_sockets import CONFIG, address
-from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
-from tests.support.gateway_speech import assert_same, body, expected
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.raw_client import until_closed
-from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway_rig import VOICE, GatewayRig, tokens_of
-from tests.support.gateway_speech import TEXT, assert_same, error_of, expected
-from tests.support.server_rig import Rig
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
+from testkit.rigs.gateway_speech import TEXT, assert_same, error_of, expected
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 

@@ -18,10 +18,10 @@ from safetensors.numpy import save_file
 from websockets.sync.client import connect
 
 from examples.speech import language_model
-from tests.support.gateway_rig import TEMPLATE, VOICE, serving, tokens_of
-from tests.support.gateway_speech import assert_same, expected
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.server_rig import Rig
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.gateway_rig import TEMPLATE, VOICE, serving, tokens_of
+from testkit.rigs.gateway_speech import assert_same, expected
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.voice import FIELDS

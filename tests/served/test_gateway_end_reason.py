@@ -12,13 +12,13 @@ import pytest
 import riva.client
 from websockets.sync.client import connect
 
-from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
-from tests.support.gateway_speech import assert_same, body
-from tests.support.golden import TINY
-from tests.support.hostile_language_model import CUT_OFF, create_app
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.realtime import audio_of, events_until, opened, say
-from tests.support.server_rig import Rig
+from testkit.models.golden import TINY
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_speech import assert_same, body
+from testkit.rigs.hostile_language_model import CUT_OFF, create_app
+from testkit.rigs.realtime import audio_of, events_until, opened, say
+from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 
 REPEATS = 5

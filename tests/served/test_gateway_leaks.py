@@ -12,12 +12,12 @@ from contextlib import aclosing, contextmanager
 
 import pytest
 
-from tests.support.forwarder import Forwarder
-from tests.support.gateway_rig import TEMPLATE, VOICE
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.raw_server import EVENTS_HEAD, raw_server, resets, sends, sends_and_waits
-from tests.support.resources import check_nothing_kept
-from tests.support.server_rig import Rig
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.forwarder import Forwarder
+from testkit.rigs.gateway_rig import TEMPLATE, VOICE
+from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, resets, sends, sends_and_waits
+from testkit.rigs.resources import check_nothing_kept
+from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.metrics import Metrics

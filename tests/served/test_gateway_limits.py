@@ -10,11 +10,11 @@ import pytest
 from websockets.sync.client import connect
 
 from examples.speech import language_model
+from testkit.patience import until
+from testkit.rigs.gateway_rig import GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_speech import body, error_of
+from testkit.rigs.server_rig import Rig
 from tests.served.test_gateway_sockets import CONFIG, address
-from tests.support.gateway_rig import GatewayRig, serving, tokens_of
-from tests.support.gateway_speech import body, error_of
-from tests.support.patience import until
-from tests.support.server_rig import Rig
 from token2wav_client import Client, ClientVoice
 
 PACE = 0.1  # tokens per second: a text has one token for 10 s, and no audio

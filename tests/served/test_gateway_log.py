@@ -16,10 +16,10 @@ from safetensors.numpy import save_file
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tests.support.gateway_rig import TEMPLATE, VOICE
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.raw_server import EVENTS_HEAD, raw_server, sends
-from tests.support.server_rig import Rig
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.gateway_rig import TEMPLATE, VOICE
+from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, sends
+from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 from token2wav_client.voice import FIELDS
 from token2wav_server import Ports

@@ -15,11 +15,11 @@ from openai import AsyncOpenAI, OpenAI
 from websockets.exceptions import ConnectionClosed
 
 from examples.speech import language_model
-from tests.support.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
-from tests.support.gateway_speech import assert_same, expected
-from tests.support.patience import until
-from tests.support.realtime import KEY, SLOW, audio_of, events_until, opened, realtime_gateway, say
-from tests.support.server_rig import Rig
+from testkit.patience import until
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
+from testkit.rigs.gateway_speech import assert_same, expected
+from testkit.rigs.realtime import KEY, SLOW, audio_of, events_until, opened, realtime_gateway, say
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 

@@ -13,10 +13,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from examples.speech import language_model
-from tests.support.gateway_rig import GatewayRig, tokens_of
-from tests.support.gateway_speech import PACE
-from tests.support.patience import until
-from tests.support.realtime import (
+from testkit.patience import until
+from testkit.rigs.gateway_rig import GatewayRig, tokens_of
+from testkit.rigs.gateway_speech import PACE
+from testkit.rigs.realtime import (
     FEW_KEY,
     IDLE_S,
     KEY,
@@ -27,7 +27,7 @@ from tests.support.realtime import (
     realtime_gateway,
     say,
 )
-from tests.support.server_rig import Rig
+from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 
 

@@ -15,10 +15,10 @@ from websockets.sync.client import connect
 
 from examples import demo
 from examples.speech import language_model
-from tests.support.gateway_rig import PROMPT_TEXT, VOICE, GatewayRig, serving, tokens_of
-from tests.support.gateway_speech import error_of
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import Rig
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import PROMPT_TEXT, VOICE, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_speech import error_of
+from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 
 TEXT = "Hello, how are you?"

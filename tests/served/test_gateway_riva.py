@@ -24,11 +24,11 @@ from riva.client.proto import riva_tts_pb2 as messages
 
 from examples import demo
 from examples.speech import language_model
-from tests.support.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
-from tests.support.gateway_speech import PACE, TEXT, assert_same, expected
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.raw_grpc import UnfinishedCall
-from tests.support.server_rig import Rig
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
+from testkit.rigs.gateway_speech import PACE, TEXT, assert_same, expected
+from testkit.rigs.raw_grpc import UnfinishedCall
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
 
@@ -405,10 +405,8 @@ def test_a_call_is_admitted_before_its_message_is_read(gateway: GatewayRig) -> N
         return False
 
     def spoken() -> bool:
-        try:
+        with suppress(grpc.RpcError):
             return bool(client.synthesize(TEXT, VOICE).audio)
-        except grpc.RpcError as error:
-            assert "3 requests are running" in str(error)
         return False
 
     until(refused)  # the calls arrive on connections of their own

@@ -19,9 +19,9 @@ from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
 from examples.speech import language_model
-from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.server_rig import Rig
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
 

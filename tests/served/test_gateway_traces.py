@@ -10,10 +10,10 @@ import pytest
 from websockets.sync.client import connect
 
 from examples.speech import language_model
-from tests.support.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
-from tests.support.gateway_speech import body
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import Rig
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
+from testkit.rigs.gateway_speech import body
+from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -11,10 +11,10 @@ import pytest
 
 from examples import demo
 from examples.speech import language_model
-from tests.support.gateway_rig import PROMPT_TEXT, GatewayRig, serving, tokens_of
-from tests.support.gateway_speech import PACE, TEXT, body, error_of
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import Rig
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import PROMPT_TEXT, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_speech import PACE, TEXT, body, error_of
+from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 from token2wav_gateway.listener import Listener
 

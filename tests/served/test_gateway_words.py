@@ -22,11 +22,11 @@ from websockets.sync.client import connect
 from examples import demo
 from examples.demo_voice.text import held_out
 from examples.speech import language_model
-from tests.support.aligners import write_distribution
-from tests.support.gateway_rig import VOICE, GatewayRig, serving
-from tests.support.gateway_speech import events_of
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.server_rig import Rig
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.aligners import write_distribution
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving
+from testkit.rigs.gateway_speech import events_of
+from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 from token2wav_gateway.pocketsphinx_aligner import PocketsphinxAligner
 from token2wav_voice import FrontEnd, Recording

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.serve_command import health
-from tests.support.server_rig import Rig
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.serve_command import health
+from testkit.rigs.server_rig import Rig
 from token2wav.commands import main
 from token2wav.execution import device
 from token2wav_client import Client, ClientVoice, ServerUnavailable

@@ -11,10 +11,10 @@ import httpx
 import numpy as np
 import pytest
 
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.server_rig import Rig, voice_inputs
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import Rig, voice_inputs
 from token2wav import Token2Wav
 from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.front import BODY_BYTES

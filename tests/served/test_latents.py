@@ -12,10 +12,10 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
+from testkit.models.codec_models import CODECS
+from testkit.models.family_golden import FamilyGolden
+from testkit.rigs.server_rig import Rig
 from tests.served.test_streaming import random_portions
-from tests.support.codec_models import CODECS
-from tests.support.family_golden import FamilyGolden
-from tests.support.server_rig import Rig
 from token2wav import Token2Wav, commands
 from token2wav_client import Client, ServerError
 

@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from examples.speech import language_model
+from testkit.models.golden import TINY, GoldenSet
+from testkit.models.tiny_model import demo_tokens
+from testkit.rigs.gateway_rig import TOKENS_OF_A_WORD, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_speech import body
+from testkit.rigs.server_rig import Rig
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.gateway_rig import TOKENS_OF_A_WORD, GatewayRig, serving, tokens_of
-from tests.support.gateway_speech import body
-from tests.support.golden import TINY, GoldenSet
-from tests.support.server_rig import Rig
-from tests.support.tiny_model import demo_tokens
 from token2wav import Token2Wav, Voice
 from token2wav.config import StreamConfig
 from token2wav.serving.scheduler import MAX_WAITING_MESSAGES

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.serve_command import Speaker
+from testkit.rigs.server_rig import Connection, Rig
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.serve_command import Speaker
-from tests.support.server_rig import Connection, Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
 

@@ -15,10 +15,10 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from tests.support.golden import DATA, TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.serve_command import synth
-from tests.support.server_rig import Rig, voice_inputs
+from testkit.models.golden import DATA, TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.serve_command import synth
+from testkit.rigs.server_rig import Rig, voice_inputs
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice, ServerError
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import soundfile
 
+from testkit.models.golden import DATA, TINY, GoldenSet, snr_db
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.serve_command import synth
+from testkit.rigs.server_rig import BOTH_MODELS, Rig
 from tests.families.cosyvoice3.tolerances import SNR_DB
-from tests.support.golden import DATA, TINY, GoldenSet, snr_db
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.serve_command import synth
-from tests.support.server_rig import BOTH_MODELS, Rig
 from token2wav import StreamConfig, Token2Wav, UtteranceOptions
 from token2wav_client import Client, ClientVoice, InputError, ServerError
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.serve_command import Serving
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.serve_command import Serving
 from token2wav_client import Client, ClientVoice
 
 CROWD, LONG_TOKENS = 60, 3000

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.golden import ROOT, TINY
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import Rig
+from testkit.models.golden import ROOT, TINY
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.server_rig import Rig
 from token2wav.commands import main
 from token2wav_client import ClientVoice
 

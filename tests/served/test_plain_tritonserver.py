@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from testkit.models.golden import ROOT, TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.golden import ROOT, TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ModelNotReadyError, ServerUnavailable
 from token2wav_server.launcher.ports import Ports

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from testkit.models.golden import TINY, GoldenSet
+from testkit.models.tiny_model import demo_tokens, demo_voice
+from testkit.rigs.server_rig import BOTH_MODELS, Rig
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.golden import TINY, GoldenSet
-from tests.support.server_rig import BOTH_MODELS, Rig
-from tests.support.tiny_model import demo_tokens, demo_voice
 from token2wav import StreamConfig, Token2Wav
 from token2wav_client import Client, ClientVoice
 from token2wav_client.stats import ChunkTiming, summarize

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.qwen25_omni_model import SPEAKERS, a_voice, write_model
-from tests.support.server_rig import Rig
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.qwen25_omni_model import SPEAKERS, a_voice, write_model
+from testkit.rigs.server_rig import Rig
 from token2wav import RuntimeConfig, Token2Wav
 from token2wav.families.qwen25_omni.voices import write_voices
 from token2wav_client import Client

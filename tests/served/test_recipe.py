@@ -27,10 +27,10 @@ from fastapi.responses import StreamingResponse
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.support.gateway_rig import TOKENS_OF_A_WORD, serving, tokens_of
-from tests.support.golden import ROOT
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.server_rig import Rig
+from testkit.models.golden import ROOT
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.gateway_rig import TOKENS_OF_A_WORD, serving, tokens_of
+from testkit.rigs.server_rig import Rig
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav_server.launcher import binaries
 from token2wav_server.launcher.access import Access

@@ -16,11 +16,11 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.balancer import Balancer, needs_haproxy
+from testkit.rigs.serve_command import Serving, Speaker, speak
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.balancer import Balancer, needs_haproxy
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.serve_command import Serving, Speaker, speak
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerUnavailable
 from token2wav_client.voice import FIELDS

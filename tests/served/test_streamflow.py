@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import BOTH_MODELS, Rig
-from tests.support.streamflow_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
+from testkit.models.streamflow_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.server_rig import BOTH_MODELS, Rig
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav_client import Client, ClientVoice, ServerError
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from testkit.models.golden import GoldenSet, snr_db
+from testkit.rigs.server_rig import Rig, voice_inputs
 from tests.families.cosyvoice3.tolerances import SNR_DB
-from tests.support.golden import GoldenSet, snr_db
-from tests.support.server_rig import Rig, voice_inputs
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice
 

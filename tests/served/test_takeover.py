@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from testkit.models.golden import GoldenSet
+from testkit.rigs.server_rig import Rig
 from tests.served.takeover import ATTACKS, IDENTITIES, Attack, Identity, attempt
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.golden import GoldenSet
-from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 

@@ -20,14 +20,14 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from examples.speech import language_model
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.balancer import Balancer
+from testkit.rigs.certificates import Authority, self_signed
+from testkit.rigs.gateway_rig import GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_speech import PACE, TEXT, body, expected
+from testkit.rigs.serve_command import Serving
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.balancer import Balancer
-from tests.support.certificates import Authority, self_signed
-from tests.support.gateway_rig import GatewayRig, serving, tokens_of
-from tests.support.gateway_speech import PACE, TEXT, body, expected
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS, until
-from tests.support.serve_command import Serving
 from token2wav import ConfigError, Token2Wav
 from token2wav.commands import main as client_command
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable, Tls

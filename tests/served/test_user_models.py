@@ -15,10 +15,10 @@ import soundfile
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.serve_command import synth
-from tests.support.server_rig import Rig
+from testkit.models.golden import TINY, GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.serve_command import synth
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 
 # Keys of a real cosyvoice3.yaml that have nothing to do with serving, code to be run included.

@@ -14,11 +14,11 @@ import pytest
 import soundfile
 from safetensors.numpy import save_file
 
-from tests.support.bigvgan_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
-from tests.support.golden import GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.serve_command import synth
-from tests.support.server_rig import Rig
+from testkit.models.bigvgan_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
+from testkit.models.golden import GoldenSet
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.serve_command import synth
+from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice
 

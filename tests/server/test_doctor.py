@@ -14,9 +14,9 @@ import pytest
 import torch
 from huggingface_hub import constants
 
+from testkit.models.golden import TINY
+from testkit.tables import table
 from tests.served.test_faults_shm import with_shm
-from tests.support.golden import TINY
-from tests.support.tables import table
 from tests.test_commands import run_without
 from token2wav.commands import main
 from token2wav.execution import cuda_facts, device

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.patience import PATIENCE_SECONDS
 from token2wav_server.model_process import CANARY_VARIABLE, DEVICE_LOST_STATUS, is_canary
 
 

@@ -12,13 +12,13 @@ import torch
 from benchmarks.environment import RESULTS
 from benchmarks.gpu.report import write_report
 from benchmarks.gpu.settings import SETTINGS
-from benchmarks.models import public_configs
+from testkit.models.codec_models import WRITERS
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.golden import TINY
+from testkit.models.sized import public_configs
+from testkit.utterances import a_voice, portions, some_tokens
 from tests.benchmarks.test_gpu_report import chunk, good, row
 from tests.stages.rig import CheapSolver, FlowStream, Parts
-from tests.support.codec_models import WRITERS
-from tests.support.family_golden import FamilyGolden
-from tests.support.golden import TINY
-from tests.support.utterances import a_voice, portions, some_tokens
 from token2wav import LimitError, StreamConfig, Token2Wav
 from token2wav.assembly import flow_networks, load_network
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
@@ -214,7 +214,7 @@ def test_a_flow_of_windows_stores_no_pages(family: str) -> None:
     assert 100_000 < short.context_bytes < 10_000_000  # states of the vocoder
 
 
-# Nodes of the CUDA graphs of each family, as `benchmarks.launches` counts them.
+# Nodes of the CUDA graphs of each family, as `lab.launches.table` counts them.
 COUNTED = json.loads((RESULTS / "launches.json").read_text())["rows"]
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.patience import until
-from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from testkit.patience import until
 from token2wav import Token2Wav, Voice
 from token2wav.cache.block_pool import OutOfBlocksError
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig, StreamConfig

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testkit.models.tiny_model import demo_tokens, demo_voice
 from tests.server.test_service import FakeRequest, FakeTriton, tensors_of
-from tests.support.tiny_model import demo_tokens, demo_voice
 from token2wav import InputError
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.options import UtteranceOptions

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.support.chatterbox_model import write_conditionals, write_model
-from tests.support.family_golden import FamilyGolden
-from tests.support.tiny_model import TINY, demo_voice
-from tests.support.utterances import a_voice
+from testkit.models.chatterbox_model import write_conditionals, write_model
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.tiny_model import TINY, demo_voice
+from testkit.utterances import a_voice
 from token2wav import ConfigError, InputError, Voice
 from token2wav.config import ServerConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

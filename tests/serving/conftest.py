@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.replies import LIMITS, Make
+from testkit.replies import LIMITS, Make
 from token2wav import Token2Wav
 from token2wav.serving.request_pool import Observer
 from token2wav.serving.worker import WorkerPool

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.support.tiny_model import TINY
+from testkit.models.tiny_model import TINY
 from token2wav import AudioChunk, InputError, StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.support.tiny_model import TINY, demo_voice, schedule_of
+from testkit.models.tiny_model import TINY, demo_voice, schedule_of
 from token2wav import ConfigError, InputError, StreamConfig
 from token2wav.config.token_format import NO_CODE, TokenFormat
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

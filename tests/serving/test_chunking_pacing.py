@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.pacing import BUFFER_S, PACES, PATTERNS, policies, replay
-from tests.support.tiny_model import TINY
+from testkit.models.tiny_model import TINY
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.chunking import Chunker

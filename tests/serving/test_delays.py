@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.dac_model import write_higgs
-from tests.support.family_golden import FamilyGolden
+from testkit.models.dac_model import write_higgs
+from testkit.models.family_golden import FamilyGolden
 from token2wav import InputError, RuntimeConfig, Token2Wav, UtteranceOptions
 from token2wav.config.model_config import ModelConfig
 from token2wav.config.token_format import TokenFormat

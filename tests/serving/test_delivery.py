@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.replies import FakeClock
-from tests.support.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
+from testkit.models.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
+from testkit.replies import FakeClock
 from token2wav import BackendError, StreamClosedError
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.audio_output import AudioOutput

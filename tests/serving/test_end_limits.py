@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.support.patience import until
-from tests.support.replies import (
+from testkit.models.tiny_model import TINY, demo_tokens
+from testkit.patience import until
+from testkit.replies import (
     FIRST,
     LIMITS,
     Expected,
@@ -21,8 +22,7 @@ from tests.support.replies import (
     assert_serves,
     refused,
 )
-from tests.support.tiny_model import TINY, demo_tokens
-from tests.support.utterances import joined
+from testkit.utterances import joined
 from token2wav import (
     AudioChunk,
     InputError,

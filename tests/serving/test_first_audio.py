@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testkit.stages import two_stages
+from testkit.utterances import Mel, a_voice, off, portions, some_tokens
 from tests.stages.rig import AUDIO, MEL, FlowStream, Parts, estimator_state
-from tests.support.stages import two_stages
-from tests.support.utterances import Mel, a_voice, off, portions, some_tokens
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config.token_format import NO_TOKEN

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiny_model import TINY
+from testkit.models.tiny_model import TINY
 from token2wav import ConfigError, StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

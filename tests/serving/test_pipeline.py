@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.patience import run_elsewhere
-from tests.support.replies import FIRST, Expected
-from tests.support.tiny_model import FaultyVocoder, demo_tokens
-from tests.support.utterances import joined
+from testkit.models.tiny_model import FaultyVocoder, demo_tokens
+from testkit.patience import run_elsewhere
+from testkit.replies import FIRST, Expected
+from testkit.utterances import joined
 from token2wav import AudioChunk, BackendError, Token2Wav, Voice
 from token2wav.config.model_config import StageName
 from token2wav.serving.pipeline import Pipeline

@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.patience import until
-from tests.support.replies import (
+from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from testkit.patience import until
+from testkit.replies import (
     FIRST,
     LIMITS,
     SECOND,
@@ -24,7 +25,6 @@ from tests.support.replies import (
     joined,
     refused,
 )
-from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import InputError, LimitError, StreamClosedError, Token2Wav, Voice
 from token2wav.serving.request import Request
 from token2wav.serving.request_pool import Observer, RequestPool

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.replies import FIRST, HOP, LIMITS, SECOND, FakeClock, RecordingReply
-from tests.support.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
+from testkit.models.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
+from testkit.replies import FIRST, HOP, LIMITS, SECOND, FakeClock, RecordingReply
 from token2wav import LimitError, StreamClosedError
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import IdleError

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.support.patience import run_elsewhere
-from tests.support.replies import Expected
-from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, one_line
-from tests.support.utterances import joined
+from testkit.models.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, one_line
+from testkit.patience import run_elsewhere
+from testkit.replies import Expected
+from testkit.utterances import joined
 from token2wav import (
     AudioChunk,
     BackendError,

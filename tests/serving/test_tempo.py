@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import interpolate, pad
 
-from tests.support import bigvgan_model, qwen25_omni_model, streamflow_model
-from tests.support.batches import WHOLE_BLOCKS, spoken_together
-from tests.support.caching_families import CPU, WRITERS, write_family
-from tests.support.family_golden import FamilyGolden
-from tests.support.golden import snr_db
-from tests.support.tiny_model import ODE_STEPS, TINY
-from tests.support.utterances import Audio, Tokens, a_voice, joined, some_tokens, voice_of
+from testkit.batches import WHOLE_BLOCKS, spoken_together
+from testkit.models import bigvgan_model, qwen25_omni_model, streamflow_model
+from testkit.models.caching_families import CPU, WRITERS, write_family
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.golden import snr_db
+from testkit.models.tiny_model import ODE_STEPS, TINY
+from testkit.utterances import Audio, Tokens, a_voice, joined, some_tokens, voice_of
 from token2wav import AudioChunk, StreamConfig, Token2Wav, UtteranceOptions, Voice
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.tempo import Tempo, exact_speed

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.golden import snr_db
-from tests.support.replies import LIMITS, joined, speak
-from tests.support.tiny_model import ODE_STEPS, TINY, demo_tokens, demo_voice
+from testkit.models.golden import snr_db
+from testkit.models.tiny_model import ODE_STEPS, TINY, demo_tokens, demo_voice
+from testkit.replies import LIMITS, joined, speak
 from token2wav import (
     InputError,
     RuntimeConfig,

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from tests.support.replies import SECOND, Counter, GatedReply, Make, RecordingReply
-from tests.support.tiny_model import WAIT_SECONDS, demo_tokens
+from testkit.models.tiny_model import WAIT_SECONDS, demo_tokens
+from testkit.replies import SECOND, Counter, GatedReply, Make, RecordingReply
 from token2wav import LimitError, Token2Wav, Voice
 
 

@@ -7,8 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.patience import until
-from tests.support.replies import (
+from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from testkit.patience import until
+from testkit.replies import (
     FIRST,
     SECOND,
     Counter,
@@ -23,7 +24,6 @@ from tests.support.replies import (
     refused,
     speak,
 )
-from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import BackendError, LimitError, StreamClosedError, Token2Wav, Voice
 from token2wav.errors import ExpiredError, IdleError
 from token2wav.serving.worker import WorkerPool

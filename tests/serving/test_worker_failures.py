@@ -11,9 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.patience import until
-from tests.support.replies import (
+from testkit.batches import WHOLE_BLOCKS
+from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from testkit.patience import until
+from testkit.replies import (
     FIRST,
     LIMITS,
     SECOND,
@@ -26,8 +27,7 @@ from tests.support.replies import (
     joined,
     speak,
 )
-from tests.support.stages import two_stages
-from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from testkit.stages import two_stages
 from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
 from token2wav.config.model_config import ModelConfig
 from token2wav.config.token_format import TokenFormat

@@ -8,8 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from tests.support.golden import snr_db
-from tests.support.replies import (
+from testkit.models.golden import snr_db
+from testkit.models.tiny_model import WAIT_SECONDS, demo_tokens, demo_voice
+from testkit.replies import (
     FIRST,
     HOP,
     SECOND,
@@ -22,7 +23,6 @@ from tests.support.replies import (
     joined,
     speak,
 )
-from tests.support.tiny_model import WAIT_SECONDS, demo_tokens, demo_voice
 from token2wav import StreamClosedError, Token2Wav, Voice
 from token2wav.serving.worker import WorkerPool
 

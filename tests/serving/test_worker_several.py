@@ -13,9 +13,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.golden import snr_db
-from tests.support.patience import until
-from tests.support.replies import (
+from testkit.models.golden import snr_db
+from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from testkit.patience import until
+from testkit.replies import (
     FIRST,
     LIMITS,
     SECOND,
@@ -27,7 +28,6 @@ from tests.support.replies import (
     joined,
     speak,
 )
-from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.worker import WorkerPool, default_workers, hang_seconds

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tests.support.batches import WHOLE_BLOCKS, mels_together
-from tests.support.flows import cached_flow
-from tests.support.golden import TINY
-from tests.support.stages import two_stages
-from tests.support.tiny_model import ODE_STEPS, tiny_config
-from tests.support.utterances import Mel, Tokens, a_voice, chunks_of, joined, some_tokens
+from testkit.batches import WHOLE_BLOCKS, mels_together
+from testkit.flows import cached_flow
+from testkit.models.golden import TINY
+from testkit.models.tiny_model import ODE_STEPS, tiny_config
+from testkit.stages import two_stages
+from testkit.utterances import Mel, Tokens, a_voice, chunks_of, joined, some_tokens
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.assembly import load_network
 from token2wav.cache.paged_kv_cache import CacheLayout, Storage

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from testkit.models.golden import TINY
+from testkit.models.tiny_model import ODE_STEPS
+from testkit.models.yaml_edits import edit_yaml
+from testkit.utterances import Mel, Tokens, a_voice, off, portions, some_tokens
 from tests.stages.rig import MEL, FlowStream, Parts
-from tests.support.golden import TINY
-from tests.support.tiny_model import ODE_STEPS
-from tests.support.utterances import Mel, Tokens, a_voice, off, portions, some_tokens
-from tests.support.yaml_edits import edit_yaml
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.noise import FlowNoise

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from testkit.patience import PATIENCE_SECONDS
+from testkit.utterances import a_voice, some_tokens
 from tests.stages.rig import CountingSolver, FlowStream, Parts, unreferenced_evicted
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.utterances import a_voice, some_tokens
 from token2wav import StreamClosedError
 from token2wav.stages.cached_flow import CachedFlow
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from testkit.utterances import a_voice, some_tokens
 from tests.stages.rig import Parts
-from tests.support.utterances import a_voice, some_tokens
 from token2wav import StreamConfig, Token2Wav
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule

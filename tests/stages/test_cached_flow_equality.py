@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testkit.models.golden import TINY, snr_db
+from testkit.recomputing import recomputing
+from testkit.utterances import a_voice, off, portions, some_tokens
 from tests.stages.rig import AUDIO, MEL, Parts, RecordedModel, flow_mel
-from tests.support.golden import TINY, snr_db
-from tests.support.recomputing import recomputing
-from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.stages.cached_flow import CachedFlow
 

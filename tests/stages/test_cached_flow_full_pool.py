@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from testkit.models.golden import TINY
+from testkit.models.tiny_model import ODE_STEPS
+from testkit.utterances import a_voice, off, portions, some_tokens
 from tests.stages.rig import (
     AUDIO,
     MEL,
@@ -15,9 +18,6 @@ from tests.stages.rig import (
     flow_mel,
     unreferenced_evicted,
 )
-from tests.support.golden import TINY
-from tests.support.tiny_model import ODE_STEPS
-from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav import LimitError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.stages.cached_flow import page_needs
 

@@ -7,10 +7,10 @@ import itertools
 import pytest
 import torch
 
+from testkit.batches import WHOLE_BLOCKS
+from testkit.launches import Launches
+from testkit.utterances import a_voice, some_tokens
 from tests.stages.rig import Parts
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.launches import Launches
-from tests.support.utterances import a_voice, some_tokens
 from token2wav.execution.batch import Batch
 from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step import TorchStep

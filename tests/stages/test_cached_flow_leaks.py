@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from testkit.stages import two_stages
+from testkit.utterances import a_voice, some_tokens
 from tests.stages.rig import (
     RESERVED,
     CheapSolver,
@@ -17,8 +19,6 @@ from tests.stages.rig import (
     Parts,
     unreferenced_evicted,
 )
-from tests.support.stages import two_stages
-from tests.support.utterances import a_voice, some_tokens
 from token2wav import BackendError, InputError, LimitError, Stream, StreamConfig, Token2Wav
 from token2wav.cache.block_pool import StreamBlocks
 from token2wav.stages.cached_flow import CachedFlow

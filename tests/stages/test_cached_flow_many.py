@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testkit.batches import spoken_together
+from testkit.models.golden import snr_db
+from testkit.patience import PATIENCE_SECONDS
+from testkit.utterances import a_voice, off, portions, some_tokens
 from tests.stages.rig import MEL, FlowStream, Parts, flow_mel
-from tests.support.batches import spoken_together
-from tests.support.golden import snr_db
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav.stages.cached_flow import CachedFlow
 
 Utterance = tuple[int, int, int]  # prompt tokens, tokens, tokens per push

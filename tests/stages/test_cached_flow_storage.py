@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from testkit.utterances import Mel, a_voice, off, portions, some_tokens
 from tests.stages.rig import MEL, Parts, flow_mel
-from tests.support.utterances import Mel, a_voice, off, portions, some_tokens
 from token2wav import StreamConfig
 from token2wav.cache.paged_kv_cache import Storage
 

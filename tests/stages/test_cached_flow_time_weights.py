@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from testkit.models.golden import TINY
+from testkit.models.tiny_model import ODE_STEPS
+from testkit.utterances import a_voice, off, some_tokens
 from tests.stages.rig import MEL, Parts
-from tests.support.golden import TINY
-from tests.support.tiny_model import ODE_STEPS
-from tests.support.utterances import a_voice, off, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.stages.cached_flow import CachedFlow

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from testkit.patience import PATIENCE_SECONDS
+from testkit.utterances import a_voice, off, some_tokens
 from tests.stages.rig import MEL, RESERVED, CountingSolver, Parts, flow_mel
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.utterances import a_voice, off, some_tokens
 from token2wav import Voice
 
 PREFILLED = 128  # tokens: 5 blocks and their look-ahead; more than are computed at once

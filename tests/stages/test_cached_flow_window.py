@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from testkit.utterances import a_voice, off, portions, some_tokens
 from tests.stages.rig import MEL, Parts, flow_mel
-from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav import StreamConfig
 
 LEFT_BLOCKS = [0, 1, 2, 8]

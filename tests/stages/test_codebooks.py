@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.codebook_model import (
+from testkit.models.codebook_model import (
     CODEBOOKS,
     SAMPLES_PER_TOKEN,
     VOCABULARY,
@@ -17,10 +17,10 @@ from tests.support.codebook_model import (
     some_codes,
     write_model,
 )
-from tests.support.golden import TINY, snr_db
-from tests.support.recomputing import recomputing
-from tests.support.tiny_model import one_line
-from tests.support.yaml_edits import edit_yaml
+from testkit.models.golden import TINY, snr_db
+from testkit.models.tiny_model import one_line
+from testkit.models.yaml_edits import edit_yaml
+from testkit.recomputing import recomputing
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import check_folder, load_network
 from token2wav.config import config_hash

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.random_weights import fill
-from tests.support.utterances import Tokens, off
+from testkit.models.random_weights import fill
+from testkit.utterances import Tokens, off
 from token2wav.errors import StreamClosedError
 from token2wav.layers.combine import placed
 from token2wav.layers.streaming import (

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from testkit.batches import spoken_together
+from testkit.models.golden import TINY
+from testkit.models.tiny_model import one_line
+from testkit.packing import pad_batches
+from testkit.recomputing import recomputing
+from testkit.utterances import Mel, a_voice, off, some_tokens
 from tests.stages.rig import MEL
-from tests.support.batches import spoken_together
-from tests.support.golden import TINY
-from tests.support.packing import pad_batches
-from tests.support.recomputing import recomputing
-from tests.support.tiny_model import one_line
-from tests.support.utterances import Mel, a_voice, off, some_tokens
 from token2wav import (
     ConfigError,
     InputError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.tiny_model import TINY
+from testkit.models.tiny_model import TINY
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.stages.piece_sizes import PieceSize, kernel_sizes

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from testkit.utterances import Tokens, a_voice, off, some_tokens
 from tests.stages.rig import AUDIO, MEL, Parts
-from tests.support.utterances import Tokens, a_voice, off, some_tokens
 from token2wav.errors import BackendError, StreamClosedError
 from token2wav.stages.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.stages.stage import FrameChunk, TokenChunk

@@ -14,9 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from testkit.models.golden import ROOT, TINY
+from testkit.utterances import a_voice, some_tokens
 from tests.stages.rig import AUDIO, Parts
-from tests.support.golden import ROOT, TINY
-from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, assembly, backends
 from token2wav.assembly import load_network
 from token2wav.cache.states import SCRATCH_SLOT, StateStore

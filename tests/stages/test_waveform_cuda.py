@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 import torch
 
+from testkit.models.golden import TINY, snr_db
 from tests.stages.rig import AUDIO, Parts
 from tests.stages.test_waveform import Utterance, run
-from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cuda_graphs import SWITCH, CudaGraph, GraphPool
 from token2wav.execution.device import keep_arithmetic_exact

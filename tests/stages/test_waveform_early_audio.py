@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.networks.test_hift_symmetric import BANDS, CONFIG, FRAME_SAMPLES
-from tests.support.random_weights import fill
+from testkit.kernel_vocoder import PUBLIC as CONFIG
+from testkit.models.random_weights import fill
+from tests.networks.test_hift_symmetric import BANDS, FRAME_SAMPLES
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import NormalNoise
 from token2wav.stages.stage import FrameChunk

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.golden import TINY
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.models.golden import TINY
+from testkit.patience import PATIENCE_SECONDS
 from tests.voices import graphs, reference
 from tests.voices.material import WriteWav, speechlike
 from token2wav import Token2Wav, Voice

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from tests.support import streamflow_model
-from tests.support.golden import TINY
+from testkit.models import streamflow_model
+from testkit.models.golden import TINY
 from tests.voices import graphs, reference
 from tests.voices.graphs import TOKENIZER
 from tests.voices.material import WriteWav, speechlike

@@ -20,7 +20,7 @@ from benchmarks.soak.crowd import WrongAnswerError
 from benchmarks.soak.gateway.language_model import PACES, text_of
 from benchmarks.soak.gateway.spoken import Spoken
 from benchmarks.soak.lines import Line
-from tests.support.raw_grpc import UnfinishedCall
+from testkit.rigs.raw_grpc import UnfinishedCall
 
 SPEECH, STAGE, STREAM = "/v1/audio/speech", "/v1/stage/run", "/v1/audio/speech/stream"
 PATIENCE_SECONDS = 150.0  # longer than the gateway's limit of a text

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.soak.lines import Line
 from examples.speech import language_model
-from tests.support import hostile_language_model
+from testkit.rigs import hostile_language_model
 from token2wav_client import TokenError
 
 # Tokens per second, by the mark at the end of a text.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.support.raw_server import resets
+from testkit.rigs.raw_server import resets
 from token2wav_server.launcher.ports import LOOPBACK, reserved
 
 # As if a server was killed, as if its machine rejects connections after it has accepted them, and

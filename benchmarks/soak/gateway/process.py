@@ -21,7 +21,7 @@ from benchmarks.environment import ROOT
 from benchmarks.soak.gateway.clients import Door, Manner, speak
 from benchmarks.soak.gateway.scene import FEW_KEY, KEY, RECORDING, VOICES
 from benchmarks.soak.lines import Line
-from tests.support.gateway_rig import TEMPLATE
+from testkit.rigs.gateway_rig import TEMPLATE
 from token2wav_client.voice import FIELDS
 from token2wav_server import Ports
 

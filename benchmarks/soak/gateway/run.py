@@ -51,7 +51,7 @@ from benchmarks.soak.watch import (
     still_held,
     when_empty,
 )
-from tests.support.gateway_rig import serving
+from testkit.rigs.gateway_rig import serving
 from token2wav import Token2Wav, Voice
 from token2wav_client.voice import FIELDS
 from token2wav_server import Ports, TritonServer

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.causal_dac_model import AUDIO8, write_audio8, write_fish, write_fish_s1
-from tests.support.family_golden import FamilyGolden
-from tests.support.utterances import off
+from testkit.models.causal_dac_model import AUDIO8, write_audio8, write_fish, write_fish_s1
+from testkit.models.family_golden import FamilyGolden
+from testkit.utterances import off
 from token2wav import CheckpointError, ConfigError, InputError, RuntimeConfig, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.config.token_format import TokenFormat

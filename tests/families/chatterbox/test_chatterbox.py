@@ -17,11 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.chatterbox_model import write_conditionals, write_model
-from tests.support.family_golden import FamilyGolden
-from tests.support.golden import snr_db
-from tests.support.utterances import a_voice, off, some_tokens
+from testkit.batches import WHOLE_BLOCKS
+from testkit.models.chatterbox_model import write_conditionals, write_model
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.golden import snr_db
+from testkit.utterances import a_voice, off, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice, assembly
 from token2wav.errors import CheckpointError, ConfigError, InputError
 from token2wav.execution.cuda_graphs import GraphSummary

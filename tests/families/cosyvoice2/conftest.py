@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.cosyvoice2_model import write_model
-from tests.support.family_golden import FamilyGolden
+from testkit.batches import WHOLE_BLOCKS
+from testkit.models.cosyvoice2_model import write_model
+from testkit.models.family_golden import FamilyGolden
 from token2wav import RuntimeConfig, Token2Wav
 
 CPU = RuntimeConfig(device="cpu", cache_mib=400)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cosyvoice2_model import write_moss_speech_yaml, write_yaml
-from tests.support.family_golden import FamilyGolden
-from tests.support.tables import table
+from testkit.models.cosyvoice2_model import write_moss_speech_yaml, write_yaml
+from testkit.models.family_golden import FamilyGolden
+from testkit.tables import table
 from token2wav import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.cosyvoice2.config import read

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from testkit.batches import WHOLE_BLOCKS
+from testkit.models.caching_families import WRITERS
+from testkit.models.cosyvoice2_model import golden_voice
+from testkit.models.family_golden import FamilyGolden
+from testkit.utterances import a_voice, joined, off, portions, some_tokens, streamed_mels
 from tests.families.cosyvoice2.conftest import CPU
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.caching_families import WRITERS
-from tests.support.cosyvoice2_model import golden_voice
-from tests.support.family_golden import FamilyGolden
-from tests.support.utterances import a_voice, joined, off, portions, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice2.config import read

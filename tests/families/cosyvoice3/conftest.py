@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.golden import GoldenSet, golden_sets
+from testkit.models.golden import GoldenSet, golden_sets
 from token2wav.assembly import load_network
 from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.bigvgan import (
+from testkit.models.bigvgan import (
     GOLDEN,
     LEAST,
     SMALL,
@@ -21,8 +21,8 @@ from tests.support.bigvgan import (
     load_bigvgan,
     random_bigvgan,
 )
-from tests.support.tables import table
-from tests.support.tiny_model import one_line
+from testkit.models.tiny_model import one_line
+from testkit.tables import table
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.cosyvoice3.bigvgan import check_mel, read_bigvgan
 from token2wav.networks.bigvgan import BigVGAN

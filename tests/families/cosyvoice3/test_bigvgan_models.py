@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.bigvgan import GOLDEN, changed
-from tests.support.bigvgan_model import (
+from testkit.batches import WHOLE_BLOCKS
+from testkit.models.bigvgan import GOLDEN, changed
+from testkit.models.bigvgan_model import (
     SAMPLES_PER_TOKEN,
     VOCODER,
     a_voice,
     write_folder,
     write_model,
 )
-from tests.support.recomputing import recomputing
-from tests.support.tables import table
-from tests.support.tiny_model import one_line
-from tests.support.utterances import chunks_of, joined, off
-from tests.support.yaml_edits import edit_yaml
+from testkit.models.tiny_model import one_line
+from testkit.models.yaml_edits import edit_yaml
+from testkit.recomputing import recomputing
+from testkit.tables import table
+from testkit.utterances import chunks_of, joined, off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.exported.artifacts import EngineFolder, fingerprint

@@ -19,9 +19,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.shards import divide
-from tests.support.tiny_model import (
+from testkit.models.shards import divide
+from testkit.models.tiny_model import (
     DATA,
     FULL_SIZE,
     STEMS,
@@ -31,6 +30,7 @@ from tests.support.tiny_model import (
     tiny_copy,
     tiny_weights,
 )
+from testkit.patience import PATIENCE_SECONDS
 from token2wav import CheckpointError, RuntimeConfig, Token2Wav, Token2WavError
 from token2wav.assembly import check_folder, load_network
 from token2wav.config.model_config import StageName

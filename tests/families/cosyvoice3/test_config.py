@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tables import table
-from tests.support.tiny_model import FULL_SIZE, TINY, one_line
+from testkit.models.tiny_model import FULL_SIZE, TINY, one_line
+from testkit.tables import table
 from token2wav import ConfigError
 from token2wav.assembly import check_folder
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from testkit.models.golden import GoldenSet
+from testkit.utterances import off
 from tests.families.cosyvoice3 import tolerances
-from tests.support.golden import GoldenSet
-from tests.support.utterances import off
 from token2wav.config.block_grid import BlockGrid
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow

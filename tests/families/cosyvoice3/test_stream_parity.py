@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from testkit.models.golden import TINY, GoldenSet, snr_db
+from testkit.recomputing import recomputing
 from tests.families.cosyvoice3 import tolerances
-from tests.support.golden import TINY, GoldenSet, snr_db
-from tests.support.recomputing import recomputing
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.stages.recompute import RecomputeVocoder

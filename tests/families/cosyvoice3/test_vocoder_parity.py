@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from testkit.models.golden import GoldenSet, snr_db
+from testkit.utterances import off
 from tests.families.cosyvoice3 import tolerances
-from tests.support.golden import GoldenSet, snr_db
-from tests.support.utterances import off
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.hift import HiFT

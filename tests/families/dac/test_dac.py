@@ -12,16 +12,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.codec_models import CODECS, drawn_tokens
-from tests.support.dac_model import (
+from testkit.models.codec_models import CODECS, drawn_tokens
+from testkit.models.dac_model import (
     descript_content,
     document,
     published_weights,
     write_dac,
     write_descript,
 )
-from tests.support.family_golden import FamilyGolden
-from tests.support.utterances import chunks_of, joined, off, portions
+from testkit.models.family_golden import FamilyGolden
+from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import check_folder, family_for
 from token2wav.families.registry import read_config

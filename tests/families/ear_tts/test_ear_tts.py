@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.ear_tts_model import PUBLISHED, document, write_model
-from tests.support.family_golden import FamilyGolden
+from testkit.models.ear_tts_model import PUBLISHED, document, write_model
+from testkit.models.family_golden import FamilyGolden
 from token2wav import CheckpointError, ConfigError
 from token2wav.assembly import check_folder
 from token2wav.families.ear_tts.family import EarTtsDecoder

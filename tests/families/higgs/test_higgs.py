@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.dac_model import (
+from testkit.models.dac_model import (
     document,
     first_release_weights,
     published_weights,
     write_higgs,
     write_higgs_first_release,
 )
-from tests.support.family_golden import FamilyGolden
+from testkit.models.family_golden import FamilyGolden
 from token2wav import CheckpointError, ConfigError, StreamConfig
 from token2wav.assembly import check_folder
 from token2wav.families.registry import read_config

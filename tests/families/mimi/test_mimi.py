@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.mimi_model import document, published_weights, write_model
-from tests.support.utterances import off
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.mimi_model import document, published_weights, write_model
+from testkit.utterances import off
 from token2wav import (
     CheckpointError,
     ConfigError,

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.moshi_model import SIZES, WEIGHTS, published_weights, write_model
-from tests.support.utterances import off
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.moshi_model import SIZES, WEIGHTS, published_weights, write_model
+from testkit.utterances import off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.families.mimi.config import MimiSizes

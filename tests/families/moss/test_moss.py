@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.moss_model import document, published_weights, write_model
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.moss_model import document, published_weights, write_model
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig
 from token2wav.assembly import check_folder, family_for
 from token2wav.config.token_format import TokenFormat

@@ -11,9 +11,9 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.nanocodec_model import document, published_weights, write_archive, write_model
-from tests.support.utterances import off
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.nanocodec_model import document, published_weights, write_archive, write_model
+from testkit.utterances import off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.families.nanocodec.config import read

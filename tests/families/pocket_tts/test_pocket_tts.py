@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.pocket_model import document
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.pocket_model import document
 from token2wav import ConfigError
 from token2wav.families.registry import read_config
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from testkit.captured_code import NothingCopied, OnDevice
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.qwen25_omni_model import SPEAKERS, a_voice, speakers, write_model
+from testkit.utterances import off, portions, some_tokens, streamed, streamed_mels
 from tests.families.streamflow.test_window_batch import a_pool
-from tests.support.captured_code import NothingCopied, OnDevice
-from tests.support.family_golden import FamilyGolden
-from tests.support.qwen25_omni_model import SPEAKERS, a_voice, speakers, write_model
-from tests.support.utterances import off, portions, some_tokens, streamed, streamed_mels
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import assemble, check_folder, load_network
 from token2wav.config.token_format import TokenFormat

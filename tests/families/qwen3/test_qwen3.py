@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.qwen3_model import document, write_model
-from tests.support.utterances import off
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.qwen3_model import document, write_model
+from testkit.utterances import off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.families.qwen3.config import DecoderSizes

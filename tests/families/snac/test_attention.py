@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.codec_models import drawn_tokens
-from tests.support.family_golden import FamilyGolden
-from tests.support.snac_model import SNAC_44KHZ, config_of, write_snac
+from testkit.models.codec_models import drawn_tokens
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.snac_model import SNAC_44KHZ, config_of, write_snac
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import family_for
 from token2wav.stages.stage import FrameChunk

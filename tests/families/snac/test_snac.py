@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.snac_model import SNAC_24KHZ, config_of, published_weights, write_snac
-from tests.support.utterances import off
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.snac_model import SNAC_24KHZ, config_of, published_weights, write_snac
+from testkit.utterances import off
 from token2wav import (
     CheckpointError,
     ConfigError,

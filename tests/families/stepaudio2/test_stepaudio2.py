@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.batches import WHOLE_BLOCKS
-from tests.support.family_golden import FamilyGolden
-from tests.support.stepaudio2_model import write_model, write_yaml
-from tests.support.tables import table
-from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
+from testkit.batches import WHOLE_BLOCKS
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.stepaudio2_model import write_model, write_yaml
+from testkit.tables import table
+from testkit.utterances import a_voice, off, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.errors import ConfigError
 from token2wav.families.stepaudio2.config import read

@@ -12,8 +12,8 @@ from functools import cache
 import numpy as np
 import torch
 
-from tests.support import utterances
-from tests.support.utterances import Mel, Tokens
+from testkit import utterances
+from testkit.utterances import Mel, Tokens
 from token2wav import StreamConfig, Voice
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.support.streamflow_model import (
+from testkit.models.streamflow_model import (
     BLOCK_TOKENS,
     SAMPLE_RATE,
     SAMPLES_PER_TOKEN,
     a_voice,
     write_model,
 )
-from tests.support.utterances import chunks_of, joined, off, portions, streamed
+from testkit.utterances import chunks_of, joined, off, portions, streamed
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import check_folder
 from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from testkit.utterances import off, portions
 from tests.families.streamflow.rig import (
     BANDS,
     BLOCK,
@@ -19,7 +20,6 @@ from tests.families.streamflow.rig import (
     spoken,
     stream_mel,
 )
-from tests.support.utterances import off, portions
 from token2wav import StreamConfig
 
 ASSIGNMENTS = [((2, 4), (1,)), ((2, 4), (1, 5)), ((3,), ()), ((), (2,))]

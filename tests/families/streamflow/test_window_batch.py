@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from testkit.captured_code import NothingCopied, OnDevice
+from testkit.utterances import off
 from tests.families.streamflow.rig import (
     BLOCK,
     MEL,
@@ -18,8 +20,6 @@ from tests.families.streamflow.rig import (
     some_tokens,
     spoken,
 )
-from tests.support.captured_code import NothingCopied, OnDevice
-from tests.support.utterances import off
 from token2wav.execution.cuda_graphs import GraphPool, GraphSummary, graphs_enabled
 from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.families.streamflow import flow

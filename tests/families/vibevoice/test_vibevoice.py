@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.utterances import off
-from tests.support.vibevoice_model import (
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.vibevoice_model import (
     write_microsoft,
     write_tokenizer,
     write_transformers,
 )
+from testkit.utterances import off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.families.registry import read_config

@@ -10,9 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.utterances import off
-from tests.support.voxcpm_model import (
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.voxcpm_model import (
     VOXCPM2,
     VOXCPM_1_5,
     config_of,
@@ -21,6 +20,7 @@ from tests.support.voxcpm_model import (
     write_model,
     write_safetensors,
 )
+from testkit.utterances import off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import check_folder, family_for, load_network
 

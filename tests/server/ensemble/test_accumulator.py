@@ -11,8 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
 from tests.server.test_service import FakeTriton
-from tests.support.tiny_model import TINY, demo_tokens, demo_voice
 from token2wav.config import ServerConfig
 from token2wav_server.sequences import Owner
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.support.family_golden import FamilyGolden
-from tests.support.mimi_model import write_model
-from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.mimi_model import write_model
+from testkit.models.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
 from token2wav import AudioChunk, Token2Wav, Voice
 from token2wav.assembly import withheld_samples
 from token2wav.config import RuntimeConfig, ServerConfig, StreamConfig

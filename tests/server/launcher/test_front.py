@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack
 
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.patience import PATIENCE_SECONDS
 from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.front import _UTTERANCES, Front
 from token2wav_server.launcher.http_ports import CONNECTIONS

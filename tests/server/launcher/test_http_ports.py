@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.patience import PATIENCE_SECONDS
 from token2wav_server import PortInUseError
 from token2wav_server.launcher.http_ports import Status, StatusPort
 from token2wav_server.launcher.ports import Ports

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.patience import PATIENCE_SECONDS
 from token2wav_server.launcher.log import LogPump, failure_reason, is_relevant
 
 NOISE = [

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.traces import Traces
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.traces import Traces
 from token2wav_server import PortInUseError, Ports, ServerError, ServerStartError, TritonServer
 from token2wav_server.launcher import reaper
 from token2wav_server.launcher.ports import reserved

@@ -8,9 +8,9 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from tests.support.codec_models import WRITERS
-from tests.support.family_golden import FamilyGolden
-from tests.support.golden import ROOT, TINY
+from testkit.models.codec_models import WRITERS
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.golden import ROOT, TINY
 from token2wav_server.launcher.repository import fitted
 
 REPOSITORY = ROOT / "model_repository"

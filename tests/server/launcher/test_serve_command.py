@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny_model import TINY, tiny_copy
-from tests.support.traces import Traces
+from testkit.models.tiny_model import TINY, tiny_copy
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.traces import Traces
 from token2wav_server import Ports, TritonServer, cli
 
 

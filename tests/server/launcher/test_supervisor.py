@@ -13,7 +13,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from tests.support.patience import PATIENCE_SECONDS
+from testkit.patience import PATIENCE_SECONDS
 from token2wav_server import PortInUseError, ServerError, TritonServer
 from token2wav_server.launcher.http_ports import Status
 from token2wav_server.launcher.supervisor import Canary, Problem, Supervisor

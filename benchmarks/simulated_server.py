@@ -1,0 +1,327 @@
+"""Server on simulated time: the library's scheduler and chunker, with costs in place of networks.
+
+Scheduler, policy, chunker and playback clock come from `token2wav/serving`. Only the workers'
+threads and the pipeline are replaced: a cost model decides when a batch ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Protocol
+
+import numpy as np
+
+from testkit.models.sized import a_voice
+from token2wav import StreamConfig, Voice
+from token2wav.assembly import withheld_samples
+from token2wav.config import LimitConfig
+from token2wav.config.model_config import ModelConfig
+from token2wav.serving.clocks import Load, Playback
+from token2wav.serving.delivery import deliver
+from token2wav.serving.hops import HopSchedule
+from token2wav.serving.options import DEFAULTS
+from token2wav.serving.request import Reply, Request
+from token2wav.serving.scheduler import Scheduler
+from token2wav.stages.stage import TokenChunk
+
+POLL_SECONDS = 0.05  # of an idle worker, as in `serving/worker.py`
+
+
+class Events:
+    """Queue of events, and the simulated clock. Events of the same time run in their order.
+
+    Attributes:
+        now: seconds since the start of the simulation.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def at(self, seconds: float, action: Callable[[], None]) -> None:
+        """Runs an action at a time, or now if the time has passed."""
+        heapq.heappush(self._queue, (max(seconds, self.now), next(self._numbers), action))
+
+    def run(self, until: float = math.inf) -> None:
+        """Runs all events up to a time, and the events that these add."""
+        while self._queue and self._queue[0][0] <= until:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+
+
+@dataclass(frozen=True)
+class ChunkWork:
+    """Work of one chunk.
+
+    Attributes:
+        tokens: computed tokens. In a first chunk they include the tokens of the prompt.
+        past_tokens: earlier tokens that the chunk attends to.
+    """
+
+    tokens: int
+    past_tokens: int = 0
+    provisional: bool = False
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that a worker needs. A batch takes the sum of all terms.
+
+    Attributes:
+        batch_s: seconds of every batch.
+        stream_s: seconds of every chunk.
+        token_s: seconds of every token.
+        past_s: seconds for every chunk and token of its past.
+        past_token_s: seconds for every token and token of its past.
+        provisional_share: cost of a token of a provisional chunk, relative to a token of a whole
+            chunk.
+        open_s: seconds to open a stream whose voice is cached.
+    """
+
+    batch_s: float = 0.0
+    stream_s: float = 0.0
+    token_s: float = 0.0
+    past_s: float = 0.0
+    past_token_s: float = 0.0
+    provisional_share: float = 1.0
+    open_s: float = 0.0
+
+    def seconds(self, batch: Iterable[ChunkWork]) -> float:
+        return self.batch_s + sum(
+            self.stream_s
+            + chunk.past_tokens * self.past_s
+            + self.share(chunk)
+            * chunk.tokens
+            * (self.token_s + chunk.past_tokens * self.past_token_s)
+            for chunk in batch
+        )
+
+    def share(self, chunk: ChunkWork) -> float:
+        return self.provisional_share if chunk.provisional else 1.0
+
+
+@dataclass(frozen=True)
+class ServerKind:
+    """Model, settings and costs that all servers of a fleet share.
+
+    Attributes:
+        workers: batches that a server computes at the same time.
+        prompt_tokens: tokens of every voice's prompt, for a model with prompts. The voices are
+            cached.
+    """
+
+    config: ModelConfig
+    costs: Costs
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    limits: LimitConfig = field(default_factory=LimitConfig)
+    workers: int = 1
+    prompt_tokens: int = 75
+
+    @cached_property
+    def withheld(self) -> int:
+        """Samples that the last stage holds back at the end of a chunk."""
+        return withheld_samples(self.config, self.stream)
+
+    @cached_property
+    def schedule(self) -> HopSchedule:
+        return HopSchedule.of(self.stream, self.config, self.withheld)
+
+    @cached_property
+    def voice(self) -> Voice:
+        return a_voice(self.config, prompt_tokens=self.prompt_tokens)
+
+    def past_tokens(self, start: int) -> int:
+        """Tokens before position `start` that a chunk attends to. A codec has none."""
+        if self.config.equal_chunks:
+            return 0
+        window, prefix = (
+            self.config.window(self.stream),
+            self.config.grid(self.prompt_tokens).prefix,
+        )
+        return start if window < 0 else min(start, prefix + window * self.config.block_tokens)
+
+
+@dataclass(frozen=True)
+class Sound:
+    """Audio of a chunk: its length only."""
+
+    duration_s: float
+    sound_s: None = None
+
+
+class Client(Reply, Protocol):
+    """Client of one stream: receives the sound, and learns how each chunk was computed."""
+
+    def play(self, sound: Sound) -> None: ...
+    def computed(self, chunk: ChunkWork, spoken: int) -> None: ...
+
+
+def _play(client: Client, sound: Sound, late_s: float) -> None:
+    """Gives a sound to a client, which computes itself how late it is."""
+    client.play(sound)
+
+
+class SimulatedServer:
+    """Server that computes nothing. Its workers take the turns of `serving/worker.py`.
+
+    Args:
+        schedule: schedule of hops; None for the schedule of the kind.
+        keep_open: whether the first message of a stream keeps its reply open, as clients do.
+
+    Attributes:
+        alive: whether the server runs; False after `crash`.
+    """
+
+    def __init__(
+        self,
+        kind: ServerKind,
+        events: Events,
+        schedule: HopSchedule | None = None,
+        *,
+        keep_open: bool = True,
+    ) -> None:
+        self.kind, self.alive = kind, True
+        self.load = Load()
+        self.load.workers = kind.workers
+        self.scheduler = Scheduler(kind.limits, kind.config, events)
+        self._schedule = schedule or kind.schedule
+        self._events, self._keep_open = events, keep_open
+        self._idle = set(range(1, kind.workers + 1))
+        self._polled = False
+        self._tokens = kind.config.tokens.zeros(64)
+        self._clients: dict[Request, Client] = {}
+        self._samples: dict[Request, tuple[int, int]] = {}  # spoken tokens, sent samples
+
+    @property
+    def open_streams(self) -> int:
+        return len(self.scheduler.requests)
+
+    def open(self, client: Client) -> Request:
+        """Admits a stream.
+
+        Raises:
+            LimitError: the server has too many streams.
+        """
+        kind = self.kind
+        playback = Playback(self._events, kind.limits.player_buffer_seconds)
+        request = Request.of(
+            kind.voice, DEFAULTS, kind.config, kind.stream, self._schedule, playback, self.load
+        )
+        self.scheduler.admit(request)
+        self._clients[request], self._samples[request] = client, (0, 0)
+        return request
+
+    def push(self, request: Request, count: int, *, end: bool) -> None:
+        """Adds tokens to a stream. Messages to a crashed server are lost."""
+        if not self.alive:
+            return
+        while len(self._tokens) < count:
+            self._tokens = np.concatenate((self._tokens, self._tokens))
+        client = self._clients[request]
+        keep_open = self._keep_open and not request.kept_open
+        replies = self.scheduler.push(
+            request, self._tokens[:count], client, end=end, keep_open=keep_open
+        )
+        for reply in replies:
+            reply.finish()
+        if self._idle:
+            self._turn()
+
+    def crash(self) -> list[Client]:
+        """Ends the server at once, and returns the clients whose streams are lost."""
+        self.alive = False
+        lost = list(self._clients.values())
+        self._clients.clear()
+        return lost
+
+    def _turn(self) -> None:
+        """Lets an idle worker open a stream, compute a batch, or wait."""
+        if not self.alive or not self._idle:
+            return
+        scheduler, events = self.scheduler, self._events
+        worker = min(self._idle)
+        scheduler.recheck_waiting()
+        if unopened := scheduler.next_to_open(worker):
+            self._idle.discard(worker)
+            events.at(events.now + self.kind.costs.open_s, lambda: self._opened(worker, unopened))
+            return
+        batch = scheduler.next_batch(worker, len(self._idle))
+        if not batch:
+            self._poll()
+            return
+        self._idle.discard(worker)
+        chunks = [self._work(request) for request in batch]
+        seconds, start = self.kind.costs.seconds(chunks), events.now
+        events.at(start + seconds, lambda: self._computed(worker, batch, chunks, start))
+        self._turn()  # another worker may compute the remaining chunks
+
+    def _poll(self) -> None:
+        if self._polled or not self.scheduler.requests:
+            return
+        self._polled = True
+
+        def look() -> None:
+            self._polled = False
+            self._turn()
+
+        self._events.at(self._events.now + POLL_SECONDS, look)
+
+    def _opened(self, worker: int, request: Request) -> None:
+        self._idle.add(worker)
+        self._release(request)
+        self._turn()
+
+    def _computed(
+        self, worker: int, batch: Sequence[Request], chunks: Sequence[ChunkWork], start: float
+    ) -> None:
+        if not self.alive:
+            return
+        seconds = self._events.now - start
+        if all(chunk.provisional for chunk in chunks):
+            self.load.record_batch(len(batch), seconds)
+        tokens = sum(request.next_tokens for request in batch if not request.next_provisional)
+        for request, work in zip(batch, chunks, strict=True):
+            chunk, client = request.chunker.next_chunk, self._clients[request]
+            assert chunk is not None
+            client.computed(work, chunk.stop - chunk.start - chunk.skip)
+            sound = self._sound(request, chunk)
+            deliver(request, sound, partial(_play, client))
+            self._release(request)
+        self.scheduler.record_batch(tokens, seconds)
+        self._idle.add(worker)
+        self._turn()
+
+    def _sound(self, request: Request, chunk: TokenChunk) -> Sound | None:
+        config = self.kind.config
+        spoken, sent = self._samples[request]
+        spoken += chunk.stop - chunk.start - chunk.skip
+        ready = spoken * config.samples_per_token - (0 if chunk.last else self.kind.withheld)
+        self._samples[request] = spoken, max(sent, ready)
+        if ready <= sent and not chunk.last:
+            return None
+        return Sound(max(0, ready - sent) / config.sample_rate)
+
+    def _work(self, request: Request) -> ChunkWork:
+        chunk = request.chunker.next_chunk
+        assert chunk is not None
+        past = self.kind.past_tokens(chunk.start)
+        return ChunkWork(chunk.stop - chunk.start, past, chunk.provisional)
+
+    def _release(self, request: Request) -> None:
+        """Finishes consumed messages, and gives the request back, as `RequestPool` does."""
+        replies = self.scheduler.finish_consumed_messages(request)
+        self.scheduler.release(request)
+        if request.over:
+            self.load.remove(request.chunker)
+            del self._clients[request], self._samples[request]
+        for reply in replies:
+            reply.finish()

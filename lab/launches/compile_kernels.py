@@ -1,0 +1,91 @@
+"""Compiler of every kernel that published models launch, for GPUs that need not be there.
+
+`python -m lab.launches.compile_kernels 80:float16 90:float16,int8 --models CosyVoice3`
+compiles for compute capabilities 8.0 and 9.0, and at 9.0 for two ways to keep pages. A model is
+assembled on torch's device `meta`, as on a GPU: each function that a GPU would capture as a graph
+runs once, and its kernels are compiled instead of launched. So types, constants and tile sizes are
+those of a server.
+
+The program prints a line for each binary: capability, model, kernel, storage, registers of a
+thread, bytes of its stack, shared memory of a program, instructions that load 16 bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import triton
+from triton.runtime import driver
+
+from lab.launches.counted_stages import CountedGraphs, counted_stages
+from lab.launches.launch_counter import LaunchCounter
+from testkit.compile_only import AbsentGPU, compiling
+from testkit.models.sized import public_configs
+from token2wav import StreamConfig
+from token2wav.config.model_config import ModelConfig
+from token2wav.execution.cuda_graphs import CudaGraph
+
+STORAGES = {"float32": "float32", "float16": "auto", "int8": "int8", "float8": "float8"}
+_WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg\S* .*0x10")
+
+
+class _RunningGraphs(CountedGraphs):
+    """Pool that runs a function once in place of its capture."""
+
+    def capture(self, function: Callable[[], None]) -> CudaGraph:
+        function()
+        return super().capture(function)
+
+
+def binaries(config: ModelConfig, storage: Any) -> Iterator[Any]:
+    """Compiles the kernels of a model for the active GPU, and yields their binaries."""
+    by_hash: dict[str, Any] = {}
+    graphs = patch("lab.launches.counted_stages.CountedGraphs", _RunningGraphs)
+    with LaunchCounter() as counter, graphs, compiling(by_hash):
+        counted_stages(counter, config, StreamConfig(), storage)
+    yield from by_hash.values()
+
+
+def resources(cubin: bytes) -> tuple[str, str]:
+    """Returns registers of a thread and bytes of its stack, as the disassembler reports them.
+
+    Spilled registers are on the stack.
+    """
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    [(registers, stack)] = re.findall(r"REG:(\d+) STACK:(\d+)", text)
+    return registers, stack
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    configs = public_configs()
+    parser = argparse.ArgumentParser(description="Compile the kernels of published models.")
+    parser.add_argument("targets", nargs="+", help="capability and storages, as 90:float16,int8")
+    parser.add_argument("--models", nargs="+", choices=configs, default=list(configs))
+    options = parser.parse_args(arguments)
+    for target in options.targets:
+        capability, _, storages = target.partition(":")
+        driver.set_active(AbsentGPU(int(capability)))
+        for model in options.models:
+            for storage in storages.split(","):
+                for binary in binaries(configs[model], STORAGES[storage]):
+                    wide = len(_WIDE_LOAD.findall(binary.asm["ptx"]))
+                    used = resources(binary.asm["cubin"])
+                    name, shared = binary.metadata.name, binary.metadata.shared
+                    print(capability, model.replace(" ", ""), name, storage, *used, shared, wide)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""BigVGANs for tests: the golden one, small random ones, and one that traces dependencies."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from token2wav.config.checkpoint_files import weights_file
+from token2wav.families.cosyvoice3.bigvgan import GENERATOR_FILES, read_bigvgan
+from token2wav.layers.snake import Snake
+from token2wav.networks.bigvgan import BigVGAN, LowPass
+from token2wav.networks.configs import BigVGANConfig
+from token2wav.networks.flow_weights import read_bigvgan_weights
+from token2wav.networks.weights import fill
+
+GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "data" / "bigvgan"
+
+SMALL = BigVGANConfig(
+    resblock="1",
+    upsample_rates=(4, 2),
+    upsample_kernel_sizes=(8, 4),
+    upsample_initial_channel=16,
+    resblock_kernel_sizes=(3, 5),
+    resblock_dilation_sizes=((1, 3), (2,)),
+    activation="snakebeta",
+    snake_logscale=True,
+    num_mels=10,
+    hop_size=8,
+    sampling_rate=8000,
+)
+
+
+def changed(**changes: Any) -> BigVGANConfig:
+    """Returns `SMALL` with other values."""
+    return dataclasses.replace(SMALL, **changes)
+
+
+# One layer of each kind, for tests that are slow with many layers, such as loads and exports.
+LEAST = changed(
+    upsample_rates=(8,),
+    upsample_kernel_sizes=(16,),
+    resblock_kernel_sizes=(3,),
+    resblock_dilation_sizes=((2,),),
+)
+
+
+def random_bigvgan(config: BigVGANConfig, seed: int = 0) -> BigVGAN:
+    """Returns a BigVGAN for inference; its audio is within the limits and not near zero."""
+    generator = torch.Generator().manual_seed(seed)
+    bigvgan = BigVGAN(config)
+    with torch.no_grad():
+        for module in bigvgan.modules():
+            if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
+                taps = (
+                    module.weight[0].numel()
+                    if isinstance(module, nn.Conv1d)
+                    else module.weight[:, 0].numel()
+                )
+                module.weight.normal_(0, taps**-0.5, generator=generator)
+                if module.bias is not None:
+                    module.bias.normal_(0, 0.1, generator=generator)
+            elif isinstance(module, Snake):
+                for parameter in module.parameters():
+                    parameter.add_(torch.rand(parameter.shape, generator=generator))
+        bigvgan.conv_post.weight.mul_(0.1)
+    bigvgan.freeze()
+    return bigvgan
+
+
+def tracer(config: BigVGANConfig) -> BigVGAN:
+    """Returns the same layers in double precision, linear, with weights that cannot cancel.
+
+    An impulse makes every dependent sample positive, and leaves all other samples at exactly zero.
+    """
+    bigvgan = BigVGAN(config).double()
+    with torch.no_grad():
+        for parameter in bigvgan.parameters():
+            parameter.zero_()
+        for module in bigvgan.modules():
+            if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
+                module.weight.fill_(0.01)
+            elif isinstance(module, LowPass):
+                module.filter.fill_(0.1)
+    bigvgan.freeze()
+    for module in bigvgan.modules():
+        if isinstance(module, Snake):
+            module.inverse.zero_()
+    return bigvgan
+
+
+def a_mel(frames: int, bands: int = SMALL.num_mels, seed: int = 0) -> torch.Tensor:
+    """Returns a mel (bands, frames) with values like logarithms of energies."""
+    return torch.randn(bands, frames, generator=torch.Generator().manual_seed(seed)) * 2 - 4
+
+
+def load_bigvgan(folder: Path | str) -> BigVGAN:
+    """Loads the vocoder of a folder with `config.json` and weights, as families load it."""
+    folder = Path(folder)
+    module = BigVGAN(read_bigvgan(folder))
+    fill(module, read_bigvgan_weights(module, weights_file(folder, GENERATOR_FILES)))
+    module.freeze()
+    return module

@@ -1,0 +1,84 @@
+"""Table of all codecs. `tests/families/test_codec_contract.py` tests each row.
+
+A new codec needs a writer of model folders (`testkit/NAME_model.py`), one row here, and
+golden data of its public code in `tests/data/families/NAME` (`family_golden.py` describes them).
+The golden data say what the codec takes: latents or codes, and whether a stream may have fewer
+codebooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from testkit.batches import Tokens
+from testkit.models import (
+    causal_dac_model,
+    dac_model,
+    ear_tts_model,
+    mimi_model,
+    moshi_model,
+    moss_model,
+    nanocodec_model,
+    pocket_model,
+    qwen3_model,
+    snac_model,
+    vibevoice_model,
+    voxcpm_model,
+)
+from testkit.models.family_golden import FamilyGolden
+from token2wav.config.model_config import ModelConfig
+
+Writer = Callable[[Path, FamilyGolden], Path]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Row of the table.
+
+    Attributes:
+        write: writes a model folder in the sizes of golden data, and returns the folder.
+        other_format: whether another row has the same codec in its usual folder format. Tests that
+            do not depend on the format leave the row out.
+    """
+
+    write: Writer
+    other_format: bool = False
+    sizes: tuple[str, ...] = ("tiny", "small")
+
+
+# By the name of the golden data.
+CODECS: dict[str, Codec] = {
+    "causal_dac": Codec(causal_dac_model.write_audio8),
+    "causal_dac_of_fish": Codec(causal_dac_model.write_fish, other_format=True),
+    "dac": Codec(dac_model.write_dac),
+    "dac_of_descript": Codec(dac_model.write_descript, other_format=True),
+    "ear_tts": Codec(ear_tts_model.write_model),
+    "higgs": Codec(dac_model.write_higgs),
+    "higgs_first_release": Codec(
+        dac_model.write_higgs_first_release, other_format=True, sizes=("tiny",)
+    ),
+    "mimi": Codec(mimi_model.write_model),
+    "mimi_of_moshi": Codec(moshi_model.write_model, other_format=True),
+    "moss": Codec(moss_model.write_model),
+    "moss_stereo": Codec(moss_model.write_model),
+    "nanocodec": Codec(nanocodec_model.write_model),
+    "pocket_tts": Codec(pocket_model.write_model),
+    "qwen3_tts": Codec(qwen3_model.write_model),
+    "qwen3_omni": Codec(qwen3_model.write_model),
+    "snac": Codec(snac_model.write_snac),
+    "snac_attention": Codec(snac_model.write_snac),
+    "vibevoice": Codec(vibevoice_model.write_tokenizer),
+    "voxcpm": Codec(voxcpm_model.write_model),
+}
+WRITERS: dict[str, Writer] = {
+    name: codec.write for name, codec in CODECS.items() if not codec.other_format
+}
+
+
+def drawn_tokens(config: ModelConfig, count: int) -> Tokens:
+    """Draws `count` tokens of a codec: codes or latents."""
+    return config.tokens.draw(count, np.random.default_rng(count))

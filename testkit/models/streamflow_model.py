@@ -1,0 +1,65 @@
+"""A StreamFlow model before a BigVGAN, small and fast, with the published rates: 16 kHz, mel frames
+of 10 ms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import yaml
+from safetensors.torch import load_file, save_file
+
+from testkit import utterances
+from testkit.models.bigvgan import changed, random_bigvgan
+from testkit.models.sized import fill_randomly
+from token2wav import Voice
+
+FLOW = {
+    "dim": 32,
+    "depth": 4,
+    "heads": 2,
+    "dim_head": 16,
+    "n_timesteps": 3,
+    "backward_layers": [2, 3],
+    "forward_layers": [1],
+}
+VOCODER = changed(
+    upsample_rates=(16, 10),
+    upsample_kernel_sizes=(32, 20),
+    resblock_kernel_sizes=(3,),
+    resblock_dilation_sizes=((2,),),
+    num_mels=80,
+    hop_size=160,
+    sampling_rate=16_000,
+)
+SAMPLE_RATE = 16_000
+SAMPLES_PER_TOKEN = 4 * 160
+BLOCK_TOKENS = 6
+
+
+def write_model(folder: Path) -> Path:
+    """Writes the model and returns its folder.
+
+    Attention has an effect, and the audio is neither silent nor at its limits.
+    """
+    (folder / "bigvgan").mkdir(parents=True)
+    document = {
+        "sample_rate": SAMPLE_RATE,
+        "flow": {"type": "streamflow", **FLOW},
+        "vocoder": {"type": "bigvgan", "folder": "bigvgan"},
+    }
+    (folder / "streamflow.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    (folder / "bigvgan" / "config.json").write_text(json.dumps(dataclasses.asdict(VOCODER)))
+    fill_randomly(folder)
+    weights = load_file(folder / "flow.safetensors")
+    # All tensors are new, because a tensor that was read may be a view of the file that is written.
+    scaled = {name: value * (3 if "attn.to_" in name else 1) for name, value in weights.items()}
+    save_file(scaled, folder / "flow.safetensors")
+    save_file(random_bigvgan(VOCODER).state_dict(), folder / "bigvgan" / "generator.safetensors")
+    return folder
+
+
+def a_voice(seed: int = 1) -> Voice:
+    return utterances.a_voice(0, seed)

@@ -1,0 +1,122 @@
+"""Folders of VibeVoice with random weights, in its three published formats."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.random_weights import fill_state
+from token2wav.config.values import from_mapping
+from token2wav.families.vibevoice.config import LAYOUTS, VibeVoiceSizes
+from token2wav.families.vibevoice.family import VibeVoiceDecoder
+
+Weights = dict[str, torch.Tensor]
+
+
+def tokenizer_weights(golden: FamilyGolden) -> Weights:
+    """Returns the weights of the decoder under the names of `transformers`."""
+    with torch.device("meta"):
+        network = VibeVoiceDecoder(from_mapping(VibeVoiceSizes, golden.sizes, ""))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, value in network.state_dict().items():
+        if "factor" in name:
+            continue
+        layer, _, kind = name.rpartition(".")
+        if match := re.fullmatch(r"upsample_layers\.(\d+)", layer):
+            stage = int(match[1])
+            layer = f"conv_layers.{stage - 1}.convtr.convtr" if stage else "stem.conv.conv"
+        elif layer == "head" or layer.endswith(".mixer"):
+            layer = f"{layer}.conv"
+        if match := re.match(r"stages\.(\d+)\.", layer):
+            stage = int(match[1])
+            start = f"conv_layers.{stage - 1}.stage." if stage else "stem.stage."
+            layer = start + layer[match.end() :]
+        shapes[f"decoder.{layer}.{kind}"] = tuple(value.shape)
+    return fill_state({name: torch.empty(shape) for name, shape in shapes.items()})
+
+
+def write_tokenizer(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes the folder of the acoustic tokenizer alone, and returns it."""
+    weights = {**tokenizer_weights(golden), "encoder.stem.conv.conv.bias": torch.zeros(3)}
+    document = {"model_type": "vibevoice_acoustic_tokenizer", **golden.sizes}
+    return _written(folder, document, [weights])
+
+
+def write_transformers(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes the folder of a whole model of `transformers`, with latents that are not scaled."""
+    names = LAYOUTS["transformers"]
+    weights = {
+        name.replace("decoder.", names.prefix, 1): value
+        for name, value in tokenizer_weights(golden).items()
+    }
+    factors = dict(zip(names.factors, (torch.ones(()), torch.zeros(())), strict=True))
+    document = {"model_type": "vibevoice", "audio_config": golden.sizes, "text_config": {}}
+    return _written(folder, document, [weights | factors])
+
+
+def write_microsoft(
+    folder: Path, golden: FamilyGolden, factors: tuple[float, float] = (1.0, 0.0)
+) -> Path:
+    """Writes the folder of a whole model in Microsoft's format, with weights in several files.
+
+    Args:
+        folder: folder to write.
+        golden: golden set that gives the sizes.
+        factors: scale and bias of latents.
+    """
+    names, sizes = LAYOUTS["microsoft"], from_mapping(VibeVoiceSizes, golden.sizes, "")
+    section = {
+        "vae_dim": sizes.hidden_size,
+        "encoder_ratios": [1],
+        "decoder_ratios": list(sizes.downsampling_ratios[::-1]),
+        "encoder_depths": "-".join(map(str, sizes.depths)),
+        "decoder_depths": None,
+        "encoder_n_filters": 99,
+        "decoder_n_filters": sizes.num_filters,
+        "layernorm_eps": sizes.rms_norm_eps,
+        "mixer_layer": "depthwise_conv",
+    }
+    weights: Weights = {}
+    for name, value in tokenizer_weights(golden).items():
+        name = name.removeprefix("decoder.").replace(".mixer.conv.", ".mixer.conv.conv.conv.")
+        name = name.replace("head.conv.", "head.conv.conv.")
+        name = name.replace("stem.conv.conv.", "upsample_layers.0.0.conv.conv.")
+        name = name.replace("stem.stage.", "stages.0.")
+        if match := re.match(r"conv_layers\.(\d+)\.(stage\.|convtr)", name):
+            stage, rest = int(match[1]) + 1, name[match.end() :]
+            name = (
+                f"stages.{stage}.{rest}"
+                if match[2] == "stage."
+                else f"upsample_layers.{stage}.0.convtr{rest}"
+            )
+        weights[names.prefix + name] = value
+    half = len(weights) // 2
+    shards: list[Weights] = [
+        {"model.language_model.norm.weight": torch.ones(4)},
+        dict(list(weights.items())[:half]),
+        dict(list(weights.items())[half:])
+        | dict(zip(names.factors, map(torch.tensor, factors), strict=True)),
+    ]
+    document = {"model_type": "vibevoice_streaming", "acoustic_tokenizer_config": section}
+    return _written(folder, document, shards)
+
+
+def _written(folder: Path, document: dict[str, Any], shards: list[Weights]) -> Path:
+    """Writes a model folder, with an index if there are several files of weights."""
+    (folder / "config.json").write_text(json.dumps(document))
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors")
+        return folder
+    shard_files: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, folder / file)
+        shard_files |= dict.fromkeys(shard, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shard_files}))
+    return folder

@@ -1,0 +1,82 @@
+"""Resources of a running server, so that a test can check later that all are released."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from testkit.rigs.processes import parent, stat_fields
+from token2wav_server.launcher import reaper
+
+# time for the reaper of another test's ending server to remove a backend folder of that server
+_OTHERS_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Processes, shared memory and private folder of one server.
+
+    Attributes:
+        processes: ids of the reaper, of tritonserver and of its stubs.
+        shm_prefix: prefix of the names of the server's segments in /dev/shm.
+        folders: temporary folder of the server, and folders of Python backends unless another
+            server may have made them.
+    """
+
+    processes: tuple[int, ...]
+    shm_prefix: str
+    folders: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, server: int) -> Traces:
+        """Reads the traces of the tritonserver with this process id."""
+        command = Path(f"/proc/{server}/cmdline").read_text().replace("\0", "\n")
+        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+        folder = Path(_only(r"--backend-directory=(.+)/backends", command))
+        backends = [] if reaper.running_servers() - {server} else Path("/tmp").glob("python_env_*")
+        return cls(
+            processes=(parent(server), server, *map(int, children)),
+            shm_prefix=_only(r"shm-region-prefix-name=(.+)", command),
+            folders=(folder, *backends),
+        )
+
+    def remaining(self) -> list[str]:
+        """Names all resources that still exist."""
+        running = [f"process {process}" for process in self.processes if _runs(process)]
+        segments = [str(path) for path in Path("/dev/shm").glob(f"{self.shm_prefix}*")]
+        deadline = time.monotonic() + _OTHERS_SECONDS
+        while folders := [str(folder) for folder in self.folders if self._is_left(folder)]:
+            if running or str(self.folders[0]) in folders or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return running + segments + folders
+
+    def _is_left(self, folder: Path) -> bool:
+        """Returns whether a folder remains that only this server can have made.
+
+        A folder that another running server may have made stays for that server.
+        """
+        other_servers = reaper.running_servers() - set(self.processes)
+        return folder.exists() and not ("python_env_" in folder.name and other_servers)
+
+    def remaining_after(self, seconds: float) -> list[str]:
+        """Returns `remaining` after waiting up to `seconds` for all resources to go."""
+        deadline = time.monotonic() + seconds
+        while (remaining := self.remaining()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return remaining
+
+
+def _runs(process: int) -> bool:
+    try:
+        return stat_fields(process)[0] != "Z"  # a zombie only waits for its parent
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _only(pattern: str, text: str) -> str:
+    match = re.search(pattern, text)
+    assert match, f"{pattern} not in {text}"
+    return match[1]
