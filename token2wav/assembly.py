@@ -163,6 +163,15 @@ def assemble(
         return stages
 
 
+def cache_pages(context: LoadContext, page_bytes: int) -> int:
+    """Returns the number of pages of the cache that the settings or the free memory allow.
+
+    Raises:
+        ConfigError: the memory is smaller than the cache of the settings.
+    """
+    return cache_bytes(context.runtime.cache_mib, context.device) // page_bytes
+
+
 def check_runtime(
     folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig
 ) -> None:
@@ -188,7 +197,7 @@ def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig
         ConfigError: the machine has too little memory for the cache, or a setting does not fit the
             vocoder or the cache.
     """
-    family, total = family_for(config), cache_bytes(context.runtime.cache_mib, context.device)
+    family = family_for(config)
     with torch.device("meta"):
         last = family.network(config, config.stages[-1])
         flow = family.network(config, "flow") if "flow" in config.stages else None
@@ -196,7 +205,7 @@ def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig
         check_lookahead_frames(config.withheld_frames(stream), last)
     if flow is not None and family.paged_flow and not stream.reference:
         steps = max(config.allowed_steps(stream.steps))
-        check_pages(config, stream, total // _layout(context, config, flow, steps)[1])
+        check_pages(config, stream, cache_pages(context, _layout(context, config, flow, steps)[1]))
 
 
 def _layout(context: LoadContext, config: Any, flow: Any, steps: int) -> tuple[CacheLayout, int]:
@@ -276,17 +285,16 @@ def withheld_samples(config: ModelConfig, stream: StreamConfig) -> int:
 
 
 class Assembly:
-    """Assembly of one model on one device.
-
-    `lab/launches/counted_stages.py` derives from it, to count the work of a GPU without one.
-    """
+    """Assembly of one model on one device."""
 
     def __init__(self, context: LoadContext, config: Any, stream: StreamConfig) -> None:
         self.context, self.config, self.stream = context, config, stream
         self.family = family_for(config)
         # Chosen before weights are loaded, because the backend of the settings may be unavailable.
         self.backend = _backend_of(context, config, stream)
-        self.pool = self.graph_pool()
+        # Holds all CUDA graphs of the model.
+        device = context.device
+        self.pool = GraphPool(device) if graphs_enabled(device) else None
 
     def stages(self, names: Sequence[StageName] = ()) -> Stages:
         """Makes the stages `names`, by default all stages.
@@ -304,22 +312,12 @@ class Assembly:
             self.pool.summary if self.pool else GraphSummary(),
         )
         names = names or self.config.stages
-        networks = {name: self.loaded(name) for name in names}
+        networks = {
+            name: load_network(self.context.folder, self.config, name).to(self.context.device)
+            for name in names
+        }
         stages = {name: self._stage(name, networks[name]) for name in reversed(names)}
         return Stages({name: stages[name] for name in names}, summary)
-
-    def graph_pool(self) -> GraphPool | None:
-        """Makes the pool of all CUDA graphs of the model; None to run it eagerly."""
-        device = self.context.device
-        return GraphPool(device) if graphs_enabled(device) else None
-
-    def loaded(self, name: StageName) -> Any:
-        """Loads the network of a stage onto the device."""
-        return load_network(self.context.folder, self.config, name).to(self.context.device)
-
-    def pages(self, page_bytes: int) -> int:
-        """Returns the pages of the cache, from the bytes of a page."""
-        return cache_bytes(self.context.runtime.cache_mib, self.context.device) // page_bytes
 
     def _stage(self, name: StageName, network: Any) -> Stage:
         noise: Any = self.family.noise(self.config, self.context.folder, name)
@@ -394,9 +392,9 @@ class Assembly:
         layout, per_page = _layout(context, config, flow, max(solvers))
         # The states are allocated first, so that the cache takes its share of the rest. No more
         # streams can be open than there are pages.
-        count = min(context.streams, self.pages(per_page))
+        count = min(context.streams, cache_pages(context, per_page))
         states = flow_states(flow, flow.estimator, layout, count)
-        pages = self.pages(per_page)
+        pages = cache_pages(context, per_page)
         check_pages(config, self.stream, pages)
         cache = PagedKVCache(layout, pages, context.device)
         longest = hop // config.block_tokens

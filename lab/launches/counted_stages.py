@@ -6,17 +6,19 @@ adds its record.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 
 from lab.launches.kernel_launches import ALL_PAGES
 from lab.launches.launch import Record
 from lab.launches.launch_counter import ENCODER, META, LaunchCounter
-from token2wav import RuntimeConfig, StreamConfig
-from token2wav.assembly import Assembly
+from token2wav import RuntimeConfig, StreamConfig, assembly
+from token2wav.assembly import family_for
 from token2wav.backends import LoadContext
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.execution.cuda_graphs import CudaGraph, GraphPool, GraphSummary
@@ -57,30 +59,28 @@ class CountedGraphs(GraphPool):
         return _CountedGraph(no_graph, function, self._counter)
 
 
-class _CountedAssembly(Assembly):
-    """Assembly of a model on `meta`, as on a GPU with as many pages as are needed."""
+def _assembled_on_meta(counter: LaunchCounter) -> ExitStack:
+    """Makes assemblies work on `meta`, as on a GPU with as many pages as are needed."""
 
-    def __init__(
-        self, counter: LaunchCounter, context: LoadContext, config: Any, stream: StreamConfig
-    ) -> None:
-        self._counter = counter
-        super().__init__(context, config, stream)
-
-    def graph_pool(self) -> GraphPool:
-        return CountedGraphs(self._counter)
-
-    def pages(self, page_bytes: int) -> int:
-        return ALL_PAGES - _NULL_AND_SCRATCH
-
-    def loaded(self, name: StageName) -> Any:
+    def load_network(folder: Path, config: ModelConfig, name: StageName) -> Any:
         with META:
-            network: Any = self.family.network(self.config, name)
+            network: Any = family_for(config).network(config, name)
         if isinstance(network, WaveformNetwork):
             network.freeze()
         if hasattr(network, "encode"):
-            network.encode = _counted_encoder(self._counter, network.encode, self.config)
+            network.encode = _counted_encoder(counter, network.encode, config)
         # the freezing of noise makes tables on the CPU
         return network.to(META).eval().requires_grad_(False)
+
+    stack = ExitStack()
+    for name, replacement in {
+        "graphs_enabled": lambda device: True,
+        "GraphPool": lambda device: CountedGraphs(counter),
+        "cache_pages": lambda context, page_bytes: ALL_PAGES - _NULL_AND_SCRATCH,
+        "load_network": load_network,
+    }.items():
+        stack.enter_context(patch.object(assembly, name, replacement))
+    return stack
 
 
 def counted_stages(
@@ -97,8 +97,8 @@ def counted_stages(
     """
     runtime = RuntimeConfig("auto", "torch", precision="float16", cache_storage=storage)
     context = LoadContext(Path("no folder"), runtime, META)
-    with counter.collected(None):
-        stages = _CountedAssembly(counter, context, config, stream).stages()
+    with counter.collected(None), _assembled_on_meta(counter):
+        stages = assembly.Assembly(context, config, stream).stages()
     for name, stage in stages.by_name.items():
         if isinstance(stage, CachedFlow):
             stage.encoder_runner.run = _counted_stage(counter, ENCODER, stage.encoder_runner.run)  # type: ignore[method-assign]
