@@ -1,11 +1,10 @@
-"""The two tables of `docs/models.md`: families at their published sizes, and names of models.
+"""The table of `docs/models.md`: families at their published sizes.
 
     .venv/bin/python -m benchmarks.family_table
 
-The table of families has pace, waiting, memory and throughput. It is computed from the
-configurations, and from the states that the networks declare; one column is measured, from
-`codec_peers.json` and `flow_throughput.json` in `benchmarks/results`. The table of names has the
-cells that `token2wav models` prints.
+It has pace, waiting, memory and throughput. It is computed from the configurations, and from the
+states that the networks declare; one column is measured, from `codec_peers.json` and
+`flow_throughput.json` in `benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Iterator
 from benchmarks.environment import RESULTS
 from testkit.models.published_codecs import codec_configs
 from testkit.models.sized import public_configs
-from token2wav import known_models
 from token2wav.assembly import withheld_samples
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig
@@ -97,22 +95,11 @@ def streams_in_real_time(name: str) -> str:
     return f"{max(rates):.3g}" if rates else "-"
 
 
-def names() -> Iterator[str]:
-    """Yields the lines of the table of names."""
-    header, *models = known_models.table()
-    yield f"| {' | '.join(header)} |"
-    yield "|---" * len(header) + "|"
-    for name, repo, *cells in models:
-        link = f"[{repo}](https://huggingface.co/{repo})"
-        yield f"| {' | '.join((f'`{name}`', link, *cells))} |"
-
-
 def main() -> None:
     print(_HEADER)
     print("|---" * (_HEADER.count("|") - 1) + "|")
     for name, config in configs():
         print(row(name, config), flush=True)
-    print("", *names(), sep="\n")
 
 
 if __name__ == "__main__":
