@@ -349,7 +349,7 @@ def examine_model(folder: Path, config: Path | None) -> Iterator[Finding]:
     from token2wav.execution.device import device_named
     from token2wav.families.registry import family_name, read_config
     from token2wav.model import check_settings
-    from token2wav_server.voices import voices_in
+    from token2wav.serving.door.voice_registry import voices_in
 
     settings = load_server_config(config)
     device = device_named(settings.runtime.device)

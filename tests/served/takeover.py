@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from testkit.models.golden import GoldenSet
 from testkit.rigs.server_rig import Rig
-from token2wav_server.sequences import CLIENT_HEADER
+from token2wav.serving.door.sequences import CLIENT_HEADER
 
 SENT_FIRST = 60  # tokens of the victim before the attack: enough for its first chunk
 

@@ -16,7 +16,7 @@ from testkit.models.golden import GoldenSet
 from testkit.rigs.server_rig import Connection, Rig, voice_inputs
 from tests.served.conftest import IDLE_SECONDS, STREAM_SECONDS
 from token2wav import Voice
-from token2wav_server.sequences import CLIENT_HEADER
+from token2wav.serving.door.sequences import CLIENT_HEADER
 
 Inputs = dict[str, NDArray[Any]]
 

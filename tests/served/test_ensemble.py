@@ -20,9 +20,9 @@ from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.served.takeover import ATTACKS, IDENTITIES, Attack, Identity, attempt
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
 from token2wav import Token2Wav
+from token2wav.serving.door.sequences import CLIENT_HEADER
 from token2wav_client import Client, ClientVoice
 from token2wav_server.launcher.supervisor import Canary
-from token2wav_server.sequences import CLIENT_HEADER
 
 MODEL = "token2wav_ensemble"
 IDLE_SECONDS = 20.0

@@ -30,12 +30,12 @@ from testkit.rigs.serve_command import Serving
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from token2wav import ConfigError, Token2Wav
 from token2wav.commands import main as client_command
+from token2wav.serving.door.sequences import CLIENT_HEADER
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable, Tls
 from token2wav_client.errors import AccessError as NoAccess
 from token2wav_server.launcher.access import Certificates, read_or_make_key
 from token2wav_server.launcher.ports import Ports
 from token2wav_server.launcher.supervisor import Canary
-from token2wav_server.sequences import CLIENT_HEADER
 
 ADDRESS, OTHER = "127.0.0.2", "127.0.0.3"
 TOKEN = "a-token-for-tests-only"

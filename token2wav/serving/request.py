@@ -46,8 +46,8 @@ class Reply(Protocol):
         """Returns whether the client has cancelled or vanished."""
 
 
-class Message(NamedTuple):
-    """Message of a client: tokens of one request that arrived together.
+class PendingMessage(NamedTuple):
+    """Message of a client whose reply is open: tokens of one request that arrived together.
 
     Attributes:
         received: position after the last token of the message.
@@ -109,7 +109,7 @@ class Request:
     admitted: float = 0.0
     status: Status = Status.UNOPENED
     owner: int | None = None
-    messages: deque[Message] = field(default_factory=deque)
+    messages: deque[PendingMessage] = field(default_factory=deque)
     kept_open: list[Reply] = field(default_factory=list)
     last_progress: float = 0.0
     ready_since: float = 0.0

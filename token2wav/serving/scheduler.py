@@ -22,7 +22,7 @@ from token2wav.errors import (
     Token2WavError,
 )
 from token2wav.serving.policy import Policy, has_time
-from token2wav.serving.request import Message, Reply, Request, Status
+from token2wav.serving.request import PendingMessage, Reply, Request, Status
 
 # Largest number of messages of one request that wait. The server keeps the memory of each waiting
 # message allocated until its reply is finished.
@@ -96,7 +96,7 @@ class Scheduler:
             merged += [] if newest.keep_open else [newest.reply]
         # A limit may have ended the utterance, with or without `end`.
         chunker = request.chunker
-        request.messages.append(Message(chunker.received, chunker.ended, reply, keep_open))
+        request.messages.append(PendingMessage(chunker.received, chunker.ended, reply, keep_open))
         if keep_open:
             request.kept_open.append(reply)
         if len(tokens) or end:

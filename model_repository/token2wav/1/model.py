@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from token2wav_server.service import Service
+from token2wav_server.triton_service import TritonService
 
 
 class TritonPythonModel:
     """Decoupled model of Triton's Python backend; the workers of the service send the responses."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self._service = Service.start()
+        self._service = TritonService.start()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

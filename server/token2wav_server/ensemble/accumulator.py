@@ -20,6 +20,9 @@ from token2wav.families.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.clocks import Playback
 from token2wav.serving.delivery import deliver, finish
+from token2wav.serving.door.message import Message, Options
+from token2wav.serving.door.sequences import Sequences
+from token2wav.serving.door.voice_registry import registry
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import UtteranceOptions
 from token2wav.serving.request import Request
@@ -30,10 +33,8 @@ from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.ensemble.wire import ToFlow
 from token2wav_server.metrics import open_streams, refusals, starts
 from token2wav_server.model_process import check_not_draining
-from token2wav_server.sequences import Sequences
 from token2wav_server.triton_reply import TritonReply
-from token2wav_server.triton_request import Options, TritonRequest
-from token2wav_server.voices import registry
+from token2wav_server.triton_request import read_message
 
 log = logging.getLogger(__name__)
 
@@ -125,15 +126,15 @@ class Accumulator:
         reply = TritonReply(request)
         try:
             with self._lock:
-                self._handle(TritonRequest.read(request), reply, ToFlow(request, self._config))
+                self._handle(read_message(request), reply, ToFlow(request, self._config))
         except Exception as error:
-            # `error` is reused instead of a second variable. `Service.handle` gives the reason.
+            # `error` is reused instead of a second variable. `Service.take` gives the reason.
             error = to_public_error(error)
             self._refused(error)
             reply.fail(error)
         self._open_streams(len(self._scheduler.requests))
 
-    def _handle(self, message: TritonRequest, reply: TritonReply, sender: ToFlow) -> None:
+    def _handle(self, message: Message, reply: TritonReply, sender: ToFlow) -> None:
         if message.start:
             check_not_draining()
             stream = self._open(message, message.options())
@@ -152,7 +153,7 @@ class Accumulator:
             sender.send(stream.label(last=True), error)  # later stages hold state of the stream
             reply.finish()
 
-    def _open(self, message: TritonRequest, options: Options) -> _TokenStream:
+    def _open(self, message: Message, options: Options) -> _TokenStream:
         sequence_id, owner = message.sequence_id, message.owner
         if (open_stream := self._streams.started_by(sequence_id, owner)) is not None:
             # The later stages keep the stream until its idle time has passed. An error could reach
@@ -188,7 +189,7 @@ class Accumulator:
         return stream
 
     def _push(
-        self, stream: _TokenStream, message: TritonRequest, reply: TritonReply, sender: ToFlow
+        self, stream: _TokenStream, message: Message, reply: TritonReply, sender: ToFlow
     ) -> None:
         """Takes the tokens of a message, and sends the chunks that they complete to the flow."""
         request = stream.request

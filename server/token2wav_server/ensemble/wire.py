@@ -26,13 +26,14 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.errors import BackendError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import ENCODERS, AudioChunk, AudioFormat
 from token2wav.stages.stage import FrameChunk, TokenChunk
+from token2wav.voice import FIELDS as VOICE_INPUTS
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label, OrderedStage, Part, Stage, ticker
 from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.metrics import batch_streams, open_streams
 from token2wav_server.model_process import end_process
 from token2wav_server.triton_reply import TritonReply
-from token2wav_server.triton_request import VOICE_INPUTS, tensor
+from token2wav_server.triton_request import tensor
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from token2wav.errors import ConfigError
-from token2wav_server.sequences import CLIENT_HEADER
+from token2wav.serving.door.sequences import CLIENT_HEADER
 
 if TYPE_CHECKING:
     from token2wav_client import Tls

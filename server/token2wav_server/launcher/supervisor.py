@@ -17,10 +17,10 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from token2wav.serving.door.sequences import CLIENT_HEADER
 from token2wav_server.launcher.errors import ServerError
 from token2wav_server.launcher.http_ports import Status
 from token2wav_server.launcher.process import TritonServer
-from token2wav_server.sequences import CLIENT_HEADER
 
 if TYPE_CHECKING:
     from token2wav_client import Client

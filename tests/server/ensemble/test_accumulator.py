@@ -6,15 +6,15 @@ import importlib
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
-from tests.server.test_service import FakeTriton
+from tests.server.test_triton_service import FakeTriton
 from token2wav.config import ServerConfig
-from token2wav_server.sequences import Owner
+from token2wav.serving.door.message import Message
+from token2wav.serving.door.sequences import Owner
 
 HELD_BACK_SECONDS = (4 * 480 + 4) / 24_000  # by the vocoder of the tiny model
 MODULES = [
@@ -41,8 +41,8 @@ def test_audio_held_back_does_not_count_as_sent(accumulator: ModuleType, more: f
     config = ServerConfig()
     made = accumulator.Accumulator(TINY, config)
 
-    def message(tokens: int) -> Any:
-        return accumulator.TritonRequest(
+    def message(tokens: int) -> Message:
+        return Message(
             sequence_id=1,
             start=True,
             end=False,

@@ -18,8 +18,8 @@ from token2wav import ConfigError, InputError, Voice
 from token2wav.config import ServerConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.registry import read_config
+from token2wav.serving.door.voice_registry import VoiceRegistry, voices_in
 from token2wav_client import ClientVoice
-from token2wav_server.voices import VoiceRegistry, voices_in
 
 
 def saved(path: Path, length: int = 4, **changes: Any) -> str:

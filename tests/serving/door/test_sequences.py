@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from token2wav.errors import InputError, StreamClosedError
-from token2wav_server.sequences import Owner, Sequences
+from token2wav.serving.door.sequences import Owner, Sequences
 
 ALICE, BOB = Owner("alice", "key"), Owner("bob", "key")
 NOBODY = Owner()

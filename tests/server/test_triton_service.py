@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from testkit.patience import until
 from token2wav import Token2Wav, Voice
 from token2wav.cache.block_pool import OutOfBlocksError
-from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig, StreamConfig
+from token2wav.config import ServerConfig
 from token2wav.errors import (
     BackendError,
     DeviceLostError,
@@ -38,7 +37,7 @@ from token2wav.voice import FIELDS
 
 IMPORTED = [
     f"token2wav_server.{name}"
-    for name in ("triton_request", "triton_reply", "metrics", "voices", "service")
+    for name in ("triton_request", "triton_reply", "metrics", "triton_service")
 ]
 
 
@@ -159,7 +158,9 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTriton]:
 
 @pytest.fixture
 def service(triton: FakeTriton, faulty: tuple[Token2Wav, FaultyVocoder]) -> Iterator[Any]:
-    made = importlib.import_module("token2wav_server.service").Service(faulty[0], ServerConfig())
+    made = importlib.import_module("token2wav_server.triton_service").TritonService(
+        faulty[0], ServerConfig()
+    )
     yield made
     made.close()
 
@@ -186,52 +187,19 @@ def test_status_of_an_error_holds_for_its_subclasses(
     assert request.errors == [f"{status} {error}"]
 
 
-def test_a_full_cache_is_unavailable_and_counts_as_a_refusal(
-    service: Any, triton: FakeTriton, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
-) -> None:
-    faulty[1].open_fault = OutOfBlocksError("cache: 3 pages needed, 0 of 64 free; try again later")
-    service.handle(request := spoken(voice))
-    until(lambda: request.over)
-    assert request.errors == [f"UNAVAILABLE {faulty[1].open_fault}"]
-    assert triton.values["refused_total", "cache"] == 1
-
-
 def test_an_unexpected_failure_ends_its_request_alone(
     service: Any, triton: FakeTriton, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(service._requests.scheduler, "push", lambda *_, **__: [][0])
+        patched.setattr(service._service._requests.scheduler, "push", lambda *_, **__: [][0])
         service.handle(request := spoken(voice))
         until(lambda: request.over)
     assert request.errors == ["INTERNAL backend: IndexError: list index out of range"]
     assert triton.values["refused_total", "backend"] == 1
-    assert service._requests.open_requests == 0
+    assert service._service._requests.open_requests == 0
     service.handle(request := spoken(voice))
     until(lambda: request.over)
     assert request.errors == [None]  # its audio
-
-
-def test_an_utterance_that_ends_while_it_is_opened_frees_its_id(
-    service: Any, voice: Voice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A process that stalls for longer than `limits.idle_seconds` closes streams at that moment."""
-    requests, inputs = service._requests, {"tokens": demo_tokens(4), **tensors_of(voice)}
-
-    def stalled(*arguments: Any, **options: Any) -> Any:
-        request = open_request(*arguments, **options)
-        requests.cancel(request, IdleError("stream: no tokens for 30 s, so it was closed"))
-        return request
-
-    open_request = requests.open
-    with monkeypatch.context() as patched:
-        patched.setattr(requests, "open", stalled)
-        service.handle(first := FakeRequest(7, **inputs))
-        until(lambda: first.over)
-    assert first.errors == ["NOT_FOUND stream: no tokens for 30 s, so it was closed"]
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
-    service.handle(second := FakeRequest(7, **inputs))
-    until(lambda: second.over)
-    assert second.errors == []
 
 
 def test_metrics_that_fail_harm_no_request(service: Any, triton: FakeTriton, voice: Voice) -> None:
@@ -242,60 +210,6 @@ def test_metrics_that_fail_harm_no_request(service: Any, triton: FakeTriton, voi
     service.handle(request := spoken(voice))
     until(lambda: request.over)
     assert request.errors == [None]
-
-
-@pytest.mark.parametrize(
-    ("streams", "left_blocks", "fit"),
-    [(64, -1, 2), (2, -1, None), (64, 8, 5), (64, 1, 25), (25, 1, None), (64, 0, None)],
-)
-def test_a_warning_of_more_streams_than_pages(
-    triton: FakeTriton,
-    faulty: tuple[Token2Wav, FaultyVocoder],
-    caplog: pytest.LogCaptureFixture,
-    streams: int,
-    left_blocks: int,
-    fit: int | None,
-) -> None:
-    """A stream of 30 s has 30 blocks, and one that its prompt begins; 65 pages are 64 MiB of the
-    tiny model's. With a window, 8 chunks at a time borrow 5 pages each.
-    """
-    config = ServerConfig(
-        limits=LimitConfig(streams=streams),
-        stream=StreamConfig(left_blocks=left_blocks),
-        runtime=RuntimeConfig(workers=1),
-    )
-    assert faulty[0].pipeline.flow.usage().capacity == 65
-    importlib.import_module("token2wav_server.service").Service(faulty[0], config).close()
-    warnings = [
-        record.getMessage()
-        for record in caplog.records
-        if "the cache has pages" in record.getMessage()
-    ]
-    assert [warning.partition(":")[0] for warning in warnings] == (
-        []
-        if fit is None
-        else [f"the cache has pages for {fit} streams of 30 s, and limits.streams admits {streams}"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("most_streams", "batch_streams", "warned"), [(4, 8, True), (4, 4, False), (0, 64, False)]
-)
-def test_batches_larger_than_the_engine_are_warned_of(
-    triton: FakeTriton,
-    faulty: tuple[Token2Wav, FaultyVocoder],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    most_streams: int,
-    batch_streams: int,
-    warned: bool,
-) -> None:
-    backend = replace(faulty[0].backend, name="tensorrt", most_streams=most_streams)
-    monkeypatch.setattr(faulty[0], "backend", backend)
-    config = ServerConfig(limits=LimitConfig(streams=1, batch_streams=batch_streams))
-    importlib.import_module("token2wav_server.service").Service(faulty[0], config).close()
-    expected = "limits.batch_streams is 8, but the tensorrt backend computes at most 4 chunks"
-    assert (expected in caplog.text) is warned
 
 
 def test_a_reply_does_not_use_its_sender_after_the_end(triton: FakeTriton) -> None:
@@ -338,14 +252,14 @@ def test_triton_waits_while_too_many_requests_are_unread(
     service: Any, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service._unread, "maxsize", 2)
-    read, reading, handle = threading.Event(), threading.Event(), service._handle
+    read, reading, handle = threading.Event(), threading.Event(), service._take
 
     def slow(*arguments: Any) -> None:
         reading.set()
         assert read.wait(WAIT_SECONDS)
         handle(*arguments)
 
-    monkeypatch.setattr(service, "_handle", slow)
+    monkeypatch.setattr(service, "_take", slow)
     requests = [spoken(voice) for _ in range(4)]
     service.handle(requests[0])
     assert reading.wait(WAIT_SECONDS)

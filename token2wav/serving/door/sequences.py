@@ -17,9 +17,9 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from token2wav.errors import InputError, StreamClosedError
 
@@ -29,6 +29,8 @@ StreamT = TypeVar("StreamT")
 log = logging.getLogger(__name__)
 
 CLIENT_HEADER = "x-token2wav-client"  # gRPC header with the client's name, from a load balancer
+STREAM_KEY = "stream_key"
+_NAME_CHARS = 128
 _OPEN_TO_OTHERS = (
     "a stream without the request parameter stream_key, and without a client name from a balancer, "
     "can be continued by any client that knows its sequence id (docs/security.md)"
@@ -52,6 +54,24 @@ class Owner:
 
     client: str = ""
     stream_key: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> Owner:
+        """Reads the owner from the parameters of a message.
+
+        Raises:
+            InputError: the client name or the key is not a string, or is longer than 128
+                characters; or the key is empty.
+        """
+        # Triton stores the forwarded gRPC header as a parameter of this name, and replaces a
+        # parameter that the client itself has sent under this name.
+        client = parameters.get(CLIENT_HEADER, "")
+        if not isinstance(client, str) or len(client) > _NAME_CHARS:
+            raise InputError(CLIENT_HEADER, f"not a text of at most {_NAME_CHARS} characters")
+        key = parameters.get(STREAM_KEY)
+        if key is not None and not (isinstance(key, str) and 1 <= len(key) <= _NAME_CHARS):
+            raise InputError(STREAM_KEY, f"not a text of 1 to {_NAME_CHARS} characters")
+        return cls(client, key or "")
 
     def owns(self, other: Owner) -> bool:
         """Returns whether the other owner has the same client name and the same key.
