@@ -275,6 +275,15 @@ def test_triton_waits_while_too_many_requests_are_unread(
     assert [request.errors for request in requests] == 4 * [[None]]
 
 
+def test_all_requests_are_answered_when_the_service_has_closed(service: Any, voice: Voice) -> None:
+    inputs = {"tokens": demo_tokens(4), **tensors_of(voice)}
+    requests = [FakeRequest(number, **inputs) for number in range(1, 20)]
+    for request in requests:
+        service.handle(request)
+    service.close()
+    assert all(request.over for request in requests)
+
+
 def test_a_request_that_cannot_be_answered_harms_no_other(service: Any, voice: Voice) -> None:
     service.handle(object())
     service.handle(request := spoken(voice))
