@@ -7,14 +7,40 @@ import asyncio
 from token2wav_gateway.vocabulary import Vocabulary
 
 
-def test_a_server_is_asked_until_it_tells_its_vocabulary() -> None:
-    told: list[tuple[int, ...]] = [(), (8, 4), (2048,)]
+class Server:
+    """Speech server that counts its answers.
 
-    async def ask() -> tuple[int, ...]:
-        return told.pop(0)
+    Attributes:
+        told: its answer.
+        answers: number of answers so far.
+        now: time on the clock, in seconds.
+    """
 
-    async def sizes(times: int) -> list[tuple[int, ...]]:
-        vocabulary = Vocabulary(ask)
-        return [await vocabulary.sizes() for _ in range(times)]
+    def __init__(self) -> None:
+        self.told: tuple[int, ...] = ()
+        self.answers = 0
+        self.now = 0.0
 
-    assert asyncio.run(sizes(3)) == [(), (8, 4), (8, 4)]
+    async def vocabulary(self) -> tuple[int, ...]:
+        await asyncio.sleep(0)
+        self.answers += 1
+        return self.told
+
+
+def test_a_server_is_asked_every_ten_seconds_for_all_texts_together() -> None:
+    async def ask() -> None:
+        server = Server()
+        vocabulary = Vocabulary(server.vocabulary, lambda: server.now)
+        for now, told, known in (
+            (0.0, (), ()),
+            (9.9, (8, 4), ()),  # the answer without a vocabulary is still valid
+            (10.0, (8, 4), (8, 4)),
+            (20.0, (), (8, 4)),
+            (30.0, (2048,), (2048,)),
+        ):
+            server.now, server.told = now, told
+            texts = [vocabulary.sizes() for _ in range(3)]
+            assert await asyncio.gather(*texts) == 3 * [known], now
+        assert server.answers == 4
+
+    asyncio.run(ask())
