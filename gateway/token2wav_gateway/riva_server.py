@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _PING_INTERVAL_MS = 1000
 _HANDSHAKE_S = 10
 _UNFINISHED = 4  # messages of the largest size that may be unfinished, of all clients together
+_SOCKET_BYTES = 107  # largest length of a path of a Unix socket in Linux
 _LAST_S = 0.5  # for a message that arrives while the gateway ends
 _WITHOUT_KEY = "/nvidia.riva.tts.RivaSpeechSynthesis/GetRivaSynthesisConfig"
 _CODES = {
@@ -82,9 +83,16 @@ class RivaServer:
         """Opens the port, and accepts calls.
 
         Raises:
-            SettingsError: the port cannot be opened.
+            SettingsError: the port, or the socket behind it, cannot be opened.
         """
-        self._server.add_insecure_port(f"unix:{self._front.path}")
+        try:
+            self._server.add_insecure_port(f"unix:{self._front.path}")
+        except (OSError, RuntimeError):
+            await self._front.close()
+            raise SettingsError(
+                f"riva port {port}: its socket {self._front.path} cannot be opened; set TMPDIR to "
+                f"a shorter path, so that this one has at most {_SOCKET_BYTES} bytes"
+            ) from None
         await self._server.start()
         try:
             await self._front.start(host, port)

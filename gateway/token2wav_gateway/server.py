@@ -88,8 +88,13 @@ class DrainingServer(uvicorn.Server):
             # The import is here, because the package of the messages is optional.
             from token2wav_gateway.riva_server import RivaServer
 
-            self._riva = RivaServer(self._app.state.gateway)
-            await self._riva.start(self.config.host, self._riva_port)
+            riva = RivaServer(self._app.state.gateway)
+            try:
+                await riva.start(self.config.host, self._riva_port)
+            except SettingsError:
+                await self.shutdown(sockets)
+                raise
+            self._riva = riva
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in self.servers:

@@ -1,7 +1,8 @@
-"""Riva's port of the command: a taken port, floods of streams, and the log."""
+"""Riva's port of the command: a port that cannot be opened, floods of streams, and the log."""
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import subprocess
@@ -22,17 +23,37 @@ CALLS = 50
 STREAMS = 100_000
 
 
-def test_a_port_that_is_taken_ends_the_command() -> None:
+def refused(ports: Ports, folder: Path) -> str:
+    """Runs the command with this folder for temporary files, and returns the last line."""
+    ended = subprocess.run(
+        [*COMMAND, "--port", str(ports.http), "--riva-port", str(ports.grpc)],
+        env=os.environ | {"TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    return ended.stderr.splitlines()[-1]
+
+
+def test_a_port_that_is_taken_ends_the_command(tmp_path: Path) -> None:
     ports = Ports.free()
     with socket.create_server(("127.0.0.1", ports.grpc)):
-        command = [*COMMAND, "--port", str(ports.http), "--riva-port", str(ports.grpc)]
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        assert refused(ports, tmp_path) == (
+            f"token2wav gateway: riva port {ports.grpc}: 127.0.0.1:{ports.grpc} cannot be opened"
         )
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1] == (
-        f"token2wav gateway: riva port {ports.grpc}: 127.0.0.1:{ports.grpc} cannot be opened"
-    )
+
+
+def test_a_long_path_of_temporary_files_ends_the_command(tmp_path: Path) -> None:
+    """The folder has a Unix socket, whose path is bounded."""
+    ports, folder = Ports.free(), tmp_path / ("x" * 100)
+    folder.mkdir()
+    message = refused(ports, folder)
+    assert message.startswith(f"token2wav gateway: riva port {ports.grpc}: its socket {folder}/")
+    assert message.endswith("so that this one has at most 107 bytes")
+    assert not list(folder.iterdir())
 
 
 @contextmanager
