@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
+
+from token2wav_gateway.memory import Memory
 
 _ObjectT = TypeVar("_ObjectT")
 _Stamp: TypeAlias = "tuple[int, int, int] | None"
@@ -17,22 +18,19 @@ class FileCache(Generic[_ObjectT]):
     A file has changed if its time, its size or its inode is another one.
 
     Args:
-        most: largest number of objects. The object that was used least recently is forgotten.
+        most: largest number of objects, as for `Memory`.
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: OrderedDict[tuple[Path, ...], tuple[list[_Stamp], _ObjectT]] = OrderedDict()
+        self._known = Memory[tuple[Path, ...], tuple[list[_Stamp], _ObjectT]](most)
 
     def get(self, files: tuple[Path, ...], read: Callable[[], _ObjectT]) -> _ObjectT:
         """Returns the object of some files, which need not exist. Raises as `read` does."""
         stamps = [_stamp(file) for file in files]
         known = self._known.get(files)
         if known is None or known[0] != stamps:
-            self._known[files] = known = (stamps, read())
-            if len(self._known) > self._most:
-                self._known.popitem(last=False)
-        self._known.move_to_end(files)
+            known = (stamps, read())
+            self._known.put(files, known)
         return known[1]
 
 

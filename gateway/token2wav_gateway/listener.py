@@ -6,14 +6,13 @@ import asyncio
 import hashlib
 import logging
 import tempfile
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from token2wav_client import ClientVoice
 from token2wav_gateway.errors import GatewayError, RequestError, StorageError
+from token2wav_gateway.memory import Memory
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +36,7 @@ class Listener:
         self._longest_s = longest_s
         self._front_end: Any = None
         self._free = asyncio.Lock()
-        self._known: OrderedDict[bytes, ClientVoice] = OrderedDict()
-        self._known_lock = threading.Lock()
+        self._known = Memory[bytes, ClientVoice](_MOST_VOICES)
 
     async def in_turn(self, work: Callable[[], _ResultT]) -> _ResultT:
         """Runs work that calls `voice_of` in a thread, after the work of earlier callers.
@@ -60,11 +58,7 @@ class Listener:
 
     def known(self, recording: bytes) -> ClientVoice | None:
         """Returns the voice of a recording if it is remembered."""
-        key = hashlib.sha256(recording).digest()
-        with self._known_lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-            return self._known.get(key)
+        return self._known.get(_digest(recording))
 
     def voice_of(self, recording: bytes, field: str) -> ClientVoice:
         """Returns the voice of a recording, which is computed unless it is remembered.
@@ -77,13 +71,11 @@ class Listener:
             RequestError: the recording is unusable.
             GatewayError: the model folder is unusable.
         """
-        voice = self.known(recording)
+        digest = _digest(recording)
+        voice = self._known.get(digest)
         if voice is None:
             voice = self._computed(recording, field)
-            with self._known_lock:
-                self._known[hashlib.sha256(recording).digest()] = voice
-                if len(self._known) > _MOST_VOICES:
-                    self._known.popitem(last=False)
+            self._known.put(digest, voice)
         return voice
 
     def _computed(self, recording: bytes, field: str) -> ClientVoice:
@@ -111,3 +103,7 @@ class Listener:
         except (ConfigError, ModelError) as error:
             log.error("%s", error)
             raise GatewayError(f"{field}: the model cannot turn it into a voice") from None
+
+
+def _digest(recording: bytes) -> bytes:
+    return hashlib.sha256(recording).digest()
