@@ -5,7 +5,6 @@ The messages and the base class come from the package `nvidia-riva-client`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -62,48 +61,6 @@ class _Utterance:
     format: str
 
 
-class _Voices:
-    """Voices of one call. A recording that a client repeats in every message is heard once."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._recording = b""  # SHA-256 of the last recording and its text
-        self._voice: Voice | None = None
-
-    async def of(self, request: SynthesizeSpeechRequest) -> Voice:
-        """Returns the voice of a request.
-
-        Raises:
-            RequestError: the recording is unusable, or the request names no voice.
-            NotFoundError: there is no such voice.
-        """
-        prompt = request.zero_shot_data
-        if not prompt.audio_prompt:
-            return self._named(request.voice_name)
-        digest = hashlib.sha256(prompt.audio_prompt)
-        digest.update(prompt.transcript.encode())
-        if self._voice is None or digest.digest() != self._recording:
-            self._voice = await self._gateway.voices.of_recording(
-                prompt.audio_prompt,
-                prompt.transcript,
-                recording_field=_PROMPT,
-                text_field="zero_shot_data.transcript",
-            )
-            self._recording = digest.digest()
-        return self._voice
-
-    def _named(self, name: str) -> Voice:
-        settings = self._gateway.settings
-        # Riva's clients list voices as MODEL.VOICE. No voice of a folder has a point in its name.
-        name = name.removeprefix(f"{settings.models[0]}.") or settings.voices.default or ""
-        if not name and settings.voices.folder is not None:
-            raise RequestError(
-                "voice_name: empty, and the gateway has no setting `voices.default`",
-                param="voice_name",
-            )
-        return self._gateway.voices.get(name)
-
-
 class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
     """Service `nvidia.riva.tts.RivaSpeechSynthesis` of a gateway.
 
@@ -119,8 +76,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
     ) -> SynthesizeSpeechResponse:
         """Says a text, and returns the audio as a whole."""
         whole = SynthesizeSpeechResponse()
-        voices = _Voices(self._gateway)
-        async with aclosing(self._say(request, voices, context)) as responses:
+        async with aclosing(self._say(request, context)) as responses:
             audio = []
             async for response in responses:
                 audio.append(response.audio)
@@ -135,9 +91,8 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[SynthesizeSpeechResponse, None]:
         """Says the texts of a stream one after the other, and yields the audio as it is made."""
-        voices = _Voices(self._gateway)
         async for request in requests:
-            async with aclosing(self._say(request, voices, context)) as responses:
+            async with aclosing(self._say(request, context)) as responses:
                 async for response in responses:
                     yield response
 
@@ -161,14 +116,14 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         return response
 
     async def _say(
-        self, request: SynthesizeSpeechRequest, voices: _Voices, context: grpc.aio.ServicerContext
+        self, request: SynthesizeSpeechRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[SynthesizeSpeechResponse, None]:
         """Yields the audio of a request; the first response repeats the text.
 
         If the client asks for the times of the words, they follow in a response without audio.
         If a limit of a server ends the speech, the trailing metadata of the call say so.
         """
-        utterance = await self._checked(request, voices)
+        utterance = await self._checked(request)
         trace = trace_headers(dict(context.invocation_metadata() or ()))
         text = replace(utterance.text, trace=trace)
         encoder = Encoder(utterance.format, text.rate_hz, mono=True)
@@ -198,7 +153,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
                 )
             yield self._with_id(request, response)
 
-    async def _checked(self, request: SynthesizeSpeechRequest, voices: _Voices) -> _Utterance:
+    async def _checked(self, request: SynthesizeSpeechRequest) -> _Utterance:
         """Checks a request, before its text is spoken.
 
         Raises:
@@ -240,9 +195,35 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         instructions = dict(request.custom_configuration).get(_INSTRUCTIONS)
         if not request.text.strip():  # before a recording is heard
             raise RequestError("text: empty; a text is needed", param="text")
-        voice = await voices.of(request)
+        voice = await self._voice_of(request)
         request.zero_shot_data.ClearField("audio_prompt")  # megabytes, while the text is spoken
         return _Utterance(Text(request.text, voice, instructions, rate_hz=rate_hz), audio_format)
+
+    async def _voice_of(self, request: SynthesizeSpeechRequest) -> Voice:
+        """Returns the voice of a request: that of its recording, the one that it names, or the
+        default voice.
+
+        Raises:
+            RequestError: the recording is unusable, or the request names no voice.
+            NotFoundError: there is no such voice.
+        """
+        settings, voices = self._gateway.settings, self._gateway.voices
+        if recording := request.zero_shot_data.audio_prompt:
+            return await voices.of_recording(
+                recording,
+                request.zero_shot_data.transcript,
+                recording_field=_PROMPT,
+                text_field="zero_shot_data.transcript",
+            )
+        # Riva's clients list voices as MODEL.VOICE. No voice of a folder has a point in its name.
+        name = request.voice_name.removeprefix(f"{settings.models[0]}.")
+        name = name or settings.voices.default or ""
+        if not name and settings.voices.folder is not None:
+            raise RequestError(
+                "voice_name: empty, and the gateway has no setting `voices.default`",
+                param="voice_name",
+            )
+        return voices.get(name)
 
     @staticmethod
     def _with_id(
