@@ -33,6 +33,10 @@ class FileCache(Generic[_ObjectT]):
             self._known.put(files, known)
         return known[1]
 
+    def forget(self, files: tuple[Path, ...]) -> None:
+        """Forgets the object of some files."""
+        self._known.forget(lambda known, _: known == files)
+
 
 def _stamp(file: Path) -> _Stamp:
     try:

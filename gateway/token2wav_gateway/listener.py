@@ -36,7 +36,7 @@ class Listener:
         self._longest_s = longest_s
         self._front_end: Any = None
         self._free = asyncio.Lock()
-        self._known = Memory[bytes, ClientVoice](_MOST_VOICES)
+        self._known = Memory[bytes, tuple[str, ClientVoice]](_MOST_VOICES)  # with their ids
 
     async def in_turn(self, work: Callable[[], _ResultT]) -> _ResultT:
         """Runs work that calls `voice_of` in a thread, after the work of earlier callers.
@@ -58,7 +58,15 @@ class Listener:
 
     def known(self, recording: bytes) -> ClientVoice | None:
         """Returns the voice of a recording if it is remembered."""
-        return self._known.get(_digest(recording))
+        return self._voice(_digest(recording))
+
+    def _voice(self, digest: bytes) -> ClientVoice | None:
+        known = self._known.get(digest)
+        return known and known[1]
+
+    def forget(self, voice: ClientVoice) -> None:
+        """Forgets a voice, whichever recording it was computed from."""
+        self._known.forget(lambda _, known: known[0] == voice.id)
 
     def voice_of(self, recording: bytes, field: str) -> ClientVoice:
         """Returns the voice of a recording, which is computed unless it is remembered.
@@ -72,10 +80,10 @@ class Listener:
             GatewayError: the model folder is unusable.
         """
         digest = _digest(recording)
-        voice = self._known.get(digest)
+        voice = self._voice(digest)
         if voice is None:
             voice = self._computed(recording, field)
-            self._known.put(digest, voice)
+            self._known.put(digest, (voice.id, voice))
         return voice
 
     def _computed(self, recording: bytes, field: str) -> ClientVoice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 _KeyT = TypeVar("_KeyT")
@@ -36,3 +37,9 @@ class Memory(Generic[_KeyT, _ObjectT]):
             self._objects.move_to_end(key)
             if len(self._objects) > self._most:
                 self._objects.popitem(last=False)
+
+    def forget(self, unwanted: Callable[[_KeyT, _ObjectT], bool]) -> None:
+        """Forgets the objects for which `unwanted` returns true, after a key and its object."""
+        with self._lock:
+            for key in [key for key, found in self._objects.items() if unwanted(key, found)]:
+                del self._objects[key]

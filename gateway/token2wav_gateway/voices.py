@@ -172,10 +172,9 @@ class VoiceFolder:
             path = folder / f"{name}.safetensors"
         if not _NAME.fullmatch(name) or not _is_file(path):
             raise self._unknown(name)
-        files = (path, path.with_suffix(".json"))
         try:
             return self._read.get(
-                files, lambda: replace(_described(path), tensors=ClientVoice.load(path))
+                _files(path), lambda: replace(_described(path), tensors=ClientVoice.load(path))
             )
         except (VoiceError, OSError) as error:
             if not _is_file(path):  # deleted meanwhile
@@ -306,6 +305,8 @@ class VoiceFolder:
     def delete(self, name: str, holder: str | None = None) -> None:
         """Deletes a voice that was made by the same holder of a key, or by nobody without keys.
 
+        The voice also leaves the memory of this gateway.
+
         The default voice, and a voice without a description, belong to the operator, who alone can
         delete their files.
 
@@ -329,12 +330,22 @@ class VoiceFolder:
                 f"voice: {name!r} was not made by this client, which therefore cannot delete it",
                 param="voice",
             )
+        voice = None
+        with suppress(GatewayError):  # a damaged file is in no memory
+            voice = self.get(name).tensors
         try:
-            path.unlink(missing_ok=True)
-            path.with_suffix(".json").unlink(missing_ok=True)
+            for file in _files(path):
+                file.unlink(missing_ok=True)
         except OSError as error:
             log.error("a voice cannot be deleted: %s", error)
             raise StorageError(error) from None
+        self._read.forget(_files(path))
+        if self._listener is not None and voice is not None:
+            self._listener.forget(voice)
+
+
+def _files(voice: Path) -> tuple[Path, Path]:
+    return voice, voice.with_suffix(".json")
 
 
 def _check_words(text: str, field: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,12 +35,13 @@ TENSORS: dict[str, Any] = {
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Recordings that a front end has turned into voices."""
+    """Recordings that a front end has turned into voices, no two of which are equal."""
     recordings: list[bytes] = []
 
     def voice_of(listener: Listener, recording: bytes, field: str) -> ClientVoice:
         recordings.append(recording)
-        return ClientVoice(**TENSORS)
+        embedding = np.full(192, len(recordings), np.float32)
+        return ClientVoice(**TENSORS | {"speaker_embedding": embedding})
 
     monkeypatch.setattr(Listener, "_computed", voice_of)
     return recordings
@@ -163,6 +165,18 @@ def test_a_voice_is_deleted_by_its_maker_only(
             with pytest.raises(NotAllowedError, match=r"^voice: 'bob' was not made by this client"):
                 folder.delete("bob", holder)
             assert folder.names() == ["bob"]
+
+
+def test_a_deleted_voice_leaves_the_memory(heard: list[bytes], tmp_path: Path) -> None:
+    folder = folder_with_model(tmp_path)
+    for name in ("bob", "eve"):
+        create(folder, name, recording=name.encode())
+    read = weakref.ref(folder.get("bob"))
+    folder.delete("bob")
+    assert read() is None
+    for name in ("eve", "bob"):
+        create(folder, f"{name}2", recording=name.encode())
+    assert heard == [b"bob", b"eve", b"bob"]
 
 
 def test_the_default_voice_is_deleted_by_nobody(heard: list[bytes], tmp_path: Path) -> None:
