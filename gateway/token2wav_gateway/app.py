@@ -168,7 +168,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         gateway = gateway_of(request)
         async with AsyncExitStack() as stack:
             stack.enter_context(admitted(request))
-            voice = gateway.voices.get(body.voice).tensors if body.voice is not None else None
+            voice = gateway.voices.get(body.voice).tensors if body.voice else None
             progress = Progress()
             trace = trace_headers(request.headers)
             speech = gateway.speech.speak_codes(body.all_codes, voice, progress, trace, body.speed)

@@ -128,7 +128,7 @@ class RealtimeSession:
             self._check_length("session.instructions", options.instructions)
         if options.model is not None:
             self._gateway.check_model(options.model)
-        if options.voice_name is not None:
+        if options.voice_name:
             self._gateway.voices.get(options.voice_name)
             self._voice_name = options.voice_name
         self._model = options.model or self._model

@@ -149,7 +149,7 @@ class VoiceFolder:
         return sorted(path for path in folder.glob("*.safetensors") if _NAME.fullmatch(path.stem))
 
     def get(self, name: str | None) -> Voice:
-        """Reads a voice; the default voice for None.
+        """Reads a voice; the default voice for None and for an empty name.
 
         A model without voices takes every name, because its language model may have voices of its
         own. The name of an OpenAI voice selects the default voice, unless it has a file.
@@ -159,7 +159,7 @@ class VoiceFolder:
             RequestError: there is no default voice.
         """
         folder = self._settings.folder
-        name = self._settings.default if name is None else name
+        name = name or self._settings.default
         if folder is None:
             return Voice(name or "")
         if name is None:
@@ -230,6 +230,7 @@ class VoiceFolder:
                 "with a letter or digit",
                 param="name",
             )
+        _check_recording(recording, "audio_sample")
         _check_words(text, "ref_text")
         if len(consent or "") > _LONGEST_CONSENT:
             raise RequestError(
@@ -254,9 +255,10 @@ class VoiceFolder:
             text_field: name of the text in the request, for messages.
 
         Raises:
-            RequestError: the recording is unusable, or this gateway makes no voices.
+            RequestError: the recording is empty or unusable, or this gateway makes no voices.
             BusyError: too many recordings wait.
         """
+        _check_recording(recording, recording_field)
         _check_words(text, text_field)
         tensors = None if self._listener is None else self._listener.known(recording)
         if tensors is None:
@@ -346,6 +348,12 @@ class VoiceFolder:
 
 def _files(voice: Path) -> tuple[Path, Path]:
     return voice, voice.with_suffix(".json")
+
+
+def _check_recording(recording: bytes, field: str) -> None:
+    """Raises RequestError for an empty recording, which need not wait for the listener."""
+    if not recording:
+        raise RequestError(f"{field}: empty; a recording is needed", param=field)
 
 
 def _check_words(text: str, field: str) -> None:

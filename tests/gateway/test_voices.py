@@ -20,6 +20,7 @@ from token2wav_gateway.errors import (
     GatewayError,
     NotAllowedError,
     NotFoundError,
+    RequestError,
     StorageError,
 )
 from token2wav_gateway.listener import Listener
@@ -52,7 +53,7 @@ def folder_with_model(path: Path, default: str | None = None) -> VoiceFolder:
 
 
 def create(
-    folder: VoiceFolder, name: str, holder: str | None = None, recording: bytes = b""
+    folder: VoiceFolder, name: str, holder: str | None = None, recording: bytes = b"sound"
 ) -> None:
     asyncio.run(folder.create(name, "words", recording, holder))
 
@@ -61,11 +62,15 @@ def test_names_of_openais_voices_select_the_default_voice(tmp_path: Path) -> Non
     for name in ("joe", "nova"):
         save_file(TENSORS, tmp_path / f"{name}.safetensors")
     folder = VoiceFolder(VoiceSettings(folder=tmp_path, default="joe"))
-    assert [folder.get(name).name for name in ("alloy", "nova", "joe")] == ["joe", "nova", "joe"]
+    names = {"alloy": "joe", "nova": "nova", "joe": "joe", "": "joe"}
+    assert {name: folder.get(name).name for name in names} == names
     with pytest.raises(NotFoundError, match="'ann' is not one of: joe, nova"):
         folder.get("ann")
+    without_default = VoiceFolder(VoiceSettings(folder=tmp_path))
     with pytest.raises(NotFoundError, match="'alloy' is not one of: joe, nova"):
-        VoiceFolder(VoiceSettings(folder=tmp_path)).get("alloy")
+        without_default.get("alloy")
+    with pytest.raises(RequestError, match="voice: missing; the gateway has no setting"):
+        without_default.get("")
 
 
 def test_a_recording_that_comes_with_each_request_is_heard_once(
@@ -81,6 +86,8 @@ def test_a_recording_that_comes_with_each_request_is_heard_once(
         asyncio.run(listen(sound, text)) for sound, text in ((b"a", "x"), (b"b", ""), (b"a", "y"))
     ]
     assert texts == ["x", "", "y"]
+    with pytest.raises(RequestError, match=r"^ref_audio: empty; a recording is needed$"):
+        asyncio.run(listen(b"", "x"))
     assert heard == [b"a", b"b"]
 
 

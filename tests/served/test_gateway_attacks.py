@@ -414,7 +414,7 @@ def test_texts_above_the_limit_are_refused(gateway: GatewayRig) -> None:
 def test_names_of_voices_are_no_paths(gateway: GatewayRig) -> None:
     (gateway.voices.parent / "secret.safetensors").write_bytes(b"secret")
     with gateway.http() as http:
-        for name in ("../secret", "..", ".", "", "/etc/passwd", "a/b", "a\x00b", "ä", "%2e%2e"):
+        for name in ("../secret", "..", ".", "/etc/passwd", "a/b", "a\x00b", "ä", "%2e%2e"):
             error_of(http.post("/v1/audio/speech", json=body(voice=name)), 404)
         for name in ("..%2Fsecret", "%2e%2e", "a%00b"):
             error_of(http.delete(f"/v1/audio/voices/{name}"), 404)

@@ -55,6 +55,7 @@ def test_codes_become_audio_without_a_language_model(
             ({"codes": [True]}, 400),
             ({"codes": [10_000]}, 400),
             ({"voice": None}, 400),
+            ({"voice": ""}, 400),
             ({"max_tokens": 0}, 400),
             ({"codes": None}, 400),
             ({"stage_output": {"codes": {"audio": [1]}}}, 400),
@@ -63,7 +64,7 @@ def test_codes_become_audio_without_a_language_model(
         ):
             assert error_of(http.post("/v1/stage/run", json=sent | wrong), status)["message"]
     # A failure of a server raises an alert, so wrong codes are no failure.
-    assert gateway.value("texts_total", outcome="refused") == refused + 2
+    assert gateway.value("texts_total", outcome="refused") == refused + 3
     assert gateway.value("texts_total", outcome="failed") == failed
 
 

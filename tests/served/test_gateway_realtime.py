@@ -69,6 +69,9 @@ def test_a_response_has_the_events_of_openai(
         )
         [updated] = events_until(connection, "session.updated")
         assert updated.session.audio.output.voice == VOICE
+        connection.session.update(session={"type": "realtime", "audio": {"output": {"voice": ""}}})
+        [updated] = events_until(connection, "session.updated")
+        assert updated.session.audio.output.voice == VOICE  # an empty name is absent
         assert updated.session.audio.output.speed == 1.25
         assert updated.session.instructions == "slowly"
         say(connection, TEXT, metadata={"turn": "1"})

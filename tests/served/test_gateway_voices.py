@@ -66,7 +66,7 @@ def test_a_recording_becomes_a_voice(gateway: GatewayRig) -> None:
         ({"name": "../bob"}, b"", "must have 1 to 64 letters"),
         ({"name": ".bob"}, b"", "must have 1 to 64 letters"),
         ({"name": "b" * 65}, b"", "must have 1 to 64 letters"),
-        ({"name": "bob"}, b"", "audio_sample: the recording: empty"),
+        ({"name": "bob"}, b"", "audio_sample: empty; a recording is needed"),
         ({"name": "bob"}, b"RIFF" + bytes(1000), "audio_sample: the recording: cannot be read"),
         ({"name": "bob"}, b"<html>" * 1000, "audio_sample: the recording: cannot be read"),
         ({}, b"x", "name: Field required"),
