@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 from functools import partial
@@ -46,11 +47,17 @@ class RecordedVoices:
             if voice.tensors is None:
                 raise RequestError("reference_wav: missing; there is no default voice")
             return voice
-        file = io.BytesIO()
-        # A WAV file of floats has the time at which it was written, so it is never the same again.
-        soundfile.write(file, recording, _RECORDING_HZ, format="AU", subtype="FLOAT")
-        tensors = self._listener.known(file.getvalue())
+        name, file = await asyncio.to_thread(_file_of, recording)
+        tensors = await self._listener.known(file)
         if tensors is None:
-            work = partial(self._listener.voice_of, file.getvalue(), "reference_wav")
+            work = partial(self._listener.voice_of, file, "reference_wav")
             tensors = await self._listener.in_turn(work)
-        return Voice(hashlib.sha256(recording.tobytes()).hexdigest()[:12], text, tensors)
+        return Voice(name, text, tensors)
+
+
+def _file_of(recording: NDArray[np.float32]) -> tuple[str, bytes]:
+    """Returns the name of the voice of a recording, and the recording as an audio file."""
+    file = io.BytesIO()
+    # A WAV file of floats has the time at which it was written, so it is never the same again.
+    soundfile.write(file, recording, _RECORDING_HZ, format="AU", subtype="FLOAT")
+    return hashlib.sha256(recording.tobytes()).hexdigest()[:12], file.getvalue()

@@ -260,7 +260,7 @@ class VoiceFolder:
         """
         _check_recording(recording, recording_field)
         _check_words(text, text_field)
-        tensors = None if self._listener is None else self._listener.known(recording)
+        tensors = None if self._listener is None else await self._listener.known(recording)
         if tensors is None:
             tensors = await self._in_turn(
                 recording_field, Listener.voice_of, recording, recording_field

@@ -14,6 +14,7 @@ from examples.demo import PROMPT
 from testkit.patience import PATIENCE_SECONDS
 from tests.gateway.test_voices import TENSORS
 from token2wav_client import ClientVoice
+from token2wav_gateway import listener
 from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.listener import Listener
 from token2wav_gateway.recorded_voices import RecordedVoices
@@ -67,6 +68,8 @@ def test_cancelled_requests_are_computed_one_at_a_time(
         for recording in recordings[:-1]:
             task = asyncio.create_task(recorded.of(recording, "words"))
             await asyncio.sleep(0.02)
+            while not front_end.count:
+                await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.wait({task})
         asyncio.get_running_loop().call_later(0.02, front_end.goes_on.set)
@@ -79,8 +82,24 @@ def test_cancelled_requests_are_computed_one_at_a_time(
     asyncio.run(listen())
 
 
+def test_a_recording_is_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest recording takes 30 ms, in which no other stream would get audio."""
+    goes_on = threading.Event()
+
+    def digest(recording: bytes) -> bytes:
+        assert goes_on.wait(PATIENCE_SECONDS)
+        return recording
+
+    async def ask() -> None:
+        asyncio.get_running_loop().call_later(0.02, goes_on.set)
+        assert await Listener(Path("model"), longest_s=30).known(b"sound") is None
+
+    monkeypatch.setattr(listener, "_digest", digest)
+    asyncio.run(ask())
+
+
 def test_a_model_by_name_that_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    listener = Listener(Path("acme/nowhere"), longest_s=30)
+    nowhere = Listener(Path("acme/nowhere"), longest_s=30)
     with pytest.raises(GatewayError, match="file: the model cannot turn it into a voice"):
-        listener.voice_of(PROMPT.read_bytes(), "file")
+        nowhere.voice_of(PROMPT.read_bytes(), "file")
