@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,10 +82,11 @@ class _Message:
 
     Attributes:
         received: bytes that have arrived of an unfinished message.
+        begun: time of the first of these bytes.
     """
 
     def __init__(self) -> None:
-        self.received = 0
+        self.received, self.begun = 0, 0.0
         self._header = bytearray()
 
     def take(self, payload: memoryview) -> None:
@@ -95,6 +98,8 @@ class _Message:
             if len(self._header) == _MESSAGE_HEADER_BYTES:
                 length = int.from_bytes(self._header[1:], "big")
                 taken = min(length - self.received, len(payload))
+                if not self.received:
+                    self.begun = time.monotonic()
                 self.received += taken
                 payload = payload[taken:]
                 if self.received == length:
@@ -115,6 +120,12 @@ class Unfinished:
         self._newest = 0  # stream
         self.requests = Frames(_PREFACE_BYTES, self._begin_request, self._take)
         self.responses = Frames(0, self._begin_response, lambda _, __: None)
+
+    @property
+    def since(self) -> float:
+        """Time of the first byte of the oldest message; infinite without bytes of a message."""
+        messages = self._messages.values()
+        return min((message.begun for message in messages if message.received), default=math.inf)
 
     def _begin_request(self, kind: int, flags: int, stream: int) -> None:
         if kind == _DATA and flags & ~_END_STREAM:
@@ -159,7 +170,7 @@ class RivaFront:
     """Front of a gRPC server that listens at a Unix socket.
 
     If unfinished messages of all clients together have more bytes than allowed, the connection with
-    the most of them is closed.
+    the oldest of these messages is closed. The newest or largest message may be an honest one.
 
     Args:
         most_bytes: largest sum of these bytes.
@@ -240,10 +251,10 @@ class RivaFront:
         """Counts the bytes of a client, and closes a connection if there are too many."""
         relayed.unfinished.requests.feed(piece)
         if sum(other.unfinished.size for other in self._open) > self._most_bytes:
-            largest = max(self._open, key=lambda other: other.unfinished.size)
+            oldest = min(self._open, key=lambda other: other.unfinished.since)
             log.warning(
                 "unfinished messages of Riva's interface have more than %d bytes; the connection "
-                "with the most of them is closed",
+                "with the oldest message is closed",
                 self._most_bytes,
             )
-            self._open[largest].cancel()
+            self._open[oldest].cancel()
