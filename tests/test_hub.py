@@ -27,6 +27,7 @@ from testkit.rigs.hub_server import COMMIT, HubServer
 from token2wav import Token2Wav
 from token2wav import hub as names
 from token2wav.families import registry
+from token2wav.hub.errors import as_sentences
 from token2wav.known_models import known_models
 
 FLOW, OMNI = "acme/tiny-flow", "acme/omni"
@@ -293,10 +294,11 @@ def test_every_failure_is_one_sentence(case: str, hub: HubServer, tmp_path: Path
 def test_repositories_that_cannot_be_used(hub: HubServer, tmp_path: Path) -> None:
     other = hub.root / "acme/other"
     other.mkdir()
-    (other / "config.json").write_text('{"model_type": "bert"}')
-    assert refusal(pull(hub, tmp_path / "home", "acme/other")) == (
-        "acme/other: not a model of a family that this project reads"
-    )
+    for number, config in enumerate(('{"model_type": "bert"}', "[1]", "[" * 100_000)):
+        (other / "config.json").write_text(config)
+        assert refusal(pull(hub, tmp_path / f"home-{number}", "acme/other")) == (
+            "acme/other: not a model of a family that this project reads"
+        )
     omni = hub.root / OMNI
     (omni / "model.safetensors").unlink()
     weight_map = {"weight_map": {f"{PREFIX}a": "lost.safetensors"}}
@@ -304,6 +306,12 @@ def test_repositories_that_cannot_be_used(hub: HubServer, tmp_path: Path) -> Non
     assert refusal(pull(hub, tmp_path / "home", OMNI)) == (
         f"{OMNI}: lost.safetensors is missing, but model.safetensors.index.json names it"
     )
+
+
+@pytest.mark.parametrize("bug", [TypeError, ValueError, LookupError])
+def test_a_fault_of_this_project_is_not_blamed_on_the_hub(bug: type[Exception]) -> None:
+    with pytest.raises(bug), as_sentences(FLOW):
+        raise bug
 
 
 HEADERS = {

@@ -18,7 +18,7 @@ from token2wav.config.checkpoint_files import INDEX_ENDING, PUBLISHED, file_patt
 from token2wav.config.transformers_json import CONFIG_JSON
 from token2wav.config.values import shown
 from token2wav.families.registry import find_remote_family
-from token2wav.hub.errors import TRIES, HubError, is_unreachable, shown_size
+from token2wav.hub.errors import TRIES, HubError, is_unreachable, reading_answer, shown_size
 from token2wav.hub.tensors import NoRangesError, RemoteTensors
 
 _DEFAULT_FILES = (CONFIG_JSON, "|".join((*PUBLISHED, "model.pth")))
@@ -82,7 +82,8 @@ class Pull:
             return None
         if not constants.HF_HUB_OFFLINE:
             try:
-                info = HfApi().model_info(self.repo, revision=self.revision, timeout=10)
+                with reading_answer(self.name):
+                    info = HfApi().model_info(self.repo, revision=self.revision, timeout=10)
                 return self._checked_commit(info.sha)
             except Exception as error:
                 if not is_unreachable(error):
@@ -117,15 +118,17 @@ class Pull:
         """Returns the files of the revision, and sets its commit."""
         from huggingface_hub import HfApi
 
-        info = HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
+        with reading_answer(self.name):
+            info = HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
+            files = {
+                file.rfilename: _File(
+                    int(file.size or 0), file.lfs.sha256 if file.lfs else None, file.blob_id or ""
+                )
+                for file in info.siblings or []
+                if _is_confined(file.rfilename)
+            }
         self.commit = self._checked_commit(info.sha)
-        return {
-            file.rfilename: _File(
-                file.size or 0, file.lfs.sha256 if file.lfs else None, file.blob_id or ""
-            )
-            for file in info.siblings or []
-            if _is_confined(file.rfilename)
-        }
+        return files
 
     def _place(self, files: Mapping[str, _File]) -> tuple[str, Any]:
         """Finds the folder of the model in the repository: the root, or else a subfolder.
@@ -137,13 +140,15 @@ class Pull:
         for prefix in sorted(folders, key=lambda folder: (folder.count("/"), bool(folder), folder)):
             names = {file.removeprefix(f"{prefix}/") for file in files} if prefix else set(files)
             here = {name for name in names if "/" not in name}
-            document: dict[str, Any] = {}
+            document: Any = {}
             config = str(Path(prefix) / CONFIG_JSON)
             if config in files and files[config].size <= _MOST_CONFIG_BYTES:
                 try:
                     document = json.loads(self._download(config).read_text("utf-8"))
-                except ValueError:
+                except (ValueError, RecursionError):
                     document = {}
+            if not isinstance(document, dict):
+                document = {}
             if (family := find_remote_family(here, document)) is not None:
                 return prefix, family
         raise HubError(f"{self.name}: not a model of a family that this project reads")
@@ -237,7 +242,8 @@ class Pull:
 
         for pause_s in range(TRIES):
             try:
-                return Path(hf_hub_download(self.repo, file, revision=self.commit))
+                with reading_answer(self.name):
+                    return Path(hf_hub_download(self.repo, file, revision=self.commit))
             except Exception as error:
                 if not is_unreachable(error):
                     raise
@@ -255,8 +261,9 @@ class _File:
 
 
 def _is_confined(file: str) -> bool:
-    """Returns whether the name of a file cannot lead out of a folder."""
-    return not {"", ".", ".."} & set(file.split("/")) and not {"\\", "\0"} & set(file)
+    """Returns whether the name of a file can be a path, and cannot lead out of a folder."""
+    parts = file.split("/")
+    return file.isprintable() and "\\" not in file and not {"", ".", ".."}.intersection(parts)
 
 
 def _first_matches(files: Mapping[str, _File], prefix: str, pattern: str) -> list[str]:

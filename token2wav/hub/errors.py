@@ -6,9 +6,13 @@ import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from token2wav.errors import ConfigError, one_line
 
+# Errors of the client for an answer of another form. RecursionError is a RuntimeError, which its
+# library for storage also raises.
+_NO_ANSWER = ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError
 TRIES = 5  # connections without a new byte, before a file or a range is given up
 
 
@@ -39,6 +43,7 @@ def as_sentences(name: str) -> Iterator[None]:
     )
 
     hub = constants.ENDPOINT
+    transport: Any = HfHubHTTPError.__bases__[0]  # the error of the HTTP library
     try:
         yield
     except HubError:
@@ -68,7 +73,7 @@ def as_sentences(name: str) -> Iterator[None]:
             f"{name}: no such folder here, and no name of a model; expected org/name with at most "
             "96 letters, digits, '-', '_' and '.', none of the marks doubled, first or last"
         ) from error
-    except Exception as error:
+    except (OSError, transport) as error:
         if is_unreachable(error):
             reason = (
                 f"HF_HUB_OFFLINE forbids to ask {hub}; unset it"
@@ -79,17 +84,32 @@ def as_sentences(name: str) -> Iterator[None]:
                 f"{name}: not pulled yet, and {reason}; pull the model where there is a network, "
                 "or name a folder"
             ) from error
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(constants.HF_HOME).free
             raise HubError(
                 f"{name}: the disk is full ({shown_size(free)} free); make room, or set HF_HOME to "
                 "another disk"
             ) from error
-        if isinstance(error, OSError):
-            raise HubError(f"{name}: cannot be pulled: {one_line(error)[:200]}") from error
-        # A hub can send any JSON, so its client can raise any error.
+        raise HubError(f"{name}: cannot be pulled: {one_line(error)[:200]}") from error
+
+
+@contextmanager
+def reading_answer(name: str) -> Iterator[None]:
+    """Turns the errors of reading an answer of another form into a HubError.
+
+    A hub can send any JSON. Only calls of its client belong in this context, because outside it the
+    same errors are faults of this project.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        yield
+    except HFValidationError:  # a ValueError with a sentence of its own
+        raise
+    except _NO_ANSWER as error:
         raise HubError(
-            f"{name}: the answer of {hub} cannot be used "
+            f"{name}: the answer of {constants.ENDPOINT} cannot be used "
             f"({type(error).__name__}: {one_line(error)[:200]}); try again, or use another hub in "
             "HF_ENDPOINT"
         ) from error
