@@ -49,6 +49,7 @@ _WRONG_SHAPE = re.compile(
 )
 # Triton's message about an input that the model does not have.
 _UNEXPECTED = re.compile(r"unexpected inference input '(\w+)' for model")
+_FIELD = re.compile(r"(\w+): ")  # at the beginning of a message, of the server too
 # HTTP/2 terms for a connection that a proxy closed. gRPC reports it as INTERNAL, UNKNOWN or
 # CANCELLED.
 _CONNECTION_LOST = re.compile("RST_STREAM|Stream removed|GOAWAY")
@@ -64,6 +65,17 @@ class ClientError(Exception):
 
     exit_code: int = 1
     transient: bool = False
+
+    @property
+    def field(self) -> str | None:
+        """Name at the beginning of the message, as in `tokens: empty`; None for no name."""
+        named = _FIELD.match(str(self))
+        return named and named[1]
+
+    @property
+    def problem(self) -> str:
+        """Message without the name of the field."""
+        return str(self).removeprefix(f"{self.field}: ")
 
 
 class InputError(ClientError):

@@ -202,8 +202,7 @@ class Speech:
         try:
             tokens = as_tokens(codes)
         except TokenError as error:
-            problem = str(error).removeprefix("tokens: ")
-            raise RequestError(f"codes: {problem}", param="codes") from None
+            raise RequestError(f"codes: {error.problem}", param="codes") from None
         with self._tracer.span("speech", trace or {}, server=True) as span, self._admitted():
             utterance = self._utterance(voice, progress, _error_of_codes, span, speed)
             utterance.progress.tokens = len(tokens)
@@ -340,7 +339,7 @@ async def _in_batches(tokens: NDArray[Any]) -> Tokens:
 
 
 def _speech_error(error: ClientError) -> GatewayError:
-    if str(error).startswith("speed: "):  # of a codec
+    if error.field == "speed":  # of a codec
         return RequestError(str(error), param="speed")
     kind = ModelError
     if isinstance(error, ResponseTimeoutError):
@@ -352,9 +351,8 @@ def _speech_error(error: ClientError) -> GatewayError:
 
 def _error_of_codes(error: ClientError) -> GatewayError:
     """Returns the error for a client that has sent codes: the speech server may refuse them."""
-    message = str(error)
-    if message.startswith("tokens: "):
-        return RequestError(f"codes: {message.removeprefix('tokens: ')}", param="codes")
-    if message.startswith("prompt_tokens: missing"):
+    if error.field == "tokens":
+        return RequestError(f"codes: {error.problem}", param="codes")
+    if error.field == "prompt_tokens" and error.problem.startswith("missing"):
         return RequestError("voice: missing; this model needs the name of a voice", param="voice")
     return _speech_error(error)

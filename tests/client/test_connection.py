@@ -196,6 +196,13 @@ def test_tritons_message_on_an_unexpected_input_is_reworded() -> None:
     assert str(error) == "latents: sent, but this model takes no latents"
 
 
+def test_an_error_names_its_field() -> None:
+    error = ServerError("tokens: shape (5, 2), expected: 1 dimension")
+    assert (error.field, error.problem) == ("tokens", "shape (5, 2), expected: 1 dimension")
+    unnamed = ServerError("the server at localhost: 1 fails")
+    assert (unnamed.field, unnamed.problem) == (None, str(unnamed))
+
+
 def test_only_clients_with_retries_try_again(caplog: pytest.LogCaptureFixture) -> None:
     with Client(NOBODY) as client, pytest.raises(ServerUnavailable):
         client.open("0" * 64)
