@@ -84,6 +84,7 @@ class _Utterance:
         pressure: back-pressure of the client.
         speed: tempo of the speech.
         rate_hz: sample rate of the audio.
+        shortened: whether `max_new_tokens` of the client has ended the answer.
     """
 
     voice: ClientVoice | None
@@ -93,6 +94,7 @@ class _Utterance:
     pressure: Backpressure
     speed: float
     rate_hz: int = RATE_HZ
+    shortened: bool = False
 
 
 class Speech:
@@ -272,7 +274,7 @@ class Speech:
                                 chunk = await anext(chunks)
                         except StopAsyncIteration:
                             self._metrics.count_playback(playback, first_tokens_s + playback.last_s)
-                            self._count_end(utterance.progress)
+                            self._count_end(utterance)
                             return
                         pressure.take(chunk)
                         if chunk.end_reason is not None:
@@ -293,10 +295,13 @@ class Speech:
             except ClientError as error:
                 raise utterance.error_of(error) from None
 
-    def _count_end(self, progress: Progress) -> None:
-        if progress.end_reason is not None:
-            self._metrics.cut_off.labels(progress.end_reason).inc()
-            log.warning("a text was cut off: end_reason %s", progress.end_reason)
+    def _count_end(self, utterance: _Utterance) -> None:
+        """Counts a text that a limit of the operator has ended, and logs it."""
+        reason = utterance.progress.end_reason
+        if reason is None or (reason == "length" and utterance.shortened):
+            return
+        self._metrics.cut_off.labels(reason).inc()
+        log.warning("a text was cut off: end_reason %s", reason)
 
     def _count_skipped(self, skipped: Mapping[str, int]) -> None:
         for reason, numbers in skipped.items():
@@ -330,6 +335,7 @@ class Speech:
                 self._count_skipped(answer.skipped)
             if answer.cut_off:
                 progress.end_reason = "length"
+                utterance.shortened = self.language_model.template.is_shortened(text.sampling)
             span.set("tokens", progress.tokens)
 
 

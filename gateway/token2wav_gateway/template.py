@@ -160,6 +160,11 @@ class Template(Section):
             request["max_tokens"] = min(longest, sampling.get("max_tokens", longest))
         return {**request, **content, "model": model, "stream": True}
 
+    def is_shortened(self, sampling: Mapping[str, int]) -> bool:
+        """Returns whether a client asks for fewer tokens than this template allows."""
+        longest, asked = self.request.get("max_tokens"), sampling.get("max_tokens")
+        return asked is not None and (not isinstance(longest, int) or asked < longest)
+
 
 def load_template(name: str, model_folder: Path | None = None) -> Template:
     """Loads a template of the package by its name, or any template by its path.

@@ -57,7 +57,8 @@ def test_tokens_do_not_depend_on_the_pieces(
     ("sampling", "sent"), [({}, 2048), ({"max_tokens": 9}, 9), ({"max_tokens": 9999}, 2048)]
 )
 def test_a_client_can_only_lower_the_limit_of_tokens(sampling: dict[str, int], sent: int) -> None:
-    body = load_template("cosyvoice3").body(
+    template = load_template("cosyvoice3")
+    body = template.body(
         model="speech",
         text="It rains.",
         instructions=None,
@@ -67,6 +68,7 @@ def test_a_client_can_only_lower_the_limit_of_tokens(sampling: dict[str, int], s
         sampling={"seed": 5, **sampling},
     )
     assert (body["seed"], body["max_tokens"], body["temperature"]) == (5, sent, 0.8)
+    assert template.is_shortened(sampling) == (sent < 2048)
 
 
 def test_ids_of_text_are_no_tokens() -> None:

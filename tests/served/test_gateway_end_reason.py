@@ -80,6 +80,9 @@ def test_the_language_model_has_cut_a_text_off(
             audio, done = spoken(gateway, text)
             assert len(audio) == len(whole.content)
             assert done.get("end_reason") == reason
+        # The client has asked for this end, so it is neither counted nor logged.
+        short = http.post("/v1/audio/speech", json=body(input=CUT_OFF, max_new_tokens=1))
+        assert short.status_code == 200
     assert gateway.value("cut_off_total", reason="length") == counted + 3
     assert caplog.messages == ["a text was cut off: end_reason length"] * 3
 
