@@ -104,6 +104,20 @@ class GatewayRig:
                 until(lambda: _listens(riva_port))
             yield cls(f"http://127.0.0.1:{port}", metrics.registry, voices, address)
 
+    @classmethod
+    @contextmanager
+    def between(cls, language_model: Any, folder: Path, **options: Any) -> Iterator[GatewayRig]:
+        """Serves an ASGI application as the language model, and starts a gateway in front of it.
+
+        Args:
+            options: further arguments of `start`.
+        """
+        with (
+            serving(language_model) as port,
+            cls.start(folder, language_model_url=f"http://127.0.0.1:{port}/v1", **options) as rig,
+        ):
+            yield rig
+
 
 def _listens(port: int) -> bool:
     try:

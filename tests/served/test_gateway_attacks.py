@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs import hostile_language_model
-from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import (
     TEXT,
     assert_same,
@@ -65,26 +65,23 @@ def request_of(content: dict[str, Any]) -> bytes:
 def gateway(
     rig: Rig, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayRig]:
-    with (
-        serving(hostile_language_model.create_app(tokens_of, HEARD)) as port,
-        GatewayRig.start(
-            tmp_path_factory.mktemp("gateway"),
-            grpc_url=rig.server.grpc_url,
-            language_model_url=f"http://127.0.0.1:{port}/v1",
-            voice=voice,
-            settings={
-                "language_model": {"token_timeout_s": 2},
-                "limits": {
-                    "speech_tokens": MOST_TOKENS,
-                    "seconds": 60,
-                    "body_bytes": 100_000,
-                    "upload_bytes": 200_000,
-                    "streams": 8,
-                    "sockets": 16,
-                },
+    with GatewayRig.between(
+        hostile_language_model.create_app(tokens_of, HEARD),
+        tmp_path_factory.mktemp("gateway"),
+        grpc_url=rig.server.grpc_url,
+        voice=voice,
+        settings={
+            "language_model": {"token_timeout_s": 2},
+            "limits": {
+                "speech_tokens": MOST_TOKENS,
+                "seconds": 60,
+                "body_bytes": 100_000,
+                "upload_bytes": 200_000,
+                "streams": 8,
+                "sockets": 16,
             },
-        ) as started,
-    ):
+        },
+    ) as started:
         yield started
 
 

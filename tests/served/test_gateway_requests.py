@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 from examples import demo
 from examples.speech import language_model
 from testkit.patience import PATIENCE_SECONDS
-from testkit.rigs.gateway_rig import PROMPT_TEXT, VOICE, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_rig import PROMPT_TEXT, VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import error_of
 from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
@@ -128,16 +128,13 @@ def gateway(
         "voices": {"model": demo.MODEL, "default": VOICE},
         "models": ["token2wav", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15", QWEN, COSYVOICE],
     }
-    with (
-        serving(speaker) as port,
-        GatewayRig.start(
-            tmp_path_factory.mktemp("gateway"),
-            grpc_url=rig.server.grpc_url,
-            language_model_url=f"http://127.0.0.1:{port}/v1",
-            voice=voice,
-            settings=settings,
-        ) as started,
-    ):
+    with GatewayRig.between(
+        speaker,
+        tmp_path_factory.mktemp("gateway"),
+        grpc_url=rig.server.grpc_url,
+        voice=voice,
+        settings=settings,
+    ) as started:
         for name in ("vivian", "Vivian"):
             shutil.copy(
                 started.voices / f"{VOICE}.safetensors", started.voices / f"{name}.safetensors"

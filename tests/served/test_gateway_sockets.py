@@ -20,7 +20,7 @@ from websockets.sync.connection import Connection
 
 from examples.speech import language_model
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
 from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
@@ -40,16 +40,13 @@ def speaker() -> FastAPI:
 def gateway(
     rig: Rig, speaker: FastAPI, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayRig]:
-    with (
-        serving(speaker) as port,
-        GatewayRig.start(
-            tmp_path_factory.mktemp("gateway"),
-            grpc_url=rig.server.grpc_url,
-            language_model_url=f"http://127.0.0.1:{port}/v1",
-            voice=voice,
-            settings={"limits": {"idle_s": 2.0, "sockets": 20}},
-        ) as started,
-    ):
+    with GatewayRig.between(
+        speaker,
+        tmp_path_factory.mktemp("gateway"),
+        grpc_url=rig.server.grpc_url,
+        voice=voice,
+        settings={"limits": {"idle_s": 2.0, "sockets": 20}},
+    ) as started:
         yield started
 
 

@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from examples.speech import language_model
 from testkit.patience import PATIENCE_SECONDS
-from testkit.rigs.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, TraceRecorder, tokens_of
 from testkit.rigs.gateway_speech import body
 from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
@@ -29,15 +29,12 @@ def speaker() -> TraceRecorder:
 def gateway(
     rig: Rig, speaker: TraceRecorder, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayRig]:
-    with (
-        serving(speaker) as port,
-        GatewayRig.start(
-            tmp_path_factory.mktemp("gateway"),
-            grpc_url=rig.server.grpc_url,
-            language_model_url=f"http://127.0.0.1:{port}/v1",
-            voice=voice,
-        ) as started,
-    ):
+    with GatewayRig.between(
+        speaker,
+        tmp_path_factory.mktemp("gateway"),
+        grpc_url=rig.server.grpc_url,
+        voice=voice,
+    ) as started:
         yield started
 
 

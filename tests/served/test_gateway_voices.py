@@ -12,7 +12,7 @@ import pytest
 from examples import demo
 from examples.speech import language_model
 from testkit.patience import PATIENCE_SECONDS
-from testkit.rigs.gateway_rig import PROMPT_TEXT, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_rig import PROMPT_TEXT, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import PACE, TEXT, body, error_of
 from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
@@ -23,19 +23,16 @@ from token2wav_gateway.listener import Listener
 def gateway(
     rig: Rig, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayRig]:
-    with (
-        serving(language_model.create_app(tokens_of, PACE)) as port,
-        GatewayRig.start(
-            tmp_path_factory.mktemp("gateway"),
-            grpc_url=rig.server.grpc_url,
-            language_model_url=f"http://127.0.0.1:{port}/v1",
-            voice=voice,
-            settings={
-                "voices": {"model": demo.MODEL, "most": 2, "longest_s": 10},
-                "limits": {"text_characters": 1000},
-            },
-        ) as started,
-    ):
+    with GatewayRig.between(
+        language_model.create_app(tokens_of, PACE),
+        tmp_path_factory.mktemp("gateway"),
+        grpc_url=rig.server.grpc_url,
+        voice=voice,
+        settings={
+            "voices": {"model": demo.MODEL, "most": 2, "longest_s": 10},
+            "limits": {"text_characters": 1000},
+        },
+    ) as started:
         yield started
 
 
