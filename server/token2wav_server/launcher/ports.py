@@ -87,15 +87,18 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def fetched(port: int, path: str, host: str = LOOPBACK) -> bytes | None:
+def fetched(port: int, path: str, host: str = LOOPBACK, *, timeout_s: float = 2.0) -> bytes | None:
     """Fetches a path from a server on this machine, without a proxy.
+
+    Args:
+        timeout_s: longest pause in the response.
 
     Returns:
         The body of the response; None if the request fails or its status is not 200.
     """
     with (
         suppress(OSError, http.client.HTTPException),
-        closing(http.client.HTTPConnection(host, port, timeout=2)) as connection,
+        closing(http.client.HTTPConnection(host, port, timeout=timeout_s)) as connection,
     ):
         connection.request("GET", path)
         response = connection.getresponse()

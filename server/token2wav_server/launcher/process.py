@@ -44,6 +44,7 @@ _POLL_S = 0.05
 _SAID_EVERY_S = 10.0  # interval of the lines about a start that takes long
 _CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
 _DRAIN_POLL_S = 0.1
+_BUSY_METRICS_S = 10.0  # longest time in which the metrics of an overloaded server answer
 # The gauge of open streams, which has one value for each part of the server that holds streams.
 _OPEN_STREAMS = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)
 _BATCHES = re.compile(rb"^token2wav_batch_streams_count(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -198,9 +199,11 @@ class TritonServer:
         except (OSError, IndexError):  # the server has ended
             return 0
 
-    def batches(self) -> int:
-        """Returns how many batches the models have computed; 0 if the metrics do not answer."""
-        metrics = fetched(self._inner.metrics, "/metrics") or b""
+    def batches(self) -> int | None:
+        """Returns how many batches the models have computed; None if the metrics do not answer."""
+        metrics = fetched(self._inner.metrics, "/metrics", timeout_s=_BUSY_METRICS_S)
+        if metrics is None:
+            return None
         return sum(int(float(count)) for count in _BATCHES.findall(metrics))
 
     def failure_reason(self) -> str:
