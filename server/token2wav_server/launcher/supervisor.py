@@ -249,7 +249,7 @@ class Supervisor:
             until_ready: whether to return None as soon as a canary succeeds. The first canary then
                 runs without a pause before it.
         """
-        canary, failures, batches, slow = self.canary, 0, 0, False
+        canary, failures, batches = self.canary, 0, 0
         pause_s = canary.interval_s if canary else None
         wait_s = 0.0 if until_ready else pause_s
         while (failure := self._failure_within(wait_s)) is None:
@@ -262,13 +262,12 @@ class Supervisor:
                 return None
             silent = problem is not None and problem.silent
             finished = self._batches(batches) - batches if silent else 0
-            if problem and finished > 0 and not slow:
+            if problem and finished > 0:
                 self.announce(
                     f"the canary is slow: {problem.sentence}; the model works, because it has "
                     f"computed {finished} batches meanwhile, so the server is not restarted"
                 )
-            slow = finished > 0
-            failures = failures + 1 if problem and not slow else 0
+            failures = failures + 1 if problem and finished <= 0 else 0
             if problem and failures == _CANARIES:
                 return _Failure(f"the model does not work: {problem.sentence}")
             wait_s = pause_s

@@ -224,7 +224,7 @@ BROKEN = "the model does not work: b; restarting the server"
     ("answers", "batches", "outcomes"),
     [
         # batches before each canary that follows no failure, and after each time-out
-        (["a", "b", "c", ""], [5, 7, 7, 9, 9, 20], [BUSY.format("a", 2)]),  # told once
+        (["a", "b", ""], [5, 7, 8, 11, 11], [BUSY.format("a", 2), BUSY.format("b", 3)]),
         (["a", "b"], [5, 5, 5], [BROKEN]),
         # a batch between two canaries counts
         (["a", "b", ""], [5, 5, 6], [BUSY.format("b", 1)]),
