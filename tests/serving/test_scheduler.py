@@ -113,6 +113,7 @@ def test_requests_open_in_order_behind_older_chunks() -> None:
 
 def test_openings_take_as_much_time_as_batches_beside_older_chunks() -> None:
     rig = Rig()
+    rig.scheduler.record_batch(100, 9.0)  # batches of the past are no credit
     old, *newcomers = rig.opened(), *(rig.admitted() for _ in range(4))
     rig.push(old, FIRST)
     rig.clock.now += 1
@@ -132,9 +133,10 @@ def test_openings_take_as_much_time_as_batches_beside_older_chunks() -> None:
 
 
 def test_a_canary_is_served_first_and_no_limit_refuses_it() -> None:
-    rig = Rig(streams=1)
-    old = rig.opened()
+    rig = Rig(streams=2)
+    old, newcomer = rig.opened(), rig.admitted()
     rig.push(old, FIRST)
+    rig.push(newcomer, 1)
     rig.scheduler.record_opening(1.0)
     with pytest.raises(LimitError):
         rig.admitted()
@@ -143,6 +145,7 @@ def test_a_canary_is_served_first_and_no_limit_refuses_it() -> None:
     rig.push(canary, 3, end=True)
     assert rig.scheduler.next_to_open(WORKER) is canary
     rig.scheduler.release(canary)
+    assert rig.scheduler.next_to_open(WORKER) is newcomer
     assert rig.scheduler.next_batch(WORKER, 1) == [canary]
     assert rig.scheduler.next_batch(WORKER, 1) == [old]
     rig.scheduler.fail(old, LimitError("cache: full"))

@@ -24,6 +24,7 @@ from testkit.replies import (
     speak,
 )
 from token2wav import StreamClosedError, Token2Wav, Voice
+from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool
 
 # batches sum in another order than single streams, and phase integrates the difference
@@ -129,6 +130,22 @@ def test_new_utterances_go_before_half_done_ones(make: Make, voice: Voice) -> No
     old.gate.set()
     rest.succeeded()
     assert journal.index("new 0") < journal.index("rest 1")
+
+
+def test_the_scheduler_gets_the_time_of_each_opening(
+    make: Make, model: Token2Wav, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_open(request: Request) -> None:
+        clock.now += 2.0
+        open_request(request)
+
+    clock, seconds = FakeClock(), list[float]()
+    workers, open_request = make(clock=clock), model.pipeline.open
+    monkeypatch.setattr(model.pipeline, "open", slow_open)
+    monkeypatch.setattr(workers.requests.scheduler, "record_opening", seconds.append)
+    speak(workers, voice, 3).succeeded()
+    speak(workers, voice, 3).succeeded()
+    assert seconds == [2.0, 2.0]
 
 
 # Replies that stay open.
