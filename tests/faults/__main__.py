@@ -1,9 +1,8 @@
-"""Guard of the tests: puts faults of the past back, one at a time, and runs the tests that find
-them.
+"""Guard of the tests: puts faults into the code, one at a time, and runs the tests that find them.
 
-Each row of `tests/faults/*.yaml` is a fault: the edit that puts it back, and its tests. The edits
-are made in copies of the tree, so your files stay as they are. `make faults` tries all rows, and
-`make faults ARGS="client gateway"` those of two tables. `ARGS=--list` prints the faults.
+Each row of `tests/faults/*.yaml` is a fault, of the past or made up: an edit, and its tests. The
+edits are made in copies of the tree, so your files stay as they are. `make faults` tries all rows,
+and `make faults ARGS="client gateway"` those of two tables. `ARGS=--list` prints the faults.
 """
 
 from __future__ import annotations
@@ -31,13 +30,14 @@ PACKAGE_FOLDERS = (".", "client", "exporters", "gateway", "server", "voices")
 COPIES = 2  # faults that are tried at the same time, each in a copy of the tree
 LONGEST_SECONDS = 600.0  # longest time of the tests of a fault
 HANG_SECONDS = 120.0  # the same for a fault that makes its test hang
+BASELINE_SECONDS = 3600.0  # longest time of all tests together, without a fault
 PATIENCE_SECONDS = 90.0  # in which a test waits for an event that the fault may prevent
 TESTS_FAILED = 1  # exit status of pytest; others mean that no test ran
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Fault of the past, and its tests.
+    """Fault, and its tests.
 
     Attributes:
         name: one sentence that says which behaviour is wrong.
@@ -45,7 +45,7 @@ class Fault:
         old: lines of today, which stand in the file exactly once.
         new: lines with the fault.
         found_by: identifiers of tests, from the folder `tests`.
-        mended_by: commit that mended the fault; empty for a fault that never was in a commit.
+        mended_by: commit that mended a fault of the past; empty for one that is made up.
         hangs: whether the tests find the fault by never ending.
     """
 
@@ -99,9 +99,7 @@ def copy_tree(target: Path) -> Path:
     return target
 
 
-def run_tests(
-    tree: Path, tests: Sequence[str], longest_seconds: float | None = None
-) -> tuple[int | None, str]:
+def run_tests(tree: Path, tests: Sequence[str], longest_seconds: float) -> tuple[int | None, str]:
     """Runs tests in a copy of the tree until the first one fails.
 
     Returns:
@@ -151,6 +149,9 @@ def main() -> int:
     parser.add_argument("tables", nargs="*", help="tables to run, such as client; all by default")
     parser.add_argument("--list", action="store_true", help="print the faults, and run nothing")
     options = parser.parse_args()
+    known = sorted(path.stem for path in TABLES.glob("*.yaml"))
+    if unknown := [name for name in options.tables if name not in known]:
+        parser.error(f"tables: {unknown[0]!r} is not one of: {', '.join(known)}")
     faults = read_faults(options.tables)
     if options.list:
         print("\n".join(f"{fault.file}: {fault.name}" for fault in faults))
@@ -169,10 +170,11 @@ def main() -> int:
 
         # A test that fails without its fault finds nothing.
         tests = sorted({test for fault in faults for test in fault.found_by})
-        status, output = run_tests(tree := trees.get(), tests)
+        status, output = run_tests(tree := trees.get(), tests, BASELINE_SECONDS)
         trees.put(tree)
-        if status:
-            print(f"the tests fail without a fault:\n{output}", file=sys.stderr)
+        if status != 0:
+            problem = "do not end" if status is None else "fail"
+            print(f"the tests {problem} without a fault:\n{output}", file=sys.stderr)
             return 1
         judged = tqdm(pool.map(judge, faults), total=len(faults), unit="fault")
         problems = {
