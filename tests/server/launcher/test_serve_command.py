@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,9 +28,13 @@ def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
     options = [str(TINY), f"--model-repository={repository}", "--canary-seconds=0"]
     options += port_arguments()
     command = [sys.executable, "-m", "token2wav", "serve", *options, "--", "--log-verbose=0"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with (
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process,
+        ExitStack() as stack,
+    ):
+        stack.callback(process.kill)  # the outer context waits for the end of the process
         assert process.stdout is not None
         starting, ready = process.stdout.readline(), process.stdout.readline()
         assert starting.startswith(f"token2wav: starting a server for {TINY}")
