@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +21,12 @@ CANARIES = 3
 
 
 @pytest.fixture(scope="module")
-def serving() -> Iterator[Serving]:
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    config: Path = tmp_path_factory.mktemp("overload") / "config.yaml"
+    # Room for the crowd and one newcomer.
+    config.write_text(f"stream: {{first_tokens: 0}}\nlimits: {{streams: {CROWD + 1}}}\n")
     # Less patience than a turn of the crowd takes, so that a canary without priority fails.
-    options = ["--canary-seconds=1", "--canary-patience-seconds=10"]
+    options = [f"--config={config}", "--canary-seconds=1", "--canary-patience-seconds=10"]
     with Serving.start(TINY, *options) as serving:
         serving.wait_for_line("token2wav: ready, ")
         yield serving
@@ -61,15 +65,20 @@ def test_a_crowd_of_long_texts(serving: Serving, golden: GoldenSet, voice: Clien
     crowd = Crowd(serving.url, voice, tokens)
     until(lambda: crowd.ended or all(heard.is_set() for heard in crowd.heard))
     assert crowd.ended == []
-    before = len(canaries(serving))
     with Client(serving.url, response_timeout_s=PATIENCE_SECONDS) as client:
         for _ in range(SHORT_TEXTS):
             audio = [chunk.audio for chunk in client.synthesize([golden.tokens[:75]], voice)]
             assert sum(map(len, audio)) == 75 * 960
-    until(lambda: len(canaries(serving)) >= before + CANARIES)
-    assert crowd.ended == []  # the newcomers have passed every long text
+        # One more long text fills the server, for all clients but the canary.
+        last = client.synthesize([tokens], voice)
+        next(last)
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is None
+        before = len(canaries(serving))
+        until(lambda: len(canaries(serving)) >= before + CANARIES)
+    assert crowd.ended == []  # newcomers and canaries have passed every long text
     assert not [line for line in serving.printed if "restart" in line]
-    assert re.search(r"^token2wav_canary_seconds \S+$", serving.metrics(), re.MULTILINE)
+    [gauge] = re.findall(r"^token2wav_canary_seconds (\S+)$", serving.metrics(), re.MULTILINE)
+    assert float(gauge) > 0
     crowd.leave()
 
 
