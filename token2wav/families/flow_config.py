@@ -118,15 +118,22 @@ def hift_from(document: HyperYaml, *, causal: bool) -> HiFTConfig:
     of earlier generations.
 
     Raises:
-        ConfigError: a key is missing, or its value has the wrong class or is out of range.
+        ConfigError: a key is missing or unknown, or its value has the wrong class or is out of
+            range.
     """
     kind = "Causal" if causal else ""
     hift = ModelNode.of(document.resolve("hift"), "hift", f"{kind}HiFTGenerator")
     f0 = hift.child("f0_predictor", f"{kind}ConvRNNF0Predictor")
+    istft = hift.child("istft_params")
     elsewhere = ["n_fft", "hop_len", "f0_channels", "causal"]
-    return HiFTConfig(
+    config = HiFTConfig(
         **hift.fields(HiFTConfig, but=elsewhere if causal else [*elsewhere, "conv_pre_look_right"]),
-        **hift.child("istft_params").fields(HiFTConfig, "n_fft", "hop_len"),
+        **istft.fields(HiFTConfig, "n_fft", "hop_len"),
         f0_channels=f0.get("cond_channels", Width),
         causal=causal,
     )
+    f0.only({"num_class": 1})
+    f0.check_used("in_channels")  # the same number as in `hift`
+    hift.check_used()
+    istft.check_used()
+    return config

@@ -102,6 +102,16 @@ in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, b
 depth: 1 | depth: 0 | flow.decoder.estimator.depth: 0 is not between 1 and 256
 vocab_size: 6561 | vocab: 6561 | flow.vocab_size: missing
 decoder_dit.DiT | decoder.UNet | flow.decoder.estimator: expected '!new:...DiT'
+output_type: 'mel' | output_typ: 'mel' | flow.output_typ: unknown key
+key_bias: true | key_bias: false | flow.encoder.key_bias: False, but only True is supported
+up_scale_factor: 2 | up_scale_factor: 3 | flow.encoder.up_scale_factor: 3.0, but only 2.0 is
+dropout_rate: 0.1\n        pos | droprate: 0.1\n        pos | flow.encoder.droprate: unknown key
+inference_cfg_rate: 0.7 | inference_cfg_rate: 0.7\n        sway: 1 | flow.decoder.sway: unknown key
+mlp_ratio: 4.0 | mlp_ratio: 4.0\n            rope: 1 | flow.decoder.estimator.rope: unknown key
+audio_limit: 0.99 | audio_limit: 0.99\n    pad: 1 | hift.pad: unknown key
+hop_len: 4 | hop_len: 4\n        window: hann | hift.istft_params.window: unknown key
+num_class: 1 | num_class: 2 | hift.f0_predictor.num_class: 2, but only 1 is supported
+num_class: 1 | classes: 1 | hift.f0_predictor.classes: unknown key
 """
 )
 

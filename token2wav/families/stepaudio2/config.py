@@ -8,7 +8,13 @@ from pathlib import Path
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.values import check_bounds, prefixed
-from token2wav.families.cosyvoice2.config import ENCODER_ALWAYS, RATIO, CosyVoice2Config, FlowConfig
+from token2wav.families.cosyvoice2.config import (
+    ENCODER_ALWAYS,
+    ENCODER_UNUSED,
+    RATIO,
+    CosyVoice2Config,
+    FlowConfig,
+)
 from token2wav.families.flow_config import hift_from
 from token2wav.networks.configs import (
     ConformerConfig,
@@ -68,7 +74,8 @@ def read(folder: Path) -> StepAudio2Config:
     CosyVoice2. Without the section HiFT has its published sizes, the defaults of `HiFTConfig`.
 
     Raises:
-        ConfigError: a key is missing, or its value has the wrong class or is out of range.
+        ConfigError: a key is missing or unknown, or its value has the wrong class or is out of
+            range.
     """
     path = folder / FILES[0]
     document = HyperYaml.read(path)
@@ -84,9 +91,10 @@ def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
     estimator = decoder.child("estimator", "DiT")
     size, bands = encoder.get("output_size", Width), flow.get("output_size", Width)
     flow.only({"input_size": size})
-    encoder.only({"input_size": size, **ENCODER_ALWAYS, "up_stride": RATIO})
+    encoder.only({"input_size": size, **ENCODER_ALWAYS, "activation_type": "swish"})
+    encoder.only({"key_bias": True, "up_stride": RATIO, "up_scale_factor": float(RATIO)})
     estimator.only({"in_channels": 4 * bands, "out_channels": bands, "mlp_ratio": _FF_MULT})
-    return FlowConfig(
+    config = FlowConfig(
         **flow.fields(FlowConfig, "vocab_size", "spk_embed_dim"),
         mel_bands=bands,
         pre_lookahead_len=encoder.get("pre_lookahead_len", Tokens),
@@ -100,3 +108,9 @@ def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
         ),
         estimator=DiTConfig(**estimator.fields(DiTConfig)),
     )
+    flow.check_used("output_type")
+    # The public encoder takes any key, and ignores the attention block.
+    encoder.check_used(*ENCODER_UNUSED, "static_chunk_size", "use_dynamic_chunk")
+    for section in (decoder, estimator):
+        section.check_used()
+    return config
