@@ -19,12 +19,14 @@ from testkit.models.caching_families import WRITERS, write_family
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.golden import ROOT, snr_db
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import VOICE, GatewayRig
 from testkit.rigs.server_rig import BOTH_MODELS, Rig, voice_inputs
 from tests.served.test_streaming import random_portions
-from token2wav import Token2Wav, Voice
+from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.config.model_config import ModelConfig
 from token2wav_client import Client, ClientVoice
 
+BLOCKS = "cosyvoice2, blocks of 10 tokens"
 AUDIO = 1e-3  # tolerance of 16-bit audio
 # Batches sum in another order than single streams, and F0 turns rounding into phase; 75 dB seen.
 SNR_DB = 60
@@ -57,29 +59,43 @@ class Served:
         )
 
 
-# These families differ little on the server, so `make test` serves one of them: the one whose
-# tokens have another rate, and another number of frames, than those of all others.
+# These families differ little on the server, so `make test` serves only two models: the family
+# whose tokens have another rate, and another number of frames, than those of all others; and a
+# model with attention blocks from the settings.
 @pytest.fixture(
     scope="module",
     params=[
-        name if name == "moss_speech" else pytest.param(name, marks=pytest.mark.slow)
-        for name in WRITERS
+        BLOCKS,
+        *(
+            name if name == "moss_speech" else pytest.param(name, marks=pytest.mark.slow)
+            for name in WRITERS
+        ),
     ],
 )
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """Starts one server with both of the project's models."""
-    golden = FamilyGolden(request.param.replace("turbo", "chatterbox"), "tiny")
-    folder = write_family(request.param, tmp_path_factory.mktemp("model"))
+    family, settings, block = request.param, "", 0
+    if family == BLOCKS:
+        family, block = "cosyvoice2", 10
+        settings = f"stream: {{first_tokens: 0, block_tokens: {block}}}"
+    golden = FamilyGolden(family.replace("turbo", "chatterbox"), "tiny")
+    folder = write_family(family, tmp_path_factory.mktemp("model"))
+    if block:
+        path, key = folder / "cosyvoice2.yaml", "        macaron_style: False\n"
+        text = path.read_text()
+        assert key in text
+        path.write_text(text.replace(key, f"{key}        use_dynamic_chunk: True\n"))
     voice = Voice(
         golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy()
     )
     tokens = np.tile(golden["token"].numpy(), 3)[:150].astype(np.int32)
-    model = Token2Wav.load(folder)
+    model = Token2Wav.load(folder, stream=StreamConfig(block_tokens=block))
     whole = model.synthesize(tokens, voice)
-    with Rig.start(folder, tmp_path_factory.mktemp("server"), models=BOTH_MODELS) as rig:
-        yield Served(request.param, rig, model.config, tokens, voice, whole)
+    server = tmp_path_factory.mktemp("server")
+    with Rig.start(folder, server, settings, models=BOTH_MODELS) as rig:
+        yield Served(family, rig, model.config, tokens, voice, whole)
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +179,24 @@ def test_speaking_the_output_of_its_language_model(served: Served, tmp_path: Pat
         audio, _ = soundfile.read(out, dtype="float32")
         assert audio.shape == served.whole.shape
         assert np.abs(audio - served.whole).max() <= AUDIO
+
+
+def test_codes_of_its_language_model_through_the_gateway(served: Served, tmp_path: Path) -> None:
+    with (
+        GatewayRig.start(
+            tmp_path,
+            grpc_url=served.rig.server.grpc_url,
+            language_model_url="http://127.0.0.1:9",  # not used, because the client sends codes
+            voice=served.client_voice,
+        ) as gateway,
+        gateway.http() as http,
+    ):
+        sent = {"codes": served.tokens.tolist(), "voice": VOICE, "response_format": "pcm"}
+        answer = http.post("/v1/stage/run", json=sent)
+    assert answer.status_code == 200, answer.text
+    audio = np.frombuffer(answer.content, np.int16) / 32767
+    assert audio.shape == served.whole.shape
+    assert np.abs(audio - served.whole).max() <= AUDIO
 
 
 @pytest.mark.parametrize(
