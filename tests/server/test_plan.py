@@ -13,6 +13,7 @@ from benchmarks.environment import RESULTS
 from benchmarks.gpu.report import write_report
 from benchmarks.gpu.settings import SETTINGS
 from testkit.models.codec_models import WRITERS
+from testkit.models.cosyvoice2_model import write_yaml
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.golden import TINY
 from testkit.models.sized import public_configs
@@ -337,6 +338,24 @@ def test_a_codec_takes_what_its_engine_takes(
     assert plan["streams"] == ((1000 << 20) - weights) // state
     assert main(common) == 0
     assert "tokens, with a state of fixed size" in capsys.readouterr().out
+
+
+def test_blocks_of_the_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan is that of a model whose file has these blocks."""
+    text = write_yaml(tmp_path / "edited", FamilyGolden("cosyvoice2", "tiny")).read_text()
+    (tmp_path / "dynamic").mkdir()
+    for name, old, new in (
+        ("dynamic", "macaron", "use_dynamic_chunk: True\n        macaron"),
+        ("edited", "chunk_size: 25", "chunk_size: 10"),
+    ):
+        assert text.count(old) == 1
+        (tmp_path / name / "cosyvoice2.yaml").write_text(text.replace(old, new))
+    plans = []
+    for name, *options in (("edited",), ("dynamic", "--block-tokens=10"), ("dynamic",)):
+        assert main(["--model", str(tmp_path / name), "--gpu", "L4", "--json", *options]) == 0
+        plans.append(json.loads(capsys.readouterr().out) | {"model": ""})
+    edited, chosen, usual = plans
+    assert chosen == edited != usual
 
 
 @pytest.mark.parametrize(

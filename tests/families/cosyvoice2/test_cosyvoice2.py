@@ -113,6 +113,25 @@ def test_blocks_of_the_settings(
     assert off(audio, chosen.synthesize(tokens, voice)) <= AUDIO
 
 
+@pytest.mark.parametrize("stream", [StreamConfig(), StreamConfig(lookahead_frames=8)])
+def test_early_audio_with_blocks_of_the_settings(
+    stream: StreamConfig, folder: Path, dynamic: Path, tmp_path: Path
+) -> None:
+    """Provisional chunks equal those of a model whose file has these blocks."""
+    edited = with_chunks(folder, tmp_path / "edited", "chunk_size: 25", "chunk_size: 10")
+    chunks = []
+    for path, its_stream in ((edited, stream), (dynamic, replace(stream, block_tokens=10))):
+        model = Token2Wav.load(path, stream=its_stream, runtime=CPU)
+        with model.stream(a_voice(41)) as opened:
+            pushed = [
+                chunk for part in portions(some_tokens(93), [7]) for chunk in opened.push(part)
+            ]
+            chunks.append([*pushed, *opened.finish()])
+    expected, chosen = chunks
+    assert [len(chunk.audio) for chunk in chosen] == [len(chunk.audio) for chunk in expected]
+    assert off(joined(chosen), joined(expected)) == 0
+
+
 def test_no_graph_is_exported_for_blocks_of_the_settings(dynamic: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"runtime\.backend: onnx cannot run stream\.block_tokens; set torch"
