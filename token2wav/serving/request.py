@@ -158,7 +158,7 @@ class Request:
 
     @property
     def drops_tokens(self) -> bool:
-        """Whether the utterance ends although its client does not know of it yet."""
+        """Whether further tokens are dropped: the end of the utterance is fixed already."""
         return self.end_reason is not None or self.refusal is not None
 
     @property

@@ -27,7 +27,7 @@ from token2wav.serving.request import PendingMessage, Reply, Request, Status
 # Largest number of messages of one request that wait. The server keeps the memory of each waiting
 # message allocated until its reply is finished.
 MAX_WAITING_MESSAGES = 64
-# Time of openings, without a batch between them, for which older chunks may always wait.
+# Total time of openings in a row by which they may always delay a chunk that has waited longer.
 _HARMLESS_SECONDS = 0.05
 
 
@@ -159,9 +159,10 @@ class Scheduler:
     def next_to_open(self, owner: int) -> Request | None:
         """Selects the request that a worker opens next in the stages, in the order of admission.
 
-        For a new voice, opening may cost as much as a chunk, because the prompt is computed. So
-        openings take as much time as batches at most, if an urgent or unheard chunk (`policy.py`)
-        has waited longer. Under overload some chunk always has. A canary is opened at once.
+        Opening computes the prompt of a new voice, which may take as long as a chunk. While an
+        urgent or unheard chunk (`policy.py`) has waited longer than a request, openings get as much
+        time as batches. This keeps newcomers and open streams from starving each other under
+        overload. A canary is opened at once.
         """
         now = self._clock()
         until = now
