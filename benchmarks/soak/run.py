@@ -258,7 +258,7 @@ def run_operations(plan: Plan) -> dict[str, Any]:
     command = [
         sys.executable,
         "-m",
-        "benchmarks.soak.operations",
+        "testkit.random_operations",
         "--seconds",
         str(seconds),
         "--seed",

@@ -1,18 +1,16 @@
-"""A round of the random operations of the soak in each of its settings: many threads and streams on
-one small model.
+"""A round of random operations in each of their settings: many threads and streams on one small
+model. The soak of a server runs more rounds.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.soak.operations import SETTINGS, Round
+from testkit.random_operations import SETTINGS, Round
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_random_operations_of_many_threads(
-    settings: str,
-) -> None:
+def test_random_operations_of_many_threads(settings: str) -> None:
     played = Round(15, settings)
     played.run()
     assert played.problems == []

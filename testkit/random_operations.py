@@ -6,7 +6,7 @@ or use a window, and the engines fail now and then. Every utterance that ends no
 with the audio of the whole utterance, sample by sample. If there are problems, prints them with the
 seed and exits with 1.
 
-    .venv/bin/python -m benchmarks.soak.operations --seconds 60
+    .venv/bin/python -m testkit.random_operations --seconds 60
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.soak.faults import FAULT, Faults
-from benchmarks.soak.oracle import Audio, Oracle, Tokens
+from testkit.failing_stages import FAULT, Faults
 from testkit.models.golden import TINY, snr_db
+from testkit.oracle import Audio, Oracle, Tokens
 from testkit.patience import PATIENCE_SECONDS
 from testkit.replies import RecordingReply
 from testkit.utterances import a_voice, some_tokens
