@@ -100,7 +100,7 @@ soak: ## [MINUTES=] [CODEC=name] [SEED=]: run a server (10 minutes) and a gatewa
 
 rehearsal: ## drain, add, kill and disconnect servers behind the balancer (as root), with results in benchmarks/results/replicas.json
 	$(SETUP)
-	@$(BIN)/python -m benchmarks.soak.replicas
+	@$(BIN)/python -m lab.rehearsal
 
 images: ## [ARGS=]: build the images of server and client with docker, podman or buildah
 	@scripts/images.sh $(ARGS)

@@ -16,6 +16,7 @@ from testkit.rigs.serve_command import TOKENS_PER_SECOND
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_client.client import Utterance
+from token2wav_client.listening import stalls
 from token2wav_client.token_source import batches, paced
 
 
@@ -25,7 +26,7 @@ class HeardUtterance:
 
     Attributes:
         began: time of the opening on the monotonic clock.
-        chunks: arrival time and seconds of audio of each chunk.
+        chunks: arrival since the opening and duration of each chunk, in seconds.
     """
 
     id: str
@@ -36,12 +37,11 @@ class HeardUtterance:
 
     @property
     def silence_s(self) -> float:
-        """Returns the longest silence in seconds for a listener that plays all audio on arrival."""
-        played_until, longest = self.began, 0.0
-        for when, seconds in self.chunks:
-            longest = max(longest, when - played_until)
-            played_until = max(when, played_until) + seconds
-        return longest
+        """Longest silence for a listener that plays all audio on arrival, from the opening on."""
+        if not self.chunks:
+            return 0.0
+        arrivals_s, durations_s = zip(*self.chunks, strict=True)
+        return max([arrivals_s[0], *stalls(arrivals_s, durations_s)])
 
 
 class Listener(threading.Thread):
@@ -64,7 +64,8 @@ class Listener(threading.Thread):
                 threading.Thread(target=_push, args=(utterance, line), daemon=True).start()
                 try:
                     for chunk in utterance:
-                        heard.chunks.append((time.monotonic(), chunk.duration_s))
+                        arrival_s = time.monotonic() - heard.began
+                        heard.chunks.append((arrival_s, chunk.duration_s))
                         audio.append(chunk.audio)
                     heard.fault = line.fault(audio)
                 except ClientError as error:

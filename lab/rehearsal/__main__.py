@@ -6,7 +6,7 @@ finds servers by a DNS name. A server is removed from the name as soon as it is 
 Kubernetes. Each listener plays one utterance after the other, and compares each with the library's
 audio. Needs root, haproxy and prometheus. Prints all problems and exits with 1 if there are any.
 
-    .venv/bin/python -m benchmarks.soak.replicas
+    .venv/bin/python -m lab.rehearsal
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from typing import Any
 import yaml
 
 from benchmarks.environment import ROOT, describe, save
-from benchmarks.soak.dashboard import ask, draw
 from benchmarks.soak.lines import TINY, Line
-from benchmarks.soak.listeners import HeardUtterance, Listener, Retries, long_lines
 from benchmarks.soak.watch import scrape
+from lab.rehearsal.dashboard import ask, draw
+from lab.rehearsal.listeners import HeardUtterance, Listener, Retries, long_lines
 from scripts.image import call
 from testkit.rigs.balancer import NameServer, needs_haproxy
 from testkit.rigs.certificates import Authority
@@ -406,15 +406,8 @@ def main() -> None:
     if os.geteuid() != 0:
         sys.exit("rehearsal: needs root, for network namespaces")
     if INSIDE not in os.environ:
-        again = [
-            "unshare",
-            "--net",
-            "--mount",
-            sys.executable,
-            "-m",
-            "benchmarks.soak.replicas",
-            *sys.argv[1:],
-        ]
+        python = [sys.executable, "-m", "lab.rehearsal"]
+        again = ["unshare", "--net", "--mount", *python, *sys.argv[1:]]
         plain = {
             name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
         }

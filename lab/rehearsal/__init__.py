@@ -1,0 +1,1 @@
+"""Rehearsal of several servers behind the balancer."""
