@@ -95,8 +95,8 @@ demo-voice: ## DATA=folder: export the newest checkpoints of the recipe as the d
 
 soak: ## [MINUTES=] [CODEC=name] [SEED=]: run a server (10 minutes) and a gateway (20) with misbehaving clients, with results in benchmarks/results
 	$(SETUP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.run --minutes $(or $(MINUTES),10) $(if $(CODEC),--model $(CODEC)) $(if $(SEED),--seed $(SEED))
-	$(if $(CODEC),,@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.gateway.run --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED)))
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.run server $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CODEC),--model $(CODEC)) $(if $(SEED),--seed $(SEED))
+	$(if $(CODEC),,@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.run gateway $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)))
 
 rehearsal: ## drain, add, kill and disconnect servers behind the balancer (as root), with results in benchmarks/results/replicas.json
 	$(SETUP)

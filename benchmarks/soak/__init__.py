@@ -1,1 +1,1 @@
-"""Soaks of a server and of a gateway among misbehaving clients, and rehearsal of many servers."""
+"""Soaks of a server and of a gateway among misbehaving clients."""

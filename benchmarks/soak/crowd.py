@@ -8,20 +8,25 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Generic, TypeVar
 
 import grpc
 
+from benchmarks.soak.lines import Line
 from token2wav_client import ClientError
 
 MISBEHAVING = 0.2
 OVERLOAD = "try again later"  # error that any client may receive before its first audio
+# Answers to a misdeed that are no error.
+NOTHING, AUDIO = "left before any answer", "audio"
+BROKEN = "connection: "  # refused or broken off
+_LONGEST_ANSWER = 200  # characters in the counts
 
-SceneT = TypeVar("SceneT")
+Answers = dict[str, dict[str, dict[str, int]]]  # counts by kind and name of a misdeed, and answer
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,28 @@ class WrongAnswerError(Exception):
 
 
 @dataclass(frozen=True)
+class Scene:
+    """Scene of a misdeed: the lines that the client may send, and its dice."""
+
+    lines: list[Line]
+    random: Random
+
+    def line(self, at_least: int = 0) -> Line:
+        return self.random.choice([line for line in self.lines if len(line.tokens) >= at_least])
+
+    def moment(self, at_least_s: float = 0.0, at_most_s: float = 1.0) -> None:
+        time.sleep(self.random.uniform(at_least_s, at_most_s))
+
+    def by_chance(self, share: float = 0.5) -> bool:
+        return self.random.random() < share
+
+
+T = TypeVar("T")
+SceneT = TypeVar("SceneT", bound=Scene)
+Act = Callable[[SceneT], str]
+
+
+@dataclass(frozen=True)
 class Misdeed(Generic[SceneT]):
     """One way to misbehave.
 
@@ -57,80 +84,86 @@ class Misdeed(Generic[SceneT]):
 
     kind: str
     name: str
-    act: Callable[[SceneT], str]
+    act: Act[SceneT]
     expected: str
 
-    def commit(self, scene: SceneT) -> str:
-        """Commits the misdeed and returns the answer without ids and numbers.
-
-        Raises:
-            WrongAnswerError: the answer does not match `expected`.
-        """
-        return self.checked(self.act(scene))
-
-    def checked(self, answer: str) -> str:
-        """Checks an answer and returns it without ids and numbers.
+    def check(self, answer: str) -> None:
+        """Checks an answer.
 
         Raises:
             WrongAnswerError: the answer does not match `expected`.
         """
         if not re.search(f"{self.expected}|{OVERLOAD}", answer):
             raise WrongAnswerError(f"the answer was '{answer}', expected '{self.expected}'")
-        return in_general(answer)
 
 
-@dataclass
+def listed(table: Mapping[str, Mapping[str, tuple[Act[SceneT], str]]]) -> list[Misdeed[SceneT]]:
+    """Returns the misdeeds of a table: acts and their expected answers by kind and name."""
+    return [
+        Misdeed(kind, name, act, expected)
+        for kind, rows in table.items()
+        for name, (act, expected) in rows.items()
+    ]
+
+
 class Books:
-    """Counts of all clients so far."""
+    """Counts of all clients so far.
 
-    spoken: int = 0
-    audio_seconds: float = 0.0
-    tried_again: Counter[str] = field(default_factory=Counter)
-    misdeeds: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    Attributes:
+        spoken: utterances whose audio was right.
+        excused: failures of utterances that are not the server's fault.
+    """
+
+    def __init__(self) -> None:
+        self.spoken = 0
+        self.audio_seconds = 0.0
+        self.excused = Counter[str]()
+        self.problems: list[str] = []
+        self._misdeeds = Counter[tuple[str, str, str]]()
+        self._lock = threading.Lock()
+
+    def add_utterance(self, seconds: float) -> None:
+        with self._lock:
+            self.spoken += 1
+            self.audio_seconds += seconds
+
+    def add_excused(self, failure: str) -> None:
+        with self._lock:
+            self.excused[in_general(failure)] += 1
+
+    def add_misdeed(self, misdeed: Misdeed[Any], answer: str) -> None:
+        with self._lock:
+            self._misdeeds[misdeed.kind, misdeed.name, in_general(answer)] += 1
+
+    def add_problem(self, problem: str) -> None:
+        with self._lock:
+            self.problems.append(problem)
+
+    def answers(self) -> Answers:
+        """Returns the counts of each answer by kind and name of the misdeed."""
+        table: Answers = {}
+        for (kind, name, answer), count in sorted(self._misdeeds.items()):
+            table.setdefault(kind, {}).setdefault(name, {})[answer] = count
+        return table
 
 
-class Deck(Generic[SceneT]):
-    """Deck that deals misdeeds in random order.
+class Crowd(ABC, Generic[SceneT]):
+    """Clients that act one after the other until the time of the plan is over.
 
     Args:
         kinds: kinds of misdeeds. A kind that is listed twice is twice as frequent.
     """
 
-    def __init__(
-        self, misdeeds: list[Misdeed[SceneT]], kinds: Sequence[str], random: Random
-    ) -> None:
-        self._misdeeds = misdeeds
-        self._kinds = list(kinds)
-        self._random = random
-        self._lock = threading.Lock()
-        self._next_kinds: list[str] = []
-        self._left: dict[str, list[Misdeed[SceneT]]] = {}
-
-    def deal(self) -> Misdeed[SceneT]:
-        with self._lock:
-            if not self._next_kinds:
-                self._next_kinds = self._shuffled(self._kinds)
-            kind = self._next_kinds.pop()
-            if not self._left.get(kind):
-                self._left[kind] = self._shuffled(
-                    [misdeed for misdeed in self._misdeeds if misdeed.kind == kind]
-                )
-            return self._left[kind].pop()
-
-    def _shuffled(self, items: list[Any]) -> list[Any]:
-        return self._random.sample(items, len(items))
-
-
-class Crowd(ABC, Generic[SceneT]):
-    """Clients that act one after the other until the time of the plan is over."""
-
-    def __init__(self, plan: Plan, deck: Deck[SceneT]) -> None:
+    def __init__(self, plan: Plan, misdeeds: list[Misdeed[SceneT]], kinds: Sequence[str]) -> None:
         self.books = Books()
         self._plan = plan
-        self._deck = deck
         self._ends_at = time.monotonic() + 60 * plan.minutes
+        random = Random(f"{plan.seed} misdeeds")
+        self._kinds = _shuffled(kinds, random)
+        self._of_kind = {
+            kind: _shuffled([one for one in misdeeds if one.kind == kind], random) for kind in kinds
+        }
+        self._dealing = threading.Lock()
 
     def run(self) -> None:
         """Runs all clients until their last actions have ended."""
@@ -149,13 +182,25 @@ class Crowd(ABC, Generic[SceneT]):
             A description, and a function that speaks the utterance, checks its audio and counts it.
         """
 
-    def misbehave(self, misdeed: Misdeed[SceneT], random: Random) -> str:
-        """Commits a misdeed, and returns the answer without ids and numbers.
+    def excuses(self, failure: str, began: float) -> bool:
+        """Returns whether a failure of an action that began at a time is not the server's fault."""
+        return False
 
-        Raises:
-            WrongAnswerError: as `Misdeed.commit`.
-        """
-        return misdeed.commit(self.scene(random))
+    def _next_misdeed(self) -> Misdeed[SceneT]:
+        with self._dealing:
+            return next(self._of_kind[next(self._kinds)])
+
+    def _misbehave(self, misdeed: Misdeed[SceneT], random: Random) -> None:
+        began = time.monotonic()
+        try:
+            answer = misdeed.act(self.scene(random))
+        except OSError as error:
+            answer = broken(error)
+        if self.excuses(answer, began):
+            answer = f"in an outage: {answer}"
+        else:
+            misdeed.check(answer)
+        self.books.add_misdeed(misdeed, answer)
 
     def _client(self, number: int) -> None:
         random = Random(f"{self._plan.seed} client {number}")
@@ -163,25 +208,31 @@ class Crowd(ABC, Generic[SceneT]):
             action = "?"
             try:
                 if random.random() < MISBEHAVING:
-                    misdeed = self._deck.deal()
+                    misdeed = self._next_misdeed()
                     action = f"{misdeed.kind}, {misdeed.name}"
-                    answer = self.misbehave(misdeed, random)
-                    with self.books.lock:
-                        self.books.misdeeds[misdeed.kind, misdeed.name, answer] += 1
+                    self._misbehave(misdeed, random)
                 else:
                     action, speak = self.utterance(random)
                     speak()
-            except (ClientError, grpc.RpcError, WrongAnswerError) as error:
-                self._problem(number, action, " ".join(str(error).split()))
-            except Exception:
-                self._problem(number, action, traceback.format_exc())
+            except Exception as error:
+                expected = isinstance(error, ClientError | grpc.RpcError | WrongAnswerError)
+                problem = " ".join(str(error).split()) if expected else traceback.format_exc()
+                self.books.add_problem(f"client {number}, {action}: {problem}")
+                time.sleep(1.0)  # a dead server rejects thousands of connections a second
 
-    def _problem(self, client: int, action: str, problem: str) -> None:
-        with self.books.lock:
-            self.books.problems.append(f"client {client}, {action}: {problem}")
-        time.sleep(1.0)  # a dead server rejects thousands of connections a second
+
+def _shuffled(items: Sequence[T], random: Random) -> Iterator[T]:
+    """Yields all items in random order, again and again."""
+    while True:
+        yield from random.sample(items, len(items))
+
+
+def broken(error: Exception) -> str:
+    """Describes a connection that is refused or broken off."""
+    return f"{BROKEN}{type(error).__name__} {error}".strip()
 
 
 def in_general(answer: str) -> str:
     """Replaces the ids and numbers in an answer, so that equal answers can be counted."""
-    return re.sub(r"-?\b\d+(\.\d+)?\b", "N", re.sub(r"'[^']*'", "'...'", answer))
+    general = re.sub(r"-?\b\d+(\.\d+)?\b", "N", re.sub(r"'[^']*'", "'...'", answer))
+    return general[:_LONGEST_ANSWER]

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.environment import ROOT
 from testkit.models.codec_models import WRITERS
 from testkit.models.family_golden import FamilyGolden
+from testkit.models.golden import DATA, TINY
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
+from token2wav_client.voice import FIELDS
 
 # float32: a batch of several streams sums in another order than one stream in the library.
 TOLERANCE = 1e-4
@@ -23,10 +24,9 @@ TOLERANCE = 1e-4
 # comes twice 3 dB.
 SAME_DB = 50.0
 _INT16_STEP = 1 / 32767
-TINY = ROOT / "tests" / "data" / "tiny"
 # A flow model, and all codecs of codes.
 MODELS = ("cosyvoice3", *(name for name in WRITERS if name != "pocket_tts"))
-DEMO = ROOT / "tests" / "data" / "demo"
+DEMO = DATA / "demo"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +96,12 @@ def make_lines(folder: Path) -> list[Line]:
     return _spoken_lines(model) if model.config.takes_prompt else _decoded_lines(model)
 
 
+def spoken_line(model: Token2Wav, tokens: NDArray[np.int32], name: str, voice: ClientVoice) -> Line:
+    """Returns tokens in a voice with the audio that a flow model computes for them."""
+    audio = model.synthesize(tokens, Voice(*(getattr(voice, field) for field in FIELDS)))
+    return Line(f"{len(tokens)} tokens, {name}", tokens, voice, audio)
+
+
 def _decoded_lines(model: Token2Wav) -> list[Line]:
     """Returns lines for a codec. They have few codebooks, if a stream may send few, or all."""
     codebooks = model.config.tokens.codebooks
@@ -104,34 +110,27 @@ def _decoded_lines(model: Token2Wav) -> list[Line]:
     for books in few | {codebooks}:
         for count in (2, 45, 250):
             codes = model.config.tokens.draw(count, random)[:, :books]
-            audio = model.synthesize(codes)
             name = f"{count} frames, {books} codebooks"
+            audio = model.synthesize(codes)
             lines.append(Line(name, codes, None, audio, model.config.sample_rate))
     return lines
 
 
 def _spoken_lines(model: Token2Wav) -> list[Line]:
-    """Returns lines for a flow model, in voices with prompts of several lengths."""
+    """Returns lines for a flow model. Voices have prompts of no block, part of one, and more."""
+    demo = ClientVoice.load(DEMO / "voice.safetensors")
+    prompt, mel, speaker = demo.prompt_tokens, demo.prompt_mel, demo.speaker_embedding
+    voices = {
+        "demo": demo,
+        "another speaker": ClientVoice(prompt, mel, -speaker),
+        "no prompt": ClientVoice(prompt[:0], mel[:0], speaker),
+        "short prompt": ClientVoice(prompt[:11], mel[:22], speaker),
+        "long prompt": ClientVoice(np.resize(prompt, 80), np.resize(mel, (160, 80)), speaker),
+    }
     tokens = np.load(DEMO / "tokens.npy").astype(np.int32)
     lines: list[Line] = []
-    for name, voice in _voices().items():
-        for count in (2, 45, 120) if name != "demo" else (2, 45, 250):
+    for name, voice in voices.items():
+        for count in (2, 45, 250 if name == "demo" else 120):
             line_tokens = np.resize(np.roll(tokens, -len(lines)), count)
-            audio = model.synthesize(
-                line_tokens, Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
-            )
-            lines.append(Line(f"{count} tokens, {name}", line_tokens, voice, audio))
+            lines.append(spoken_line(model, line_tokens, name, voice))
     return lines
-
-
-def _voices() -> dict[str, ClientVoice]:
-    """Returns prompts of none, less and more than a block, and voices that differ in one field."""
-    demo = ClientVoice.load(DEMO / "voice.safetensors")
-    tokens, mel, speaker = demo.prompt_tokens, demo.prompt_mel, demo.speaker_embedding
-    return {
-        "demo": demo,
-        "another speaker": ClientVoice(tokens, mel, -speaker),
-        "no prompt": ClientVoice(tokens[:0], mel[:0], speaker),
-        "short prompt": ClientVoice(tokens[:11], mel[:22], speaker),
-        "long prompt": ClientVoice(np.resize(tokens, 80), np.resize(mel, (160, 80)), speaker),
-    }

@@ -1,48 +1,55 @@
-"""Command line and report of a soak, as the soaks of the server and of the gateway have them."""
+"""Report of a soak of a server or of a gateway."""
 
 from __future__ import annotations
 
-import argparse
-import random
-import sys
-from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
 
-Answers = dict[str, dict[str, dict[str, int]]]  # counts by kind and name of a misdeed, and answer
+from benchmarks.soak.crowd import Books, Plan
+from benchmarks.soak.lines import TOLERANCE
+from benchmarks.soak.watch import GROWTH_MIB, JUDGED_MINUTES, Watch
 
 
-def soak_parser(
-    description: str | None, *, minutes: float, clients: int
-) -> argparse.ArgumentParser:
-    """Makes a parser of the options of all soaks, with their defaults."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+def findings(plan: Plan, books: Books, watch: Watch, problems: list[str]) -> dict[str, Any]:
+    """Returns the observations of a soak, with a verdict on the growth of memory.
+
+    Args:
+        problems: problems that were found after the crowd had left.
+    """
+    judged, growth = plan.minutes >= JUDGED_MINUTES, watch.growth_mib()
+    grown = [f"{name} grew by {mib} MiB" for name, mib in growth.items() if mib > GROWTH_MIB]
+    return {
+        "plan": asdict(plan),
+        "tolerance": TOLERANCE,
+        "behaved": {
+            "utterances": books.spoken,
+            "audio_seconds": round(books.audio_seconds, 2),
+            "excused": dict(books.excused.most_common()),
+        },
+        "misbehaved": books.answers(),
+        "resources": {
+            "growth_mib": growth,
+            "allowed_mib": GROWTH_MIB if judged else None,
+            "most": watch.most(),
+            "readings": watch.rows(),
+        },
+        "problems": [*books.problems, *problems, *(grown if judged else [])],
+    }
+
+
+def summary(result: dict[str, Any]) -> Iterator[str]:
+    """Yields the lines of the summary of a soak."""
+    behaved, resources = result["behaved"], result["resources"]
+    yield (
+        f"{behaved['utterances']} utterances, {behaved['audio_seconds']:.0f} s of audio compared "
+        f"to {TOLERANCE:g}; {sum(behaved['excused'].values())} refused or in an outage"
     )
-    parser.add_argument("--minutes", type=float, default=minutes)
-    parser.add_argument("--clients", type=int, default=clients)
-    parser.add_argument(
-        "--seed", type=int, default=random.randrange(2**32), help="random by default"
-    )
-    return parser
-
-
-def as_table(misdeeds: Counter[tuple[str, str, str]]) -> Answers:
-    """Counts each answer by kind and name of the misdeed."""
-    table: Answers = {}
-    for (kind, name, answer), count in sorted(misdeeds.items()):
-        table.setdefault(kind, {}).setdefault(name, {})[answer] = count
-    return table
-
-
-def misdeed_lines(misbehaved: Answers, width: int) -> list[str]:
-    """Returns a line for each kind of misdeed, which is padded to a width."""
-    return [
-        f"{kind:{width}} {sum(sum(answers.values()) for answers in names.values()):4} times in "
-        f"{len(names)} ways"
-        for kind, names in misbehaved.items()
-    ]
-
-
-def exit_with_problems(problems: list[str], seed: int) -> None:
-    """Prints all problems with the seed and exits with 1, if there are any."""
-    if problems:
-        sys.exit("\n".join([f"seed {seed}: {len(problems)} problems", *problems]))
+    for kind, names in result["misbehaved"].items():
+        times = sum(sum(answers.values()) for answers in names.values())
+        yield f"{kind:14} {times:4} times in {len(names)} ways"
+    for name in ("server", "gateway", "outages"):
+        if name in result:
+            yield f"{name}: {result[name]}"
+    yield f"most: {resources['most']}"
+    yield f"growth in MiB, middle to last third: {resources['growth_mib']}"

@@ -31,11 +31,11 @@ from typing import Any
 import yaml
 
 from benchmarks.environment import ROOT, describe, save
-from benchmarks.soak.lines import TINY, Line
-from benchmarks.soak.watch import scrape
+from benchmarks.soak.lines import Line
 from lab.rehearsal.dashboard import ask, draw
 from lab.rehearsal.listeners import HeardUtterance, Listener, Retries, long_lines
 from scripts.image import call
+from testkit.models.golden import TINY
 from testkit.rigs.balancer import NameServer, needs_haproxy
 from testkit.rigs.certificates import Authority
 from testkit.rigs.container import (
@@ -49,6 +49,7 @@ from testkit.rigs.container import (
     ngc_installation,
     read_compose,
 )
+from testkit.rigs.metrics import scrape
 from testkit.rigs.serve_command import WHOLE_BLOCKS
 from token2wav_client import Client, ClientError, Tls
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.soak.lines import DEMO, TINY, Line
+from benchmarks.soak.lines import DEMO, Line, spoken_line
+from testkit.models.golden import TINY
 from testkit.rigs.serve_command import TOKENS_PER_SECOND
-from token2wav import Token2Wav, Voice
+from token2wav import Token2Wav
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_client.client import Utterance
 from token2wav_client.listening import stalls
@@ -96,12 +97,8 @@ class Retries(logging.Handler):
 def long_lines() -> list[Line]:
     """Returns utterances of 8 to 20 s, all shorter than the grace time of a stopping server."""
     model, voice = Token2Wav.load(TINY), ClientVoice.load(DEMO / "voice.safetensors")
-    spoken = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
-    utterances = [
-        np.resize(np.load(DEMO / "tokens.npy").astype(np.int32), count)
-        for count in (200, 300, 400, 500)
-    ]
+    tokens = np.load(DEMO / "tokens.npy").astype(np.int32)
     return [
-        Line(f"{len(tokens)} tokens", tokens, voice, model.synthesize(tokens, spoken))
-        for tokens in utterances
+        spoken_line(model, np.resize(tokens, count), "demo", voice)
+        for count in (200, 300, 400, 500)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,17 @@ def stat_fields(process: int) -> list[str]:
 
 def parent(process: int) -> int:
     return int(stat_fields(process)[1])
+
+
+def resident_mib(process: int) -> float:
+    """Returns the resident memory of a process in MiB."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+
+
+def entries(process: int, folder: str) -> int:
+    """Counts the entries of a folder of /proc/PID: `task` has the threads, `fd` the descriptors."""
+    return len(list(Path(f"/proc/{process}/{folder}").iterdir()))
 
 
 def children(process: int) -> list[int]:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from testkit.rigs.processes import parent, stat_fields
+from testkit.rigs.processes import descendants, parent, stat_fields
 from token2wav_server.launcher import reaper
 
 # time for the reaper of another test's ending server to remove a backend folder of that server
@@ -19,7 +19,7 @@ class Traces:
     """Processes, shared memory and private folder of one server.
 
     Attributes:
-        processes: ids of the reaper, of tritonserver and of its stubs.
+        processes: ids of the reaper, of tritonserver, and of its stubs and all their children.
         shm_prefix: prefix of the names of the server's segments in /dev/shm.
         folders: temporary folder of the server, and folders of Python backends unless another
             server may have made them.
@@ -33,11 +33,10 @@ class Traces:
     def of(cls, server: int) -> Traces:
         """Reads the traces of the tritonserver with this process id."""
         command = Path(f"/proc/{server}/cmdline").read_text().replace("\0", "\n")
-        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
         folder = Path(_only(r"--backend-directory=(.+)/backends", command))
         backends = [] if reaper.running_servers() - {server} else Path("/tmp").glob("python_env_*")
         return cls(
-            processes=(parent(server), server, *map(int, children)),
+            processes=(parent(server), server, *descendants(server)),
             shm_prefix=_only(r"shm-region-prefix-name=(.+)", command),
             folders=(folder, *backends),
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak.crowd import Plan
-from benchmarks.soak.run import soak
+from benchmarks.soak.server import soak
 
 # With this seed seven clients misbehave at first, so that every kind comes even where only few
 # utterances fit.

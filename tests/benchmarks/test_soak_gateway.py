@@ -13,11 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.soak.crowd import Plan
-from benchmarks.soak.gateway.outages import MANNERS, Proxy
-from benchmarks.soak.gateway.run import soak
-from benchmarks.soak.gateway.spoken import Spoken, WrongAudioError
+from benchmarks.soak.gateway import soak
+from benchmarks.soak.gateway_clients import Spoken, WrongAudioError
 from benchmarks.soak.lines import Line
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.failing_proxy import MANNERS, Proxy
 from testkit.rigs.raw_server import raw_server
 
 # With this seed misdeeds of all kinds come within some seconds.
@@ -32,7 +32,7 @@ def test_some_seconds_of_attacks_and_outages(tmp_path: Path) -> None:
     result = soak(PLAN, tmp_path)
     assert result["problems"] == [], f"{PLAN}"
     assert result["misbehaved"].keys() == {"leave", "stall", "garbage", "flood", "language model"}
-    assert result["behaved"]["texts"] > 0
+    assert result["behaved"]["utterances"] > 0
     assert result["outages"]
 
 

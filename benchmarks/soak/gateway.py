@@ -1,0 +1,255 @@
+"""Soak of a gateway: attacks and outages beside honest clients, who must not be harmed.
+
+Starts a tritonserver with a tiny model, a language model server, and the command
+`token2wav gateway` with an ordinary limit of descriptors. Clients keep the gateway busy. One in
+five misbehaves, the servers behind the gateway fail for seconds, and some answers of the language
+model server are attacks. Every text of an honest client is compared with the library's audio,
+sample by sample. During an outage a text may fail, but its samples up to the failure must be right.
+At the end the gateway may hold no descriptor, task or text, and its memory must have stayed flat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import numpy as np
+from safetensors.numpy import save_file
+
+from benchmarks.environment import ROOT
+from benchmarks.soak.crowd import Crowd, Plan, WrongAnswerError
+from benchmarks.soak.gateway_clients import PACES, Manner, speak
+from benchmarks.soak.gateway_garbage import FEW_KEY, GARBAGE
+from benchmarks.soak.gateway_misdeeds import IDLE_S, MISDEEDS, RECORDING, VOICES, Scene
+from benchmarks.soak.lines import Line, make_lines, spoken_line
+from benchmarks.soak.outages import Outages
+from benchmarks.soak.report import findings
+from benchmarks.soak.watch import (
+    REST_SECONDS,
+    GatewayProbe,
+    HealthProbe,
+    ServerProbe,
+    Watch,
+    read_gateway_log,
+    still_held,
+)
+from testkit.models.golden import TINY
+from testkit.rigs.gateway_door import SPEECH, STAGE, STREAM, Door
+from testkit.rigs.gateway_rig import TEMPLATE, serving
+from testkit.rigs.marked_language_model import create_app
+from testkit.rigs.metrics import labelled, scrape
+from testkit.rigs.observed_gateway import ObservedGateway
+from token2wav import Token2Wav
+from token2wav_client.listening import summary
+from token2wav_client.voice import FIELDS
+from token2wav_server import Ports, TritonServer
+
+MINUTES, CLIENTS = 20.0, 10
+_SERVER_SETTINGS = """
+stream: {first_tokens: 0, lookahead_frames: 0}  # so that audio can be compared
+limits: {idle_seconds: 12.0}
+runtime: {cache_mib: 512}  # more than the clients can fill
+"""
+_KINDS = ("leave", "stall", "garbage", "garbage", "flood", "language model")
+_DESCRIPTORS = 1024
+_LONG_TOKENS = 1000  # of the longest line
+# Limits of the gateway: small enough to be reached by misdeeds, but not by honest texts.
+_LIMITS = {
+    "streams": 32,
+    "sockets": 64,
+    "seconds": 120.0,
+    "idle_s": IDLE_S,
+    "speech_tokens": _LONG_TOKENS + 200,
+}
+# Time-outs in seconds, which the longest outages exceed.
+_MODEL_TIMEOUTS = {"connect_timeout_s": 3.0, "token_timeout_s": 4.0}
+_SERVER_TIMEOUTS = {"response_timeout_s": 15.0}
+_KEY = "key-of-the-soak"
+_KEYS = {
+    _KEY: {"name": "soak", "streams": 64, "requests_per_minute": 1_000_000},
+    FEW_KEY: {"name": "few", "streams": 1, "requests_per_minute": 1},
+}
+_START_SECONDS = 120.0
+# Failures that an outage excuses.
+_OUTAGE = re.compile(
+    r"50[234] |connection: |language model: |speech server: |gateway: the text took"
+)
+_PAUSE_S = 0.2  # after a failure
+
+
+class GatewayCrowd(Crowd[Scene]):
+    """Clients of a running gateway.
+
+    Args:
+        outages: outages of the servers behind the gateway.
+    """
+
+    def __init__(self, plan: Plan, door: Door, lines: list[Line], outages: Outages) -> None:
+        super().__init__(plan, MISDEEDS + GARBAGE, _KINDS)
+        self._door, self._lines, self._outages = door, lines, outages
+
+    def scene(self, random: Random) -> Scene:
+        return Scene(self._lines, random, self._door)
+
+    def utterance(self, random: Random) -> tuple[str, Callable[[], None]]:
+        manner = Manner.draw(random)
+        return str(manner), partial(self._speak, manner, random)
+
+    def excuses(self, failure: str, began: float) -> bool:
+        return bool(_OUTAGE.match(failure)) and self._outages.since(began)
+
+    def _speak(self, manner: Manner, random: Random) -> None:
+        began = time.monotonic()
+        for spoken in speak(self._door, self._lines, manner, random):
+            spoken.check()
+            if not spoken.failure:
+                self.books.add_utterance(spoken.line.seconds)
+                continue
+            if not self.excuses(spoken.failure, began):
+                raise WrongAnswerError(f"'{spoken.line.name}': {spoken.failure}")
+            self.books.add_excused(spoken.failure)
+            time.sleep(_PAUSE_S)
+
+
+def _lines() -> list[Line]:
+    """Returns the lines of `make_lines`, and one that is so long that its tokens wait."""
+    lines = make_lines(TINY)
+    assert lines[-1].voice is not None
+    tokens = np.resize(lines[-1].tokens, _LONG_TOKENS)
+    return [*lines, spoken_line(Token2Wav.load(TINY), tokens, "long prompt", lines[-1].voice)]
+
+
+def _settings(folder: Path, lines: list[Line], ports: dict[str, int]) -> dict[str, Any]:
+    """Returns the settings of the gateway, and writes the voices of the lines.
+
+    Args:
+        ports: ports of the servers behind it.
+    """
+    voices = folder / "voices"
+    voices.mkdir()
+    for voice in {line.voice for line in lines if line.voice is not None}:
+        tensors = {name: getattr(voice, name) for name in FIELDS}
+        save_file(tensors, voices / f"{voice.id}.safetensors")
+    model_url = f"http://127.0.0.1:{ports['language model']}/v1"
+    server_url = f"127.0.0.1:{ports['speech server']}"
+    demo_model = str(ROOT / "examples" / "demo_voice" / "model")
+    return {
+        "language_model": {"url": model_url, "template": str(TEMPLATE), **_MODEL_TIMEOUTS},
+        "speech_server": {"url": server_url, **_SERVER_TIMEOUTS},
+        "voices": {"folder": str(voices), "model": demo_model, "most": 1000},
+        "limits": _LIMITS,
+        "keys": [
+            {"sha256": hashlib.sha256(key.encode()).hexdigest(), **limits}
+            for key, limits in _KEYS.items()
+        ],
+    }
+
+
+def _warm_up(door: Door, lines: list[Line]) -> None:
+    """Waits until a gateway speaks through each of its doors, and makes a voice.
+
+    After this, a gateway at rest has loaded everything that it keeps.
+    """
+    deadline = time.monotonic() + _START_SECONDS
+    for path in (SPEECH, STAGE, STREAM):
+        while failure := speak(door, lines[:1], Manner(path), Random(0))[0].failure:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the gateway does not speak: {failure}")
+            time.sleep(0.2)
+    with door.unfinished_call() as call:
+        call.send(1)
+    httpx.post(
+        f"http://127.0.0.1:{door.port}{VOICES}",
+        headers=door.headers,
+        data={"name": "warm-up"},
+        files={"audio_sample": RECORDING.read_bytes()},
+        timeout=_START_SECONDS,
+    ).raise_for_status()
+
+
+def soak(plan: Plan, folder: Path) -> dict[str, Any]:
+    """Runs a soak.
+
+    Args:
+        folder: folder for configurations, voices and logs.
+
+    Returns:
+        The observations, with a list of `problems` that is empty after a good run.
+
+    Raises:
+        RuntimeError: the gateway ended by itself, or never spoke.
+    """
+    config, log_file, lines = folder / "server.yaml", folder / "triton.log", _lines()
+    config.write_text(_SERVER_SETTINGS)
+    with ExitStack() as stack:
+        triton = TritonServer(TINY, config=config, ports=Ports.free(), log_file=log_file)
+        server = stack.enter_context(triton)
+        texts = {line.name: line.tokens.tolist() for line in lines}
+        language_model = stack.enter_context(serving(create_app(texts, PACES)))
+        # The language model server breaks answers off on purpose, and uvicorn logs a traceback.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        targets = {"language model": language_model, "speech server": server.ports.grpc}
+        outages = stack.enter_context(Outages(targets, Random(f"{plan.seed} outages")))
+        settings = _settings(folder, lines, outages.ports)
+        gateway = stack.enter_context(ObservedGateway.start(settings, folder, _DESCRIPTORS))
+        door = Door(gateway.ports.http, _KEY, gateway.ports.grpc)
+        _warm_up(door, lines)
+        probe, server_probe = GatewayProbe(gateway), ServerProbe(server)
+        health, rest = HealthProbe(gateway.ports.http), probe.read()
+        watch, server_watch = Watch(probe.read), Watch(server_probe.read)
+        health_watch = Watch(health.read, every_s=0.2)
+        crowd = GatewayCrowd(plan, door, lines, outages)
+        for thread in (watch, server_watch, health_watch):
+            thread.start()
+        outages.begin()
+        crowd.run()
+        outages.end()
+        if (code := gateway.process.poll()) is not None:
+            raise RuntimeError(
+                f"seed {plan.seed}: the gateway ended with status {code}; clients saw "
+                f"{crowd.books.problems[:5]}"
+            )
+        for thread in (watch, server_watch):
+            thread.stop()
+        above = probe.above(rest)
+        last = watch.look()
+        health_watch.stop()
+        problems = [f"{count:g} more {name} than before" for name, count in above.items()]
+        problems += [f"health: {failure}" for failure in health.failures]
+        server_metrics, metrics = server_probe.when_empty(), scrape(gateway.metrics_url)
+        problems += still_held(server_metrics)
+        gateway.process.terminate()
+        if code := gateway.process.wait(REST_SECONDS):
+            problems.append(f"the gateway ended with status {code}")
+    problems += server_probe.left_behind()
+    secrets = [*_KEYS, *(line.name for line in lines)]
+    log_lines, log_problems = read_gateway_log(gateway.log, secrets)
+    return {
+        **findings(plan, crowd.books, watch, problems + log_problems),
+        "settings": {"limits": _LIMITS, "server": _SERVER_SETTINGS.strip().splitlines()},
+        "outages": dict(outages.counts),
+        "gateway": {
+            "before": rest,
+            "after": last,
+            "texts": labelled(metrics, "token2wav_gateway_texts_total"),
+            "refused": labelled(metrics, "token2wav_gateway_refused_total"),
+            "health_ms": summary(reading["latency_ms"] for reading in health_watch.readings),
+            "log_lines_in_busiest_minute": log_lines,
+        },
+        # The soak of the server judges the memory of the server, whose cache still fills here.
+        "server": {
+            "audio_seconds": round(server_metrics["token2wav_audio_seconds_total"], 2),
+            "cache_pages": labelled(server_metrics, "token2wav_cache_pages"),
+            "most": server_watch.most(),
+            "growth_mib": server_watch.growth_mib(),
+        },
+    }

@@ -1,1 +1,0 @@
-"""Soak of the gateway: a real gateway with misbehaving clients and failing servers behind it."""

@@ -1,0 +1,360 @@
+"""Misdeeds of the clients of a server, each with the answers that the server may give."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from benchmarks.soak import crowd
+from benchmarks.soak.crowd import AUDIO, NOTHING, Misdeed, WrongAnswerError, listed
+from benchmarks.soak.lines import Line
+from testkit.rigs.raw_stream import (
+    SMALL_WINDOW,
+    Answers,
+    RawStream,
+    Spoil,
+    fewer_bytes,
+    parameter,
+    tensor,
+    without,
+)
+from token2wav.voice import NO_VOICE
+from token2wav_client import Client, ClientVoice, ServerError
+from token2wav_client.voice import FIELDS
+from token2wav_client.wire import Opening
+
+KINDS = ("cancel", "vanish", "stall", "crowd", "garbage", "garbage")
+IDLE_SECONDS = 12.0  # after which the server drops an idle stream
+_LONG_TOKENS, _HALF = 100, 60
+_CROWD, _CROWD_TOKENS = 16, 1500  # more streams than the server of a soak admits; tokens of each
+
+
+@dataclass(frozen=True)
+class Scene(crowd.Scene):
+    """Scene of a misdeed against a server."""
+
+    url: str
+
+    def opening(self, line: Line, *, keep_open: bool | None = None) -> Opening:
+        if keep_open is None:
+            keep_open = self.by_chance()
+        return Opening(line.voice, self.random.choice(["float32", "int16"]), keep_open)
+
+    def stream(self, options: tuple[tuple[str, int], ...] = ()) -> RawStream:
+        return RawStream(self.url, str(uuid4()), options)
+
+
+Act = crowd.Act[Scene]
+
+
+def _answer(answers: Answers) -> str:
+    return answers.errors[0] if answers.errors else AUDIO if answers.audio else NOTHING
+
+
+# Clients that cancel, or vanish.
+
+
+def cancel_before_audio(scene: Scene) -> str:
+    line, keep_open = scene.line(), scene.by_chance()
+    voice = line.voice
+    if voice is not None:
+        # One more voice, so the server evicts others.
+        speaker = voice.speaker_embedding * np.float32(scene.random.uniform(0.5, 2))
+        voice = ClientVoice(voice.prompt_tokens, voice.prompt_mel, speaker)
+    with Client(scene.url) as client, client.open(voice, keep_open=keep_open) as utterance:
+        utterance.push(line.tokens[:1])
+        scene.moment()
+        utterance.cancel()
+    return NOTHING
+
+
+def cancel_in_the_middle(scene: Scene) -> str:
+    line, keep_open = scene.line(_LONG_TOKENS), scene.by_chance()
+    with Client(scene.url) as client, client.open(line.voice, keep_open=keep_open) as utterance:
+        utterance.push(line.tokens)
+        try:
+            next(utterance)
+        except ServerError as error:
+            return str(error)
+        utterance.cancel()
+    return AUDIO
+
+
+def cancel_at_once(scene: Scene) -> str:
+    line = scene.line()
+    with Client(scene.url) as client, client.open(line.voice) as utterance:
+        utterance.finish(line.tokens)
+        scene.moment(0.0, 0.02)
+        utterance.cancel()
+    return NOTHING
+
+
+def killed_process(scene: Scene) -> str:
+    line = scene.line(_LONG_TOKENS)
+    with tempfile.TemporaryDirectory(prefix="token2wav-soak-") as temporary:
+        folder = Path(temporary)
+        out = folder / "out.wav"
+        np.save(folder / "tokens.npy", line.tokens)
+        command = [sys.executable, "-m", "token2wav", "synth", "--quiet", "--url", scene.url]
+        command += ["--rate", "25", "--tokens", str(folder / "tokens.npy"), "--out", str(out)]
+        if line.voice is not None:
+            arrays = {name: getattr(line.voice, name) for name in FIELDS}
+            save_file(arrays, folder / "voice.safetensors")
+            command += ["--voice", str(folder / "voice.safetensors")]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            while process.poll() is None and not out.exists():
+                time.sleep(0.05)
+            scene.moment()
+            process.kill()
+            _, message = process.communicate()
+        if process.returncode == -9:
+            return AUDIO
+        return f"exit code {process.returncode}: {message.strip()}"
+
+
+def dropped_connection(scene: Scene) -> str:
+    line = scene.line(_LONG_TOKENS)
+    with scene.stream() as stream:
+        stream.send(line.tokens[:_HALF], scene.opening(line))
+        scene.moment(0.0, 0.3)
+        stream.send(line.tokens[_HALF:])
+        scene.moment(0.0, 0.3)
+    return NOTHING
+
+
+def first_part(count: int, *, keep_open: bool) -> Act:
+    """Returns a misdeed that sends some tokens, hears the answer, and leaves."""
+
+    def act(scene: Scene) -> str:
+        line = scene.line(at_least=count)
+        with scene.stream() as stream:
+            stream.send(line.tokens[:count], scene.opening(line, keep_open=keep_open))
+            return _answer(stream.answers())
+
+    return act
+
+
+# Clients that stop sending or reading, and crowds.
+
+
+def stops_reading(*, read_on: bool) -> Act:
+    """Returns a misdeed that stops reading for a while, and then leaves or reads on."""
+
+    def act(scene: Scene) -> str:
+        line, answers = scene.line(at_least=200), Answers()
+        with scene.stream(SMALL_WINDOW) as stream:
+            stream.send(line.tokens, replace(scene.opening(line), audio_format="float32"), end=True)
+            over = stream.read(answers)
+            if answers.errors:
+                return answers.errors[0]
+            time.sleep(2.0)
+            while read_on and not over:
+                over = stream.read(answers)
+        if read_on and (fault := answers.errors or line.fault(answers.audio)):
+            raise WrongAnswerError(f"what was read late of '{line.name}' is wrong: {fault}")
+        return AUDIO
+
+    return act
+
+
+def crowd_of_long_texts(scene: Scene) -> str:
+    """Sends long texts at full speed, as many as the server admits, and leaves after some audio."""
+    line, answers = scene.line(_LONG_TOKENS), Answers()
+    text = np.concatenate([line.tokens] * (_CROWD_TOKENS // len(line.tokens)))
+    with ExitStack() as stack:
+        streams = [stack.enter_context(scene.stream()) for _ in range(_CROWD)]
+        for stream in streams:
+            stream.send(text, scene.opening(line, keep_open=False), end=True)
+        for stream in streams:
+            stream.read(answers)
+    return AUDIO if answers.audio else answers.errors[0]
+
+
+# Clients that send garbage.
+
+
+def tokens_after_the_end(scene: Scene) -> str:
+    line = scene.line()
+    with scene.stream() as stream:
+        stream.send(line.tokens, scene.opening(line, keep_open=False), end=True)
+        stream.send(line.tokens[:1])
+        return _answer(stream.answers(requests=2))
+
+
+def id_of_another(scene: Scene) -> str:
+    """Uses the id of an open stream, with or without a first request.
+
+    The owner of the stream must not be harmed.
+    """
+    line, sequence = scene.line(_LONG_TOKENS), str(uuid4())
+    opening = replace(scene.opening(line, keep_open=False), audio_format="float32")
+    with (
+        RawStream(scene.url, sequence, stream_key="owner") as owner,
+        RawStream(scene.url, sequence) as thief,
+    ):
+        owner.send(line.tokens[:_HALF], opening)
+        first_answers = owner.answers()
+        if first_answers.errors:
+            return first_answers.errors[0]
+        thief.send(line.tokens[:1], scene.opening(line) if scene.by_chance() else None)
+        thief.send(line.tokens[:1], end=True)
+        answers = thief.answers(requests=2)
+        owner.send(line.tokens[_HALF:], end=True)
+        last_answers = owner.answers()
+        if fault := last_answers.errors or line.fault(first_answers.audio + last_answers.audio):
+            raise WrongAnswerError(f"'{line.name}', whose id another took, is wrong: {fault}")
+        return _answer(answers)
+
+
+def unknown_sequence(scene: Scene) -> str:
+    with scene.stream() as stream:
+        stream.send(scene.line().tokens[:1], end=scene.by_chance())
+        return _answer(stream.answers())
+
+
+def first(spoil: Spoil) -> Act:
+    """Returns a misdeed that spoils the request that starts an utterance."""
+
+    def act(scene: Scene) -> str:
+        line = scene.line()
+        with scene.stream() as stream:
+            stream.send(line.tokens, scene.opening(line), end=scene.by_chance(), spoil=spoil)
+            return _answer(stream.answers())
+
+    return act
+
+
+def later(spoil: Spoil = lambda _: None, *, after_s: float = 0.0) -> Act:
+    """Returns a misdeed that spoils or delays a later request of an utterance.
+
+    It then abandons the utterance.
+    """
+
+    def act(scene: Scene) -> str:
+        line = scene.line(_LONG_TOKENS)
+        with scene.stream() as stream:
+            stream.send(line.tokens[:_HALF], scene.opening(line, keep_open=False))
+            if errors := stream.answers().errors:
+                return errors[0]
+            time.sleep(after_s)
+            stream.send(line.tokens[_HALF:], spoil=spoil)
+            return _answer(stream.answers())
+
+    return act
+
+
+def tokens(values: Any, dtype: type = np.int32) -> Spoil:
+    return tensor("tokens", np.array(values, dtype))
+
+
+def codes(value: int, dtype: type = np.int32, more_codebooks: int = 0) -> Spoil:
+    """Returns a function that replaces the tokens by one frame of equal codes.
+
+    Args:
+        value: all codes of the frame.
+        more_codebooks: codebooks that the frame has besides those of the stream.
+    """
+
+    def spoil(message: Any) -> None:
+        [shape] = [entry.shape for entry in message.inputs if entry.name == "tokens"]
+        tokens([[value] * (shape[1] + more_codebooks)], dtype)(message)
+
+    return spoil
+
+
+def nan_mel(message: Any) -> None:
+    tensor("prompt_mel", np.full((160, 80), np.nan, np.float32))(message)
+    tensor("prompt_tokens", np.zeros(80, np.int32))(message)
+
+
+_SHORT_MEL = tensor("prompt_mel", np.zeros((3, 80), np.float32))
+_MP3 = parameter("audio_format", "mp3")
+_VOICE_ID = tensor("voice_id", np.zeros(32, np.uint8))
+_EMBEDDING = tensor("speaker_embedding", np.ones(192, np.float32))
+
+_IDLE = r"stream: no tokens for \S+ s, so it was closed"
+# Triton compares the shape with the model, unless a stream of the model may send few codebooks.
+_SHAPE = "unexpected shape for input 'tokens'"
+_NOT_FIRST = "speaker_embedding: only the first request of an utterance may have this field"
+_FEW_BOOKS = rf"tokens: \d+ codebooks|tokens: shape \(1, \d+\), expected|{_SHAPE}"
+
+_Rows = dict[str, tuple[Act, str]]  # acts and their expected answers by name
+_TABLE: dict[str, _Rows] = {
+    "cancel": {
+        "before the first audio": (cancel_before_audio, NOTHING),
+        "in the middle": (cancel_in_the_middle, AUDIO),
+        "at once after the end": (cancel_at_once, NOTHING),
+    },
+    "vanish": {
+        "process killed": (killed_process, AUDIO),
+        "connection dropped": (dropped_connection, NOTHING),
+        "connection dropped between requests": (first_part(_HALF, keep_open=False), AUDIO),
+    },
+    "stall": {
+        # The server looks 20 times a second, less often under load.
+        "stops sending and comes back": (later(after_s=IDLE_SECONDS + 5.0), _IDLE),
+        "stops sending": (first_part(1, keep_open=True), _IDLE),
+        "stops reading and leaves": (stops_reading(read_on=False), AUDIO),
+        "stops reading and reads on": (stops_reading(read_on=True), AUDIO),
+    },
+    "crowd": {"long texts at full speed": (crowd_of_long_texts, AUDIO)},
+}
+_GARBAGE: _Rows = {
+    "tokens after the end": (tokens_after_the_end, "ended"),
+    "id of another": (id_of_another, "an open stream of another client"),
+    "unknown sequence": (unknown_sequence, "is no open stream"),
+    "fewer bytes than the shape says": (first(fewer_bytes), "byte size"),
+    "unknown audio format": (first(_MP3), "audio_format: 'mp3' is not one of"),
+}
+_FLOW: _Rows = {
+    "token beyond the vocabulary": (
+        first(tokens([6561])),
+        "tokens: 6561 at index 0 is outside the vocabulary",
+    ),
+    "tokens in two dimensions": (first(tokens([[0, 0]])), _SHAPE),
+    "tokens as INT64": (first(tokens([1], np.int64)), "data-type is 'INT64'"),
+    "tokens as FP32": (first(tokens([1], np.float32)), "data-type is 'FP32'"),
+    "mel of the wrong length": (first(_SHORT_MEL), r"prompt_mel: shape \(3, 80\), expected"),
+    "mel of NaN": (first(nan_mel), "prompt_mel: holds NaN or infinite values"),
+    "no speaker embedding": (first(without("speaker_embedding")), "speaker_embedding: missing"),
+    "voice and voice id": (first(_VOICE_ID), "voice_id: sent together"),
+    "negative token in the middle": (
+        later(tokens([-5])),
+        "tokens: -5 at index 0 is outside the vocabulary",
+    ),
+    "INT64 in the middle": (later(tokens([1], np.int64)), "data-type is 'INT64'"),
+    "voice in the middle": (later(_EMBEDDING), _NOT_FIRST),
+}
+_CODEC: _Rows = {
+    "code beyond the codebook": (
+        first(codes(2**20)),
+        "tokens: 1048576 at index .* is outside the vocabulary",
+    ),
+    "codes in one dimension": (first(tokens([0, 0])), _SHAPE),
+    "too many codebooks": (
+        first(codes(0, more_codebooks=1000)),
+        rf"tokens: shape \(1, 10\d\d\), expected|{_SHAPE}",
+    ),
+    "codes as INT64": (first(codes(1, np.int64)), "data-type is 'INT64'"),
+    "voice for a codec": (first(_EMBEDDING), f"speaker_embedding: {NO_VOICE}"),
+    "negative code in the middle": (
+        later(codes(-5)),
+        "tokens: -5 at index .* is outside the vocabulary",
+    ),
+    "another number of codebooks": (later(codes(0, more_codebooks=1)), _FEW_BOOKS),
+}
+
+
+def misdeeds(*, codec: bool) -> list[Misdeed[Scene]]:
+    """Returns all misdeeds against a server of a flow model, or of a codec."""
+    return listed(_TABLE | {"garbage": _GARBAGE | (_CODEC if codec else _FLOW)})
