@@ -140,7 +140,7 @@ def _close_of(connection: Any) -> str:
     try:
         while True:
             event = connection.recv(timeout=60)
-            if isinstance(event, str) and "error" in (content := json.loads(event)):
+            if isinstance(event, str) and (content := json.loads(event))["type"] == "error":
                 problem = content["error"]["message"]
     except ConnectionClosed as error:
         close = error.rcvd
