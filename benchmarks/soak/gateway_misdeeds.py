@@ -153,7 +153,7 @@ def speaks_after(prelude: Callable[[Scene, Any, Line, Manner], None]) -> Act:
                 prelude(scene, connection, spoken.line, manner)
                 converse(connection, [spoken], manner, scene.random)
         except (OSError, ConnectionClosed) as error:
-            spoken.failure = broken(error)
+            spoken.failure = f"{broken(error)}: {spoken.failure}"
         spoken.check()
         return spoken.failure or AUDIO
 
