@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from testkit.batches import Tokens
 from testkit.models import (
@@ -76,6 +78,32 @@ CODECS: dict[str, Codec] = {
 }
 WRITERS: dict[str, Writer] = {
     name: codec.write for name, codec in CODECS.items() if not codec.other_format
+}
+
+
+def _mimi_pickle(folder: Path, golden: FamilyGolden) -> Path:
+    mimi_model.write_model(folder, golden)
+    (folder / "model.safetensors").unlink()
+    torch.save(mimi_model.published_weights(golden), folder / "pytorch_model.bin")
+    return folder
+
+
+# Writers of further formats, and the golden data for which they write.
+OTHER_FORMATS: dict[str, tuple[str, Writer]] = {
+    "fish_s1": ("causal_dac_of_fish", causal_dac_model.write_fish_s1),
+    "mimi_pickle": ("mimi", _mimi_pickle),
+    "moshi_older_names": ("mimi_of_moshi", moshi_model.write_older_names),
+    "nanocodec_compressed": ("nanocodec", partial(nanocodec_model.write_model, compressed=True)),
+    "nanocodec_unpacked": ("nanocodec", nanocodec_model.write_unpacked),
+    "nanocodec_unpacked_pickle": (
+        "nanocodec",
+        partial(nanocodec_model.write_unpacked, weights="model_weights.ckpt"),
+    ),
+    "qwen3_omni_in_files": ("qwen3_omni", partial(qwen3_model.write_model, files=3)),
+    "vibevoice_of_microsoft": ("vibevoice", vibevoice_model.write_microsoft),
+    "vibevoice_of_transformers": ("vibevoice", vibevoice_model.write_transformers),
+    "voxcpm_bare": ("voxcpm", voxcpm_model.write_bare),
+    "voxcpm_safetensors": ("voxcpm", voxcpm_model.write_safetensors),
 }
 
 

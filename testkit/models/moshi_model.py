@@ -73,3 +73,16 @@ def write_model(folder: Path, golden: FamilyGolden) -> Path:
     (folder / SIZES).write_text(json.dumps(golden.sizes))
     save_file(published_weights(golden), folder / WEIGHTS)
     return folder
+
+
+def write_older_names(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes a model folder whose projections have their older names, and returns it."""
+    write_model(folder, golden)
+    older = {
+        name.replace("in_projs.0.weight", "in_proj_weight").replace("out_projs.0.", "out_proj."): (
+            value
+        )
+        for name, value in published_weights(golden).items()
+    }
+    save_file(older, folder / WEIGHTS)
+    return folder

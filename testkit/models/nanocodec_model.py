@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_state
@@ -64,6 +65,16 @@ def write_model(folder: Path, golden: FamilyGolden, *, compressed: bool = False)
         "./model_weights.ckpt": weights.getvalue(),
     }
     write_archive(folder / "codec.nemo", members, compressed=compressed)
+    return folder
+
+
+def write_unpacked(
+    folder: Path, golden: FamilyGolden, weights: str = "model_weights.safetensors"
+) -> Path:
+    """Writes the unpacked files of an archive, and returns their folder."""
+    (folder / "model_config.yaml").write_text(yaml.safe_dump(document(golden)))
+    save = save_file if weights.endswith(".safetensors") else torch.save
+    save(published_weights(golden), folder / weights)
     return folder
 
 

@@ -58,6 +58,13 @@ def write_model(folder: Path, golden: FamilyGolden) -> Path:
     return folder
 
 
+def write_bare(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes a folder with `audiovae.pth` without the key `state_dict`, and returns it."""
+    path = write_model(folder, golden) / "audiovae.pth"
+    torch.save(torch.load(path)["state_dict"], path)
+    return folder
+
+
 def write_safetensors(folder: Path, golden: FamilyGolden) -> Path:
     """Writes a folder with `audiovae.safetensors`, and returns it."""
     weights = published_weights(config_of(folder, document(golden.sizes)))

@@ -168,22 +168,6 @@ def test_an_absurd_number_in_a_bigvgan_is_refused_by_its_key(tmp_path: Path, abs
                 read_bigvgan(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"num_mels": 80, "num_mels": 81}', "key 'num_mels' appears more than once"),
-        ("[" * 100_000, "not JSON"),
-        (" " * ((1 << 20) + 1), "larger than 1048576 bytes"),
-    ],
-)
-def test_a_bigvgan_file_that_is_ambiguous_or_endless_is_refused(
-    tmp_path: Path, text: str, words: str
-) -> None:
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=words):
-        read_bigvgan(tmp_path)
-
-
 def test_a_network_that_its_weights_cannot_fill_is_refused(
     tmp_path: Path,
 ) -> None:

@@ -22,12 +22,14 @@ import torch
 from numpy.typing import ArrayLike
 
 from testkit.batches import spoken_together
-from testkit.models.codec_models import CODECS, WRITERS, drawn_tokens
+from testkit.models.codec_models import CODECS, OTHER_FORMATS, WRITERS, drawn_tokens
 from testkit.models.family_golden import FamilyGolden
+from testkit.models.folder_edits import set_weights, write_folder
 from testkit.models.shards import divide
 from testkit.models.tiny_model import one_line
 from testkit.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, portions
 from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.assembly import check_folder
 from token2wav.config.checkpoint_files import PUBLISHED
 from token2wav.config.model_config import ModelConfig
 from token2wav.families.registry import read_config
@@ -162,6 +164,43 @@ def test_the_public_audio(codec: Subject) -> None:
     keys = ("out_sample_rate", "sampling_rate", "sample_rate")
     rates = [golden.sizes[key] for key in keys if key in golden.sizes]
     assert config.sample_rate == (rates or [24000])[0]
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_other_formats_give_the_public_audio(name: str, tmp_path: Path) -> None:
+    family, write = OTHER_FORMATS[name]
+    golden = FamilyGolden(family, "tiny")
+    model = Token2Wav.load(write(tmp_path, golden), runtime=RuntimeConfig(device="cpu"))
+    tokens = golden["latents" if model.config.tokens.are_latents else "codes"].numpy()
+    expected = golden["audio"].numpy()
+    assert off(model.synthesize(tokens), expected) <= PARITY * expected.std()
+
+
+@pytest.mark.parametrize(
+    ("family", "file", "names"),
+    [
+        ("higgs", "model.safetensors", ["semantic_model.encoder.weight", "fc1.weight"]),
+        (
+            "higgs",
+            "model.safetensors",
+            [f"quantizer.quantizers.0.codebook.{name}" for name in ("inited", "embed_avg")],
+        ),
+        ("higgs_first_release", "model.pth", ["encoder.block.0.bias"]),
+        ("snac", "pytorch_model.bin", ["encoder.block.0.bias"]),
+        (
+            "snac",
+            "pytorch_model.bin",
+            ["quantizer.quantizers.0.in_proj.parametrizations.weight.original0"],
+        ),
+        ("voxcpm_safetensors", "audiovae.safetensors", ["encoder.fc_mu.bias"]),
+    ],
+)
+def test_weights_of_an_encoder_are_not_read(
+    family: str, file: str, names: list[str], tmp_path: Path
+) -> None:
+    write_folder(family, tmp_path)
+    set_weights(file, {name: torch.full((2,), torch.nan) for name in names})(tmp_path)
+    check_folder(tmp_path)
 
 
 RANDOM = np.random.default_rng(0).integers(0, 30, 20).tolist()

@@ -1,29 +1,21 @@
-"""DAC, the Higgs Audio tokenizer and SNAC in the library: early audio, published sizes, and folders
-of DAC that are refused.
-"""
+"""Early audio of DAC, the Higgs Audio tokenizer and SNAC, and the files of a folder of DAC."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from testkit.models.codec_models import CODECS, drawn_tokens
 from testkit.models.dac_model import (
-    descript_content,
-    document,
-    published_weights,
     write_dac,
     write_descript,
 )
 from testkit.models.family_golden import FamilyGolden
 from testkit.utterances import chunks_of, joined, off, portions
-from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.assembly import check_folder, family_for
+from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.assembly import check_folder
 from token2wav.families.registry import read_config
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage, likely_pieces
@@ -103,142 +95,6 @@ def test_early_audio_is_exact_if_later_tokens_have_arrived(folder: Path) -> None
         assert off(model.synthesize(tokens), whole) <= PARITY * whole.std()
     slow = joined(chunks_of(model, portions(tokens, [1])))
     assert off(slow, whole) > PARITY * whole.std()
-
-
-PUBLISHED: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
-    # token rate, codebooks, samples missing and held back; frames: reach, held, block, hops
-    "dac 44.1 kHz": ({"sampling_rate": 44100}, (44100 / 512, 9, 0, 4757, 10, 0, 4, (16, 128))),
-    "dac 24 kHz": (
-        {"sampling_rate": 24000, "downsampling_ratios": [2, 4, 5, 8], "n_codebooks": 32},
-        (75, 32, 8, 3141, 10, 8, 3, (12, 96)),
-    ),
-    "dac 16 kHz": (
-        {"sampling_rate": 16000, "downsampling_ratios": [2, 4, 5, 8], "n_codebooks": 12},
-        (50, 12, 8, 3141, 10, 8, 2, (10, 64)),
-    ),
-    "higgs": (
-        {
-            "target_bandwidths": [0.5, 1, 1.5, 2],
-            "acoustic_model_config": {
-                "downsampling_ratios": [8, 5, 4, 2, 3],
-                "upsampling_ratios": [8, 5, 4, 2, 3],
-            },
-        },
-        (25, 8, 0, 9458, 10, 7, 1, (8, 32)),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_sizes(name: str, tmp_path: Path) -> None:
-    sizes, expected = PUBLISHED[name]
-    content = document(sizes, name.split()[0])
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    config: Any = read_config(tmp_path)
-    with torch.device("meta"):
-        network: Any = family_for(config).network(config, "decoder")
-    assert network.missing_samples == config.missing_samples
-    assert network.lookahead_frames == config.reach_frames
-    geometry = (
-        *(config.token_frame_rate, *config.tokens.shape, config.missing_samples),
-        *(network.output_delay, config.reach_frames, config.withheld_frames(StreamConfig())),
-        *(config.block_tokens, config.hops(StreamConfig())),
-    )
-    assert geometry == expected
-    assert config.withheld_frames(EXACT) == 0
-    # the first packet, and the longest one
-    held = config.withheld_frames(StreamConfig()) or config.reach_frames
-    first, longest = config.hops(StreamConfig())
-    assert 0.039 < (first - held) / config.token_frame_rate < 0.08
-    assert 1.2 < longest / config.token_frame_rate < 1.5
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("downsampling_ratios", [], "empty; at least 1"),
-        ("downsampling_ratios", [2, 10**9], "is not between 1 and 4096"),
-        ("upsampling_ratios", [5, 5], "25 samples for each frame, but downsampling_ratios give 24"),
-        ("decoder_hidden_size", 12, "12 cannot be halved 3 times"),
-        ("decoder_hidden_size", "32", "expected int"),
-        ("encoder_hidden_size", 1 << 16, "524288 channels of the latents; at most 65536"),
-        ("hidden_size", 10**9, "is not between 1 and 65536"),
-        ("n_codebooks", 10**9, "is not between 1 and 64"),
-        ("codebook_size", 0, "is not between 1 and"),
-        ("codebook_dim", [4, 4], "expected int"),
-        ("sampling_rate", 768_000, "frames per second: 32000.0 is not between 0.01 and 1000"),
-    ],
-)
-def test_values_that_are_refused(key: str, value: object, message: str, tmp_path: Path) -> None:
-    content = {**document(FamilyGolden("dac", "tiny").sizes), key: value}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=f"config.json: .*{message}"):
-        read_config(tmp_path)
-
-
-def test_weights_that_are_refused(tmp_path: Path) -> None:
-    write_dac(tmp_path, FamilyGolden("dac", "tiny"))
-    path = tmp_path / "model.safetensors"
-    weights = published_weights(tmp_path)
-    book = "quantizer.quantizers.1."
-    for name, value, message in (
-        (f"{book}codebook.weight", None, r"codebook 1 lacks codebook\.weight"),
-        (f"{book}out_proj.bias", torch.ones(3), "out_proj.bias has different shapes"),
-        ("decoder.block.0.snake1.alpha", None, r"1 missing: decoder\.block\.0\.snake1\.alpha"),
-        ("decoder.conv2.bias", torch.tensor([torch.nan]), r"NaN .* in decoder\.conv2\.bias"),
-        (f"decoder.model.{'9' * 5000}.bias", torch.ones(1), "1 unexpected: decoder.model.99"),
-    ):
-        changed = dict(weights)
-        if value is None:
-            del changed[name]
-        else:
-            changed[name] = value
-        save_file(changed, path)
-        with pytest.raises(CheckpointError, match=message):
-            check_folder(tmp_path)
-    path.unlink()
-    with pytest.raises(CheckpointError, match=r"contains none of model\.safetensors"):
-        check_folder(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("decoder_rates", [4, 10**9], "kwargs.decoder_rates.*is not between 1 and 4096"),
-        ("codebook_dim", [4, 4], "kwargs.codebook_dim: expected int"),
-        ("latent_dim", -1, "kwargs.latent_dim: -1 is not between 1 and 65536"),
-        ("sample_rate", torch.ones(1), "kwargs.sample_rate: expected int"),
-        ("n_codebooks", 1 << 70, "kwargs.n_codebooks.*is not between 1 and 64"),
-        ("decoder_dim", 30, "30 cannot be halved 2 times"),
-    ],
-)
-def test_sizes_in_a_pickle_that_are_refused(
-    key: str, value: object, message: str, tmp_path: Path
-) -> None:
-    sizes = FamilyGolden("dac_of_descript", "tiny").sizes
-    torch.save({"metadata": {"kwargs": {**sizes, key: value}}}, tmp_path / "weights.pth")
-    with pytest.raises(ConfigError, match=f"weights.pth: .*{message}"):
-        read_config(tmp_path)
-
-
-def test_pickles_that_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "weights.pth"
-    sizes = FamilyGolden("dac_of_descript", "tiny").sizes
-    content = descript_content(tmp_path, sizes)
-    for saved, error, message in (
-        ({"metadata": Path("/")}, CheckpointError, "nothing was executed"),
-        ({"state_dict": {}}, ConfigError, "metadata.kwargs: expected a mapping"),
-        ({"metadata": {"kwargs": 3}}, ConfigError, "metadata.kwargs: expected a mapping"),
-        (content | {"state_dict": [1]}, CheckpointError, "no weight is named quantizer"),
-        (content | {"state_dict": {"decoder.x": 1}}, CheckpointError, "is a int, not a tensor"),
-        (content | {"state_dict": {}}, CheckpointError, "no weight is named quantizer"),
-    ):
-        torch.save(saved, path)
-        with pytest.raises(error, match=message):
-            check_folder(tmp_path)
-    path.write_bytes(b"no pickle")
-    with pytest.raises(CheckpointError, match=r"nothing was executed|cannot be read"):
-        check_folder(tmp_path)
 
 
 def test_files_of_a_folder(tmp_path: Path) -> None:
