@@ -23,7 +23,8 @@ import torch
 
 from lab.golden.golden_codecs import Families, Golden, codes_of, write_families
 from lab.golden.public_packages import bare_package, package_folder
-from testkit.models.moss_model import document, published_weights, write_weights
+from testkit.models.moss_model import document, published_weights
+from testkit.models.shards import write_pretrained
 
 _FRAMES = 10
 _FRAMES_OF_FEWER = 4
@@ -124,7 +125,7 @@ def public_decoder(sizes: dict[str, Any]) -> Any:
         mock.patch(f"{_PUBLIC}._DECODER_PATCH_AFTER", patches),
     ):
         path = Path(folder)
-        write_weights(path, document(sizes))
+        write_pretrained(path, document(sizes), published_weights(document(sizes)))
         return MossCodecDecoder(folder, device="cpu")
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_state
+from testkit.models.shards import write_pretrained
 from token2wav.config.values import from_mapping
 from token2wav.families.ear_tts.config import PREFIX, EarTtsSizes
 from token2wav.families.ear_tts.family import EarTtsDecoder
@@ -68,11 +67,9 @@ def document(golden: Any) -> dict[str, Any]:
 
 def write_model(folder: Path, golden: FamilyGolden) -> Path:
     """Writes a model folder, and returns it."""
-    (folder / "config.json").write_text(json.dumps(document(golden)))
     unread = {
         f"{PREFIX}encoder.layers.0.weight": torch.ones(3),
         f"{PREFIX}prvq._variance_list.0.variance": torch.ones(()),
         "tts_model.tts_model.embed.weight": torch.ones(3),
     }
-    save_file(published_weights(golden) | unread, folder / "model.safetensors")
-    return folder
+    return write_pretrained(folder, document(golden), published_weights(golden) | unread)

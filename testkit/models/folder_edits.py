@@ -15,6 +15,7 @@ from testkit.models import (
     bigvgan_model,
     few_convolutions,
     qwen25_omni_model,
+    streamflow_model,
     tiny_model,
 )
 from testkit.models.caching_families import WRITERS as CACHING
@@ -31,6 +32,7 @@ _FLOWS: dict[str, tuple[str, Writer]] = {
 _WITHOUT_GOLDEN: dict[str, Callable[[Path], Path]] = {
     "bigvgan": bigvgan_model.write_model,
     "cosyvoice3": tiny_model.tiny_copy,
+    "streamflow": streamflow_model.write_model,
     "few_convolutions": few_convolutions.a_tiny_model,
 }
 

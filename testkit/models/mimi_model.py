@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_state
+from testkit.models.shards import write_pretrained
 from token2wav.config.values import from_mapping
 from token2wav.families.mimi.config import MimiSizes
 from token2wav.families.mimi.family import Mimi
@@ -53,6 +52,4 @@ def document(golden: FamilyGolden) -> dict[str, Any]:
 
 def write_model(folder: Path, golden: FamilyGolden) -> Path:
     """Writes a model folder, and returns it."""
-    (folder / "config.json").write_text(json.dumps(document(golden)))
-    save_file(published_weights(golden), folder / "model.safetensors")
-    return folder
+    return write_pretrained(folder, document(golden), published_weights(golden))

@@ -5,15 +5,14 @@ A folder with two channels has the names of version 2.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_state
+from testkit.models.shards import write_pretrained
 
 _NORM = ("parametrizations.weight.original0", "parametrizations.weight.original1")
 
@@ -34,14 +33,8 @@ def document(sizes: dict[str, Any]) -> dict[str, Any]:
 
 def write_model(folder: Path, golden: FamilyGolden) -> Path:
     """Writes a model folder, and returns it."""
-    write_weights(folder, document(golden.sizes))
-    return folder
-
-
-def write_weights(folder: Path, content: dict[str, Any]) -> None:
-    """Writes `config.json` and `model.safetensors`."""
-    (folder / "config.json").write_text(json.dumps(content))
-    save_file(published_weights(content), folder / "model.safetensors")
+    content = document(golden.sizes)
+    return write_pretrained(folder, content, published_weights(content))
 
 
 def published_weights(content: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -116,12 +116,7 @@ SIXTEENTH: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "decoder_dim": 96,
     },
-    "qwen3_omni": {
-        **QWEN3_OMNI,
-        **_FEW_LAYERS,
-        "hidden_size": 64,
-        "decoder_dim": 96,
-    },
+    "qwen3_omni": {**QWEN3_OMNI, **_FEW_LAYERS, "hidden_size": 64, "decoder_dim": 96},
     "mimi": {
         **MIMI,
         **_FEW_LAYERS,

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_omni
+from testkit.models.shards import write_pretrained
 from token2wav import Voice
 from token2wav.families.qwen25_omni.config import PREFIXES, Qwen25OmniConfig, read
 from token2wav.families.qwen25_omni.family import FAMILY
@@ -43,18 +43,11 @@ def published_weights(config: Qwen25OmniConfig) -> Weights:
     return fill_omni({name: torch.empty(shape) for name, shape in shapes.items()})
 
 
-def write_model(folder: Path, golden: FamilyGolden, **changes: Any) -> Path:
-    """Writes the folder of a whole model, with weights in several files, and returns it.
-
-    Args:
-        folder: folder to write.
-        golden: golden set that gives the sizes.
-        changes: sizes of `dit_config` that replace those of the golden set.
-    """
-    section = {**golden.sizes, "dit_config": {**golden.sizes["dit_config"], **changes}}
+def write_model(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes the folder of a whole model, with weights in several files, and returns it."""
     document = {
         "model_type": "qwen2_5_omni",
-        "token2wav_config": {"model_type": "qwen2_5_omni_token2wav", **section},
+        "token2wav_config": {"model_type": "qwen2_5_omni_token2wav", **golden.sizes},
         "talker_config": {},
     }
     (folder / "config.json").write_text(json.dumps(document))
@@ -67,14 +60,8 @@ def write_model(folder: Path, golden: FamilyGolden, **changes: Any) -> Path:
         dict(list(weights.items())[half:])
         | {PREFIXES["flow"] + "rotary_embed.inv_freq": torch.ones(3)},
     ]
-    shard_files: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file(shard, folder / file)
-        shard_files |= dict.fromkeys(shard, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shard_files}))
     torch.save(speakers(golden), folder / "spk_dict.pt")
-    return folder
+    return write_pretrained(folder, document, *shards)
 
 
 def speakers(golden: FamilyGolden) -> dict[str, dict[str, Any]]:

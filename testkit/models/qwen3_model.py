@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_qwen3
+from testkit.models.shards import write_pretrained
 from token2wav.config.values import from_mapping
 from token2wav.families.qwen3.config import DecoderSizes
 from token2wav.families.qwen3.network import Qwen3Decoder
@@ -71,19 +71,13 @@ def write_model(folder: Path, golden: FamilyGolden, files: int = 1) -> Path:
     Args:
         files: files of the weights; an index names them if there are several.
     """
-    (folder / "config.json").write_text(json.dumps(document(golden)))
-    weights = published_weights(golden)
-    if files == 1:
-        save_file(weights, folder / "model.safetensors")
-        return folder
-    places: dict[str, str] = {}
-    for number in range(files):
-        name = f"model-{number + 1:05}-of-{files:05}.safetensors"
-        part = dict(list(weights.items())[number::files])
-        save_file(part, folder / name)
-        places |= dict.fromkeys(part, name)
-    (folder / "unread.safetensors").write_bytes(b"no weights")
-    places["thinker.layers.0.weight"] = "unread.safetensors"
-    index = {"metadata": {}, "weight_map": places}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights = list(published_weights(golden).items())
+    shards = [dict(weights[number::files]) for number in range(files)]
+    write_pretrained(folder, document(golden), *shards)
+    if files > 1:
+        (folder / "unread.safetensors").write_bytes(b"no weights")
+        index = folder / "model.safetensors.index.json"
+        places = json.loads(index.read_text())["weight_map"]
+        places["thinker.layers.0.weight"] = "unread.safetensors"
+        index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return folder

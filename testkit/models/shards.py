@@ -1,6 +1,4 @@
-"""Division of a file of weights into shards, in the order of `save_pretrained`: the encoder, whose
-weights are not read, comes first.
-"""
+"""Model folders as `save_pretrained` writes them, with weights in one file or in shards."""
 
 from __future__ import annotations
 
@@ -12,8 +10,33 @@ import torch
 from safetensors.torch import load_file, save_file
 
 
+def write_pretrained(folder: Path, document: Any, *shards: dict[str, torch.Tensor]) -> Path:
+    """Writes `config.json` and weights, with an index if there are several shards.
+
+    Returns:
+        The folder.
+    """
+    (folder / "config.json").write_text(json.dumps(document))
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors")
+        return folder
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, folder / file)
+        places |= dict.fromkeys(shard, file)
+    _write_index(folder / "model.safetensors", places)
+    return folder
+
+
+def _write_index(path: Path, places: dict[str, str]) -> None:
+    """Writes the file that names the shard of every weight, for the path of undivided weights."""
+    path.with_name(f"{path.name}.index.json").write_text(json.dumps({"weight_map": places}))
+
+
 def divide(path: Path, *, index: bool, count: int = 3) -> None:
-    """Replaces a `.safetensors` file, or a pickle, by shards.
+    """Replaces a `.safetensors` file, or a pickle, by shards. The encoder, whose weights are not
+    read, comes first.
 
     Args:
         index: whether an index names the shard of every weight.
@@ -31,4 +54,4 @@ def divide(path: Path, *, index: bool, count: int = 3) -> None:
         torch.save(shard, file) if pickled else save_file(shard, file)
         places |= dict.fromkeys(shard, file.name)
     if index:
-        path.with_name(f"{path.name}.index.json").write_text(json.dumps({"weight_map": places}))
+        _write_index(path, places)

@@ -12,7 +12,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from testkit import utterances
-from testkit.models.bigvgan import changed, random_bigvgan
+from testkit.models import bigvgan_model
+from testkit.models.bigvgan import random_bigvgan
 from testkit.models.sized import fill_randomly
 from token2wav import Voice
 
@@ -25,15 +26,7 @@ FLOW = {
     "backward_layers": [2, 3],
     "forward_layers": [1],
 }
-VOCODER = changed(
-    upsample_rates=(16, 10),
-    upsample_kernel_sizes=(32, 20),
-    resblock_kernel_sizes=(3,),
-    resblock_dilation_sizes=((2,),),
-    num_mels=80,
-    hop_size=160,
-    sampling_rate=16_000,
-)
+VOCODER = dataclasses.replace(bigvgan_model.VOCODER, num_mels=80)
 SAMPLE_RATE = 16_000
 SAMPLES_PER_TOKEN = 4 * 160
 BLOCK_TOKENS = 6

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_state
+from testkit.models.shards import write_pretrained
 from token2wav.config.values import from_mapping
 from token2wav.families.vibevoice.config import LAYOUTS, VibeVoiceSizes
 from token2wav.families.vibevoice.family import VibeVoiceDecoder
@@ -45,7 +43,7 @@ def write_tokenizer(folder: Path, golden: FamilyGolden) -> Path:
     """Writes the folder of the acoustic tokenizer alone, and returns it."""
     weights = {**tokenizer_weights(golden), "encoder.stem.conv.conv.bias": torch.zeros(3)}
     document = {"model_type": "vibevoice_acoustic_tokenizer", **golden.sizes}
-    return _written(folder, document, [weights])
+    return write_pretrained(folder, document, weights)
 
 
 def write_transformers(folder: Path, golden: FamilyGolden) -> Path:
@@ -57,7 +55,7 @@ def write_transformers(folder: Path, golden: FamilyGolden) -> Path:
     }
     factors = dict(zip(names.factors, (torch.ones(()), torch.zeros(())), strict=True))
     document = {"model_type": "vibevoice", "audio_config": golden.sizes, "text_config": {}}
-    return _written(folder, document, [weights | factors])
+    return write_pretrained(folder, document, weights | factors)
 
 
 def write_microsoft(
@@ -104,19 +102,4 @@ def write_microsoft(
         | dict(zip(names.factors, map(torch.tensor, factors), strict=True)),
     ]
     document = {"model_type": "vibevoice_streaming", "acoustic_tokenizer_config": section}
-    return _written(folder, document, shards)
-
-
-def _written(folder: Path, document: dict[str, Any], shards: list[Weights]) -> Path:
-    """Writes a model folder, with an index if there are several files of weights."""
-    (folder / "config.json").write_text(json.dumps(document))
-    if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors")
-        return folder
-    shard_files: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file(shard, folder / file)
-        shard_files |= dict.fromkeys(shard, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shard_files}))
-    return folder
+    return write_pretrained(folder, document, *shards)

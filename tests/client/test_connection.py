@@ -43,10 +43,7 @@ NOBODY = "127.0.0.1:1"
         ({"token": "two\nlines"}, "token: expected printable ASCII"),
         ({"token": "a", "headers": {"Authorization": "b"}}, "headers: authorization and a token"),
         ({"url": "far.example:1", "token": "a"}, "token: it would be sent to far.example"),
-        (
-            {"url": "127.0.0.1.example:1", "token": "a"},
-            "token: it would be sent to 127.0.0.1.exam",
-        ),
+        ({"url": "127.0.0.1.example:1", "token": "a"}, "token: it would be sent to 127.0.0.1.exam"),
         ({"max_message_mib": 0}, "max_message_mib: 0 is outside 1 to 2047"),
         ({"max_message_mib": 2048}, "max_message_mib: 2048 is outside 1 to 2047"),
         ({"keepalive_s": 1.5}, "keepalive_s: 1.5 is neither 0 nor 2 to 86400"),

@@ -216,9 +216,7 @@ def test_autoscaler_uses_an_exported_metric(manifests: Manifests) -> None:
     )
 
 
-def test_the_balancer_has_places_for_departing_and_new_servers(
-    manifests: Manifests,
-) -> None:
+def test_the_balancer_has_places_for_departing_and_new_servers(manifests: Manifests) -> None:
     """A departed server keeps its place while it may still have streams.
 
     Several rollouts may happen in this time.

@@ -51,8 +51,7 @@ def _compose_command() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "files",
-    [[COMPOSE], [COMPOSE, WITH_BALANCER], [COMPOSE, WITH_MPS], [COMPOSE, WITH_HUB]],
+    "files", [[COMPOSE], [COMPOSE, WITH_BALANCER], [COMPOSE, WITH_MPS], [COMPOSE, WITH_HUB]]
 )
 def test_docker_compose_accepts_the_files(files: list[Path]) -> None:
     command = _compose_command()

@@ -148,11 +148,7 @@ def run(engines: ModuleType, folder: Path, runtime: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("package", "loads"), [("tensorrt_rtx", 1), ("tensorrt", 0)])
 def test_kernels_are_compiled_once_after_a_build(
-    engines: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    package: str,
-    loads: int,
+    engines: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, loads: int
 ) -> None:
     """Only TensorRT-RTX compiles kernels on the GPU itself, and servers cannot store them."""
     loaded: list[RuntimeConfig] = []

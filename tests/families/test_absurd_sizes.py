@@ -168,9 +168,7 @@ def test_an_absurd_number_in_a_bigvgan_is_refused_by_its_key(tmp_path: Path, abs
                 read_bigvgan(tmp_path)
 
 
-def test_a_network_that_its_weights_cannot_fill_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_network_that_its_weights_cannot_fill_is_refused(tmp_path: Path) -> None:
     """Each size is within its bounds; together they would be some petabytes."""
     folder = tiny_copy(tmp_path)
     path = folder / "cosyvoice3.yaml"
@@ -179,8 +177,7 @@ def test_a_network_that_its_weights_cannot_fill_is_refused(
     )
     path.write_text(text.replace("dim_head: 32", "dim_head: 65536"))
     with pytest.raises(
-        CheckpointError,
-        match=r"flow\.safetensors: the file is too small for the configuration",
+        CheckpointError, match=r"flow\.safetensors: the file is too small for the configuration"
     ):
         check_folder(folder)
 
@@ -190,10 +187,7 @@ def test_a_network_that_its_weights_cannot_fill_is_refused(
     [
         ([10**9, 0], r"flow\.encoder\.size: 1000000000 is not between 1 and 65536"),
         ([0], r"flow\.encoder\.size: 0 is not between 1 and 65536"),
-        (
-            [],
-            r"'flow\.encoder\.after_norm\.weight' has the shape \(\), which lacks dimension 1",
-        ),
+        ([], r"'flow\.encoder\.after_norm\.weight' has the shape \(\), which lacks dimension 1"),
     ],
 )
 def test_sizes_that_are_counted_in_weights_have_bounds(

@@ -249,6 +249,16 @@ attn_window_size = 1048576           | attn_window_size: 1048576 is not between 
 attn_window_size = 0                 | attn_window_size: 0 is not between 1 and 1024
 attn_window_size = "32"              | attn_window_size: expected
 decoder_dim = 96                     | decoder_dim: 96 is no multiple of 64, the channels of an
+[streamflow: streamflow.yaml: flow]
+layers = 3                           | flow: unknown key 'layers'; expected one of type, vocab_size
+type = "dit"                         | flow.type: 'dit' is not one of streamflow
+forward_layers = [5]                 | flow.forward_layers: 5 is not one of the layers 1 to 4
+forward_layers = [2]                 | flow.forward_layers: layer 2 already has the mask backward
+block_frames = 26                    | flow.block_frames: 26 frames are not a whole number of tokens
+chunk_blocks = 0                     | flow.chunk_blocks: 0 is not between 1 and 1000
+dim = "wide"                         | flow.dim: expected int, got 'wide'
+input_frame_rate = 50                | hop_size is 160 instead of 80
+mel_bands = 100                      | num_mels is 80 instead of 100
 [nanocodec_unpacked: model_config.yaml]
 audio_decoder._target_ = "nemo.HiFiGANDecoder" | expected CausalHiFiGANDecoder
 vector_quantizer._target_ = 3        | expected GroupFiniteScalarQuantizer
@@ -676,9 +686,7 @@ EDITS: dict[str, list[tuple[Edit, str]]] = {
         (content("model.pth", b"no pickle"), "model.pth: "),
         (removed("model.pth"), "contains none of model.pth"),
     ],
-    "snac": [
-        (removed("pytorch_model.bin"), f"{NONE_OF}pytorch_model.bin"),
-    ],
+    "snac": [(removed("pytorch_model.bin"), f"{NONE_OF}pytorch_model.bin")],
     "nanocodec": [
         (content("codec.nemo", b"no archive"), "cannot be read"),
         (content("other.nemo", b""), "2 archives, expected one: codec.nemo, other.nemo"),
@@ -708,7 +716,7 @@ EDITS: dict[str, list[tuple[Edit, str]]] = {
         (
             set_weights("s3gen.safetensors", {"flow.encoder.after_norm.weight": ABSENT}),
             "'flow.encoder.after_norm.weight' is missing",
-        ),
+        )
     ],
     "cosyvoice3": [
         (content("cosyvoice3.yaml", POINTER), f"cosyvoice3.yaml{LFS}"),

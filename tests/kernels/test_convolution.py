@@ -7,13 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from testkit.tiles import tiles_of, use_tile
-from token2wav.kernels.convolution import (
-    FAR,
-    Convolution,
-    PieceTensors,
-    Signal,
-    SignalLayout,
-)
+from token2wav.kernels.convolution import FAR, Convolution, PieceTensors, Signal, SignalLayout
 from token2wav.kernels.tiles import Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

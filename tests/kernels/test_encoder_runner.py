@@ -118,14 +118,8 @@ STREAMS: dict[str, list[tuple[BlockGrid, list[int]]]] = {
         (BlockGrid(BLOCK), [8, 32, 34]),
         (WINDOW, [8, 24, 40, 48, 55]),
     ],
-    "moss_speech": [
-        (BlockGrid(BLOCK, prompt=20, prefix=16), [16, -21, 27]),
-        (WINDOW, [8, 24, 26]),
-    ],
-    "stepaudio2": [
-        (PADDED, [19, 27, -31, 43, 59, 60]),
-        (ONE_BLOCK, [8, -13, 16, 19]),
-    ],
+    "moss_speech": [(BlockGrid(BLOCK, prompt=20, prefix=16), [16, -21, 27]), (WINDOW, [8, 24, 26])],
+    "stepaudio2": [(PADDED, [19, 27, -31, 43, 59, 60]), (ONE_BLOCK, [8, -13, 16, 19])],
     "cosyvoice3": [
         (BlockGrid(BLOCK, prompt=20, prefix=16), [16, -29, 40, 41]),
         (BlockGrid(BLOCK), [8, 32, 35]),

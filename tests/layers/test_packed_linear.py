@@ -11,12 +11,7 @@ from torch.nn import functional
 
 from testkit.utterances import off
 from token2wav.layers import packed_linear
-from token2wav.layers.packed_linear import (
-    PackedCopy,
-    PackedLinear,
-    PackedWeight,
-    pack_linears,
-)
+from token2wav.layers.packed_linear import PackedCopy, PackedLinear, PackedWeight, pack_linears
 
 ROUNDING = 5e-5  # float32 sums of up to 300 products, up to 60 in size, in another order
 

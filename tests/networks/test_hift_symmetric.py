@@ -58,10 +58,7 @@ def in_pieces(
         if start:
             store.read(slot, rows)
         step = StreamStep(
-            rows.views,
-            first=not start,
-            frames=part.shape[2],
-            frames_past_end=frames_past_end,
+            rows.views, first=not start, frames=part.shape[2], frames_past_end=frames_past_end
         )
         new = hift(part, noise_at(noise, start - hift.m_source.input.delay, part.shape[2]), step)
         store.write(slot, rows)

@@ -15,35 +15,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.stages.cached_flow import CachedFlow
 
 # Around the ends of blocks, the 3 look-ahead tokens, and the 4 frames that the vocoder holds back.
-LENGTHS = [
-    1,
-    2,
-    3,
-    4,
-    5,
-    22,
-    23,
-    24,
-    25,
-    26,
-    27,
-    28,
-    29,
-    47,
-    48,
-    49,
-    50,
-    51,
-    52,
-    53,
-    54,
-    75,
-    77,
-    78,
-    79,
-    100,
-    103,
-]
+LENGTHS = [*range(1, 6), *range(22, 30), *range(47, 55), 75, 77, 78, 79, 100, 103]
 PROMPTS = [0, 1, 24, 25, 27, 28, 41, 75]
 
 

@@ -32,10 +32,7 @@ def config(folder: Path) -> CosyVoice3Config:
     return CosyVoice3Config.read(folder)
 
 
-@pytest.fixture(
-    scope="session",
-    params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])],
-)
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])])
 def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")

@@ -11,14 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from testkit.models.bigvgan import (
-    GOLDEN,
-    LEAST,
-    a_mel,
-    changed,
-    load_bigvgan,
-    random_bigvgan,
-)
+from testkit.models.bigvgan import GOLDEN, LEAST, a_mel, changed, load_bigvgan, random_bigvgan
 from token2wav.families.cosyvoice3.bigvgan import check_mel, read_bigvgan
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.configs import BigVGANConfig, MelSettings
@@ -73,11 +66,6 @@ def folder(tmp_path: Path, least: BigVGAN) -> Path:
     return tmp_path
 
 
-def replace(folder: Path, content: object, name: str = "bigvgan_generator.pt") -> None:
-    (folder / "generator.safetensors").unlink()
-    torch.save(content, folder / name)
-
-
 def assert_same(network: BigVGAN, expected: BigVGAN) -> None:
     assert network.config == expected.config
     assert not network.training
@@ -88,36 +76,36 @@ def assert_same(network: BigVGAN, expected: BigVGAN) -> None:
         assert torch.allclose(network.state_dict()[name], value, rtol=1e-6, atol=1e-7), name
 
 
+FORMS: dict[str, Callable[[BigVGAN], dict[str, Any]]] = {
+    "published": lambda bigvgan: {"generator": normed(bigvgan)},
+    "not nested": normed,
+    "newer names": lambda bigvgan: {"generator": newer_names(normed(bigvgan))},
+    "newer names, not nested": lambda bigvgan: newer_names(normed(bigvgan)),
+    "without weight norm": lambda bigvgan: {"generator": bigvgan.state_dict()},
+    "double precision": lambda bigvgan: {
+        name: value.double() for name, value in normed(bigvgan).items()
+    },
+}
+
+
 def test_safetensors(folder: Path, least: BigVGAN) -> None:
     assert_same(load_bigvgan(folder), least)
     assert_same(load_bigvgan(str(folder)), least)
 
 
 @pytest.mark.parametrize("name", ["bigvgan_generator.pt", "generator.pt"])
-@pytest.mark.parametrize("nested", [True, False])
-@pytest.mark.parametrize("rename", [dict, newer_names])
-def test_pickles(
-    folder: Path, least: BigVGAN, name: str, nested: bool, rename: Callable[[Weights], Weights]
-) -> None:
-    weights = rename(normed(least))
-    replace(folder, {"generator": weights} if nested else weights, name)
-    assert_same(load_bigvgan(folder), least)
-
-
-def test_weights_without_weight_norm(folder: Path, least: BigVGAN) -> None:
-    replace(folder, {"generator": least.state_dict()})
-    assert_same(load_bigvgan(folder), least)
-
-
-def test_other_precisions_are_widened(folder: Path, least: BigVGAN) -> None:
-    replace(folder, {"generator": {name: value.double() for name, value in normed(least).items()}})
+@pytest.mark.parametrize("form", FORMS)
+def test_pickles(folder: Path, least: BigVGAN, name: str, form: str) -> None:
+    (folder / "generator.safetensors").unlink()
+    torch.save(FORMS[form](least), folder / name)
     assert_same(load_bigvgan(folder), least)
 
 
 def test_weights_do_not_hold_on_to_their_file(folder: Path, least: BigVGAN) -> None:
-    replace(folder, {"generator": least.state_dict()})
-    network = load_bigvgan(folder)
     path = folder / "bigvgan_generator.pt"
+    (folder / "generator.safetensors").unlink()
+    torch.save({"generator": least.state_dict()}, path)
+    network = load_bigvgan(folder)
     path.write_bytes(bytes(path.stat().st_size))
     assert_same(network, least)
 

@@ -20,9 +20,9 @@ from testkit.models.bigvgan_model import (
 from testkit.models.yaml_edits import edit_yaml
 from testkit.recomputing import recomputing
 from testkit.utterances import chunks_of, joined, off
-from token2wav import CheckpointError, RuntimeConfig, Token2Wav
+from token2wav import CheckpointError, Token2Wav
 from token2wav.assembly import check_folder
-from token2wav.exported.artifacts import EngineFolder, fingerprint
+from token2wav.exported.artifacts import fingerprint
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 AUDIO = 1e-4
@@ -78,21 +78,6 @@ def test_a_public_folder_beside_the_yaml(tmp_path: Path) -> None:
     assert model.config.token_frame_rate == 46.875
     mel = np.random.default_rng(0).standard_normal((100, 30)).astype(np.float32)
     assert model.vocode(mel).shape == (30 * 256,)
-
-
-@pytest.mark.slow
-def test_its_graphs_serve(folder: Path, tmp_path: Path) -> None:
-    """Maker accepts a graph only if it equals torch. Then streams run on the graphs."""
-    # The import is here, because a GPU machine without the package onnx collects this folder too.
-    from token2wav_export.making import Maker
-
-    maker = Maker(folder, EngineFolder(tmp_path), ["pytest"])
-    maker.onnx("vocoder", "float32")
-    maker.onnx("step", "float32")
-    model, voice = Token2Wav.load(folder), a_voice()
-    other = Token2Wav.load(folder, runtime=RuntimeConfig(backend="onnx", engines=str(tmp_path)))
-    assert other.backend.name == "onnx"
-    assert off(other.synthesize(TOKENS, voice), model.synthesize(TOKENS, voice)) <= AUDIO
 
 
 def test_graphs_are_of_one_generator(copied: Path) -> None:

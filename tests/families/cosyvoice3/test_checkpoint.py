@@ -129,11 +129,7 @@ FORMS: Forms = {
     ],
 )
 def test_every_form_of_the_weights_gives_the_same_module(
-    folder: Path,
-    reference: dict[str, dict[str, torch.Tensor]],
-    stem: str,
-    suffix: str,
-    form: str,
+    folder: Path, reference: dict[str, dict[str, torch.Tensor]], stem: str, suffix: str, form: str
 ) -> None:
     weights = FORMS[form](tiny_weights(stem))
     if suffix == OLD:

@@ -153,7 +153,6 @@ def test_a_folder_above_a_model_folder_names_the_model_folder(
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / name).write_text(content)
     with pytest.raises(
-        ConfigError,
-        match=rf"{tmp_path}: .* its subfolder model is one; use {tmp_path / 'model'}$",
+        ConfigError, match=rf"{tmp_path}: .* its subfolder model is one; use {tmp_path / 'model'}$"
     ):
         read_config(tmp_path)

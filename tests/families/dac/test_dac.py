@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from testkit.models.codec_models import CODECS, drawn_tokens
-from testkit.models.dac_model import (
-    write_dac,
-    write_descript,
-)
+from testkit.models.dac_model import write_dac, write_descript
 from testkit.models.family_golden import FamilyGolden
 from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav

@@ -8,10 +8,7 @@ import torch
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.mimi_model import write_model
-from token2wav import (
-    RuntimeConfig,
-    Token2Wav,
-)
+from token2wav import RuntimeConfig, Token2Wav
 from token2wav.layers.packed_linear import PackedLinear
 
 CPU = RuntimeConfig(device="cpu")

@@ -18,7 +18,7 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.qwen25_omni_model import SPEAKERS, a_voice, speakers, write_model
 from testkit.utterances import off, portions, some_tokens, streamed, streamed_mels
 from tests.families.streamflow.test_window_batch import a_pool
-from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
+from token2wav import CheckpointError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import assemble, load_network
 from token2wav.config.token_format import TokenFormat
 from token2wav.families.qwen25_omni.config import Qwen25OmniConfig
@@ -243,18 +243,6 @@ def test_captured_code_never_synchronizes(tiny: Path) -> None:
     batch = WindowBatch(WindowSize(6 * config.block_tokens, 2), flow, noise, windows)
     with NothingCopied(), OnDevice():
         batch.compute()
-
-
-@pytest.mark.parametrize(
-    ("stream", "words"),
-    [
-        (StreamConfig(left_blocks=3), "stream.left_blocks: 3 cannot be combined"),
-        (StreamConfig(reference=True), "stream.reference: True cannot be combined"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(tiny: Path, stream: StreamConfig, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Token2Wav.load(tiny, stream=stream, runtime=CPU)
 
 
 def test_voices_of_a_folder(tiny: Path, tmp_path: Path) -> None:

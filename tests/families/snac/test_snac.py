@@ -10,13 +10,7 @@ import torch
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.snac_model import SNAC_24KHZ, config_of, write_snac
 from testkit.utterances import off
-from token2wav import (
-    InputError,
-    RuntimeConfig,
-    StreamConfig,
-    Token2Wav,
-    UtteranceOptions,
-)
+from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav, UtteranceOptions
 from token2wav.stages.stage import FrameChunk, StreamOptions
 from token2wav.stages.waveform import WaveformStage, likely_pieces
 

@@ -73,15 +73,6 @@ def test_the_published_window(folder: Path, model: Token2Wav) -> None:
         assert model.pipeline.flow.usage().used == pages
 
 
-def test_tokens_after_a_prompt_do_not_change_it(model: Token2Wav) -> None:
-    flow, voice = model.pipeline.flow, a_voice(33, seed=5)
-    before = flow.usage()
-    with model.stream(voice), model.stream(voice):
-        assert flow.usage().prompt_hits == before.prompt_hits + 1
-        assert flow.usage().shared == before.shared + 2
-    assert model.pipeline.open_streams == 0
-
-
 def test_the_published_vocoder_needs_no_description(tmp_path: Path) -> None:
     config = read(write_yaml(tmp_path, FamilyGolden("stepaudio2", "tiny"), hift=False).parent)
     assert (config.vocoder.base_channels, config.vocoder.f0_channels, config.samples_per_token) == (

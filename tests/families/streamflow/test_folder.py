@@ -18,7 +18,6 @@ from testkit.models.streamflow_model import (
 )
 from testkit.utterances import chunks_of, joined, off, portions, streamed
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.assembly import check_folder
 from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
 from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.networks.configs import GuidedAttention
@@ -59,36 +58,9 @@ def test_defaults_are_the_published_sizes(folder: Path, tmp_path: Path) -> None:
     assert (flow.past_tokens, flow.lookahead_tokens) == (12, 6)
 
 
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"layers": 3}, "flow: unknown key 'layers'; expected one of type, vocab_size"),
-    ({"type": "dit"}, "flow.type: 'dit' is not one of streamflow"),
-    ({"forward_layers": [5]}, "flow.forward_layers: 5 is not one of the layers 1 to 4"),
-    ({"forward_layers": [2]}, "flow.forward_layers: layer 2 already has the mask backward"),
-    ({"block_frames": 26}, "flow.block_frames: 26 frames are not a whole number of tokens"),
-    ({"chunk_blocks": 0}, "flow.chunk_blocks: 0 is not between 1 and 1000"),
-    ({"dim": "wide"}, "flow.dim: expected int, got 'wide'"),
-    ({"input_frame_rate": 50}, "hop_size is 160 instead of 80"),
-    ({"mel_bands": 100}, "num_mels is 80 instead of 100"),
-]
-
-
-@pytest.mark.parametrize(("changes", "words"), BAD)
-def test_a_section_that_cannot_be_is_refused(
-    folder: Path, tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        StreamFlowConfig.read(written(folder, tmp_path, **changes))
-    assert words in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
-
-
 def test_an_engine_that_cannot_run_streamflow_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"runtime\.backend: onnx cannot run guided attention"):
         Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu", backend="onnx"))
-
-
-def test_the_folder_is_checked_like_any_other(folder: Path) -> None:
-    check_folder(folder)
 
 
 def test_streams_of_one_step_are_the_whole(folder: Path) -> None:
@@ -133,7 +105,6 @@ def test_a_voice_with_a_prompt_is_refused(folder: Path) -> None:
     model = Token2Wav.load(folder, runtime=CPU)
     voice = Voice(np.arange(5), np.zeros((20, 80), np.float32), np.ones(192, np.float32))
     with pytest.raises(
-        InputError,
-        match="prompt_tokens: 5 tokens, expected 0; this model uses a speaker embedding",
+        InputError, match="prompt_tokens: 5 tokens, expected 0; this model uses a speaker embedding"
     ):
         model.stream(voice)

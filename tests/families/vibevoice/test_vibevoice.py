@@ -10,10 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from testkit.models.family_golden import FamilyGolden
-from testkit.models.vibevoice_model import (
-    write_microsoft,
-    write_transformers,
-)
+from testkit.models.vibevoice_model import write_microsoft, write_transformers
 from testkit.utterances import off
 from token2wav import RuntimeConfig, Token2Wav
 

@@ -9,13 +9,7 @@ import pytest
 import torch
 
 from testkit.models.family_golden import FamilyGolden
-from testkit.models.voxcpm_model import (
-    VOXCPM2,
-    VOXCPM_1_5,
-    config_of,
-    document,
-    published_weights,
-)
+from testkit.models.voxcpm_model import VOXCPM2, VOXCPM_1_5, config_of, document, published_weights
 from token2wav.assembly import family_for, load_network
 
 GOLDEN = FamilyGolden("voxcpm", "tiny")
