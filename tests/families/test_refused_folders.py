@@ -9,16 +9,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
+from testkit.models.family_golden import FamilyGolden
 from testkit.models.folder_edits import (
     ABSENT,
     Edit,
@@ -33,6 +37,7 @@ from testkit.models.folder_edits import (
     tensor,
     write_folder,
 )
+from testkit.models.nanocodec_model import document, write_archive
 from testkit.models.tiny_model import tiny_weights
 from testkit.tables import table
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav, Token2WavError
@@ -143,6 +148,28 @@ def pickled(change: Callable[[dict[str, Any]], object]) -> Edit:
     return edit
 
 
+def archive(members: dict[str, bytes]) -> Edit:
+    """Replaces the archive of NanoCodec."""
+    return lambda folder: write_archive(folder / "codec.nemo", members)
+
+
+def member(kind: bytes, size: int = 0) -> Edit:
+    """Replaces the archive of NanoCodec by the head of its first member."""
+    info = tarfile.TarInfo("model_config.yaml")
+    info.type, info.size = kind, size
+    info.linkname = "" if size else "/etc/passwd"
+    return content("codec.nemo", info.tobuf() + bytes(0 if size else 1024))
+
+
+def saved(content: object) -> bytes:
+    """Returns a pickle."""
+    file = BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+YAML = yaml.safe_dump(document(FamilyGolden("nanocodec", "tiny"))).encode()
+CODE = saved({"audio_decoder.pre_conv.conv.bias": Path("/")})
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 34\n"
 PAGE = "\n<!DOCTYPE html>\n<html><body>Log in</body></html>"
 LFS = ": a pointer of Git LFS, not the file itself; run 'git lfs pull' in the clone, or pull"
@@ -689,6 +716,23 @@ EDITS: dict[str, list[tuple[Edit, str]]] = {
     "snac": [(removed("pytorch_model.bin"), f"{NONE_OF}pytorch_model.bin")],
     "nanocodec": [
         (content("codec.nemo", b"no archive"), "cannot be read"),
+        (archive({"../model_config.yaml": YAML}), "unexpected member"),
+        (archive({"/etc/passwd": YAML}), "unexpected member"),
+        (archive({"model.py": YAML}), "unexpected member"),
+        (archive({"a/model_config.yaml": YAML}), "unexpected member"),
+        (archive({"model_weights.ckpt": b""}), "contains no model_config.yaml"),
+        (
+            archive({"model_config.yaml": YAML, "./model_config.yaml": YAML}),
+            "appears twice",
+        ),
+        (
+            archive({"model_config.yaml": YAML, "model_weights.ckpt": CODE}),
+            "nothing was executed",
+        ),
+        (member(tarfile.SYMTYPE), "not a regular file"),
+        (member(tarfile.LNKTYPE), "not a regular file"),
+        (member(tarfile.FIFOTYPE), "not a regular file"),
+        (member(tarfile.REGTYPE, 5 << 30), "at most 1048576 are allowed"),
         (content("other.nemo", b""), "2 archives, expected one: codec.nemo, other.nemo"),
     ],
     "voxcpm": [
