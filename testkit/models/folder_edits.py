@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +19,31 @@ from testkit.models import (
     streamflow_model,
     tiny_model,
 )
-from testkit.models.caching_families import WRITERS as CACHING
-from testkit.models.codec_models import CODECS, OTHER_FORMATS, Writer
+from testkit.models.caching_families import WRITERS, write_family
+from testkit.models.codec_models import CODECS, OTHER_FORMATS
 from testkit.models.family_golden import FamilyGolden
 
 Edit = Callable[[Path], object]
 ABSENT = "-"  # instead of a value: the key or the tensor is removed
 
-_FLOWS: dict[str, tuple[str, Writer]] = {
-    "qwen25_omni": ("qwen25_omni", qwen25_omni_model.write_model),
-    "turbo": ("chatterbox", CACHING["turbo"]),
-}
-_WITHOUT_GOLDEN: dict[str, Callable[[Path], Path]] = {
+_FLOWS: dict[str, Callable[[Path], Path]] = {
     "bigvgan": bigvgan_model.write_model,
     "cosyvoice3": tiny_model.tiny_copy,
-    "streamflow": streamflow_model.write_model,
     "few_convolutions": few_convolutions.a_tiny_model,
+    "qwen25_omni": lambda folder: qwen25_omni_model.write_model(
+        folder, FamilyGolden("qwen25_omni", "tiny")
+    ),
+    "streamflow": streamflow_model.write_model,
+    **{family: partial(write_family, family) for family in WRITERS},
 }
 
 
 def write_folder(name: str, folder: Path) -> Path:
     """Writes the tiny model of a family, and returns its folder."""
-    if name in _WITHOUT_GOLDEN:
-        return _WITHOUT_GOLDEN[name](folder)
-    codecs = {codec: (codec, row.write) for codec, row in CODECS.items()}
-    caching = {family: (family, writer) for family, writer in CACHING.items()}
-    golden, writer = {**codecs, **OTHER_FORMATS, **caching, **_FLOWS}[name]
-    return writer(folder, FamilyGolden(golden, "tiny"))
+    if name in _FLOWS:
+        return _FLOWS[name](folder)
+    golden, write = OTHER_FORMATS[name] if name in OTHER_FORMATS else (name, CODECS[name].write)
+    return write(folder, FamilyGolden(golden, "tiny"))
 
 
 def content(name: str, text: str | bytes) -> Edit:
