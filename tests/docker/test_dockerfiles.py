@@ -78,6 +78,19 @@ def test_shell_linter() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_build_context_has_every_file_that_is_copied(dockerfile: Path) -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    exceptions = {line[1:] for line in ignored if line.startswith("!")}
+    copied = {
+        source
+        for rest in arguments(dockerfile, "COPY")
+        if not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    }
+    assert copied <= exceptions
+    assert all((ROOT / source).exists() for source in copied)
+
+
 def test_base_images_are_pinned(dockerfile: Path) -> None:
     defaults = dict(rest.split("=", 1) for rest in arguments(dockerfile, "ARG") if "=" in rest)
     stages = [rest.partition(" AS ")[2] for rest in arguments(dockerfile, "FROM")]
@@ -99,6 +112,14 @@ def test_containers_run_without_privileges(dockerfile: Path) -> None:
     assert entries
     for index in entries:
         assert final[index - 1] == ("USER", "10001:10001")
+
+
+def test_both_servers_are_alike_but_for_their_triton() -> None:
+    """Compares all instructions after the installation of Triton."""
+    stages = re.split(r"(?m)^FROM ", (DOCKER / "server.Dockerfile").read_text())
+    gpu, cpu = (stage[stage.index("COPY docker/entrypoint.sh") :].strip() for stage in stages[-2:])
+    comments = re.compile(r"(?m)^#.*\n")
+    assert comments.sub("", gpu) == comments.sub("", cpu)
 
 
 @pytest.mark.parametrize("works", [True, False])
