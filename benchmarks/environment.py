@@ -33,6 +33,7 @@ def describe(*packages: str) -> dict[str, Any]:
         packages: further packages, for their versions.
     """
     program = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
+    program = program.removesuffix(".__main__")
     return {
         "date": date.today().isoformat(),
         "command": " ".join(["python -m", program, *sys.argv[1:]]),

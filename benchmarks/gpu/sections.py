@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import tempfile
@@ -107,13 +106,17 @@ def _engine(folder: Path, settings: Settings, name: str) -> Row:
 
 
 def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Measures loads on a real tritonserver with `benchmarks.serving_load`.
+    """Measures loads on a real tritonserver with `benchmarks.load`.
 
     The clients run on this machine.
     """
-    serving_load, binaries = (
-        optional("benchmarks.serving_load"),
-        optional("token2wav_server.launcher.binaries"),
+    closed_loop, subject, binaries = map(
+        optional,
+        (
+            "benchmarks.load.closed_loop",
+            "benchmarks.load.subject",
+            "token2wav_server.launcher.binaries",
+        ),
     )
     with tempfile.TemporaryDirectory() as temporary:
         try:
@@ -121,16 +124,24 @@ def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
         except binaries.TritonNotFoundError as error:
             raise LeftOut(str(error)) from None
     stream, storage = SETTINGS[settings.setting]
-    common = {
+    server_settings = {
         "stream": {**asdict(stream), "steps": []},
         "runtime": asdict(settings.runtime(cache_storage=storage)),
-        "limits": {"streams": 2 * max(settings.clients), "batch_streams": settings.batch_streams},
+        "limits": {
+            "player_buffer_seconds": BUFFER_S,
+            "streams": 2 * max(settings.clients),
+            "batch_streams": settings.batch_streams,
+        },
     }
-    options = argparse.Namespace(utterance_seconds=settings.stream_s, seconds=settings.stream_s)
-    options.tokens_per_request, options.buffer_seconds = TOKENS_PER_PUSH, BUFFER_S
     # The same starts as in section streams, so that server and library can be compared.
-    loads = [serving_load.Load(clients, PACE, STARTS_WITHIN_S) for clients in settings.clients]
-    rows = serving_load.measure(folder, "batching", loads, options, common)
+    loads = [
+        closed_loop.Load(
+            clients, PACE, STARTS_WITHIN_S, settings.stream_s, TOKENS_PER_PUSH, BUFFER_S
+        )
+        for clients in settings.clients
+    ]
+    utterance = subject.Subject.of(folder, settings.stream_s)
+    rows = closed_loop.measure(folder, "batching", loads, utterance, server_settings)
     for load in loads:
         yield f"{settings.setting}, {load.label}", partial(_load_of, rows)
     rows.close()

@@ -33,7 +33,7 @@ import yaml
 from benchmarks.chunk_batch import chunk
 from benchmarks.environment import describe, save
 from benchmarks.gpu.settings import PACE, PROMPT_TOKENS
-from benchmarks.open_loop import TRAINED
+from benchmarks.load.subject import TRAINED
 from benchmarks.simulated_server import ChunkWork, Events, ServerKind
 from lab.fleet.balancer import LeastOpen
 from lab.fleet.costs import Fit, Timed, fit

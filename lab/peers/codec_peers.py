@@ -12,7 +12,7 @@ that `lab/golden/golden_codecs.py` describes, with this project's requirements:
     CODEC_CPP=path/to/codec.cpp public/bin/python -m lab.peers.codec_peers --peer codec.cpp \\
         --streams 1 8
 
-`benchmarks.pictures` draws the results. `codec_cpp.py` tells how to build codec.cpp. Public code
+`lab.pictures` draws the results. `codec_cpp.py` tells how to build codec.cpp. Public code
 without a state is also timed with all frames of a stream at once.
 """
 

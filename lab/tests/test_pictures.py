@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.environment import saved_runs
-from benchmarks.open_loop import LABELS
-from benchmarks.pictures import (
+from benchmarks.load.subject import LABELS
+from lab.pictures import (
     IMAGES,
     SHOWN,
     draw_first_audio,

@@ -1,6 +1,6 @@
 """Pictures of docs/speed.md, from the committed results: load, gaps, and the next packet of codecs.
 
-    .venv/bin/python -m benchmarks.pictures
+    .venv/bin/python -m lab.pictures
 
 Writes docs/images/first_audio.png, gaps.png and next_packet.png.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.environment import RESULTS, ROOT, save_picture, saved_runs
-from benchmarks.open_loop import LABELS
+from benchmarks.load.subject import LABELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

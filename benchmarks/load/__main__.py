@@ -1,0 +1,51 @@
+"""Load on a real server that this program starts, measured as listeners hear it.
+
+The clients share the cores with the server. Each command prints a line for each load, and writes
+JSON into benchmarks/results. docs/benchmarking.md defines the figures; `token2wav bench` measures a
+server that runs already.
+
+    open      utterances that start at random times, from tokens or (--gateway) from text
+    closed    N clients, each of which begins its next utterance when the last one has ended
+    cancel    time until gateway, language model and server stop after a client has left
+    slow      memory of a gateway with clients that read slowly
+
+    .venv/bin/python -m benchmarks.load open --models demo_voice demo_codec --rates 1 2 4
+    .venv/bin/python -m benchmarks.load open --models demo_voice --gateway
+    .venv/bin/python -m benchmarks.load closed --model tiny --modes batching ensemble
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.load import closed_loop, gateway, open_loop
+
+# Options, function and result of each command.
+COMMANDS = {
+    "open": (open_loop.add_options, open_loop.main, "open_loop"),
+    "closed": (closed_loop.add_options, closed_loop.main, "serving_load"),
+    "cancel": (gateway.add_cancel_options, gateway.cancel, "gateway_cancel"),
+    "slow": (gateway.add_slow_options, gateway.slow, "slow_readers"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.load",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (add_options, _, result) in COMMANDS.items():
+        command = commands.add_parser(name)
+        add_options(command)
+        command.add_argument("--name", default=result, help="name of the result file")
+    options = parser.parse_args()
+    try:
+        COMMANDS[options.command][1](options)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

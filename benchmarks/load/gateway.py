@@ -1,0 +1,249 @@
+"""Gateway under load: a client that leaves, and clients that read slowly.
+
+A language model server answers the gateway with stored tokens, at a chosen pace.
+
+`cancel`: a client asks for a long text, reads its first audio and closes the connection. The
+program measures how long the language model goes on, and how long the speech server does.
+
+`slow`: clients ask for a long text each, and read its audio at a quarter of the speed of speech.
+The program measures the resident memory of the gateway over time, and how much of the answers of
+the language model it has read: with back-pressure (`limits.ahead_s`), and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import yaml
+from fastapi import FastAPI
+from tqdm import tqdm
+
+from benchmarks.environment import ROOT, describe, save
+from benchmarks.load.listener import GATEWAY_RATE_HZ, REQUEST, VOICE
+from benchmarks.load.subject import TRAINED, Subject
+from examples.speech import language_model
+from testkit.patience import until
+from testkit.rigs.gateway_rig import TEMPLATE, serving, serving_gateway
+from token2wav_gateway.settings import Settings
+from token2wav_server import Ports, TritonServer
+
+_MODEL = TRAINED["demo_voice"]
+_START_S = 60.0
+
+_CANCEL_TEXT_S = 60.0  # longer than any client listens
+_CANCEL_SPEED = 2.0  # tokens of the language model, as a multiple of speech
+_POLL_S = 0.001
+_PATIENCE_S = 10.0
+_CANCELLED = re.compile(r'token2wav_streams_ended_total\{reason="cancelled"\} (\S+)')
+
+_SLOW_TEXT_S = 160.0  # of speech, for each client
+_READ_SHARE = 0.25  # of real time
+_PIECE_S = 0.5
+_WINDOW = 16_384  # bytes that the operating system receives for a client
+_AHEAD_S = {"with back-pressure": 10.0, "without": 1e6}
+_TOKENS = re.compile(r"(?m)^token2wav_gateway_speech_tokens_total (\S+)")
+_HELD = re.compile(r"(?m)^token2wav_gateway_held_back (\S+)")
+
+
+@contextmanager
+def settings_of(
+    grpc_url: str, subject: Subject, speed: float, limits: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], FastAPI]]:
+    """Runs a language model server in a thread.
+
+    Args:
+        speed: pace of its tokens, as a multiple of speech.
+
+    Yields:
+        Settings of a gateway, and the language model server.
+    """
+    pace = speed * subject.config.token_frame_rate
+    answer = language_model.create_app(lambda _: subject.tokens.tolist(), pace)
+    with tempfile.TemporaryDirectory() as voices, serving(answer) as port:
+        subject.save_voice(Path(voices) / f"{VOICE}.safetensors")
+        url = f"http://127.0.0.1:{port}/v1"
+        model = {"url": url, "model": language_model.MODEL, "template": str(TEMPLATE)}
+        yield (
+            {
+                "language_model": model,
+                "speech_server": {"url": grpc_url},
+                "voices": {"folder": voices},
+                "limits": dict(limits),
+            },
+            answer,
+        )
+
+
+@contextmanager
+def gateway(grpc_url: str, subject: Subject, speed: float) -> Iterator[tuple[str, FastAPI]]:
+    """Runs a gateway in a thread, and yields its URL and the language model server."""
+    with (
+        settings_of(grpc_url, subject, speed, {"streams": 4_000}) as (settings, answer),
+        serving_gateway(Settings.model_validate(settings)) as port,
+    ):
+        yield f"http://127.0.0.1:{port}", answer
+
+
+# A client that leaves
+
+
+def cancelled_streams(metrics_url: str) -> int:
+    """Returns the number of streams that the speech server has cancelled."""
+    return count_of(_CANCELLED, httpx.get(f"http://{metrics_url}/metrics").text)
+
+
+def seconds_until(count: Callable[[], int], before: int, began: float) -> float:
+    """Returns the seconds from `began` until a count is higher than before.
+
+    Raises:
+        TimeoutError: nothing was counted in time.
+    """
+    while count() == before:
+        if time.monotonic() > began + _PATIENCE_S:
+            raise TimeoutError(f"nothing was cancelled within {_PATIENCE_S:g} s")
+        time.sleep(_POLL_S)
+    return time.monotonic() - began
+
+
+def add_cancel_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--texts", type=int, default=50, help="texts that are cancelled")
+
+
+def cancel(options: argparse.Namespace) -> None:
+    subject, times = Subject.of(_MODEL, _CANCEL_TEXT_S), list[tuple[float, float]]()
+    with (
+        TritonServer(_MODEL, ports=Ports.free(), verbose=False) as server,
+        gateway(server.grpc_url, subject, _CANCEL_SPEED) as (url, answer),
+        httpx.Client(base_url=url, timeout=_PATIENCE_S) as http,
+    ):
+        texts = partial(getattr, answer.state, "cancelled")
+        streams = partial(cancelled_streams, server.metrics_url)
+        for _ in tqdm(range(options.texts), unit="text", leave=False):
+            before = texts(), streams()
+            with http.stream("POST", "/v1/audio/speech", json=REQUEST) as response:
+                next(response.iter_raw())
+                began = time.monotonic()
+            times.append(
+                (seconds_until(texts, before[0], began), seconds_until(streams, before[1], began))
+            )
+    result = {}
+    for index, name in enumerate(("language_model_ms", "speech_server_ms")):
+        values = sorted(round(1000 * pair[index], 1) for pair in times)
+        print(f"{name}: median {median(values):.1f}, longest {values[-1]:.1f}")
+        result[name] = values
+    save(options.name, {**describe(), **result})
+
+
+# Clients that read slowly
+
+
+@contextmanager
+def command(settings: dict[str, Any], ports: Ports) -> Iterator[int]:
+    """Runs the command of the gateway, and yields its process id."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(settings, file)
+        file.flush()
+        words = [sys.executable, "-m", "token2wav", "gateway", "--port", str(ports.http)]
+        words += ["--metrics-port", str(ports.metrics), "--config", file.name]
+        process = subprocess.Popen(words, cwd=ROOT)
+        try:
+            until(lambda: process.poll() is not None or _ready(ports.http), seconds=_START_S)
+            yield process.pid
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health/ready").is_success
+    except httpx.HTTPError:
+        return False
+
+
+async def read_slowly(port: int) -> None:
+    """Asks for a text, and reads its audio slowly until it is cancelled."""
+    loop, content = asyncio.get_running_loop(), json.dumps(REQUEST).encode()
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW)
+        connection.setblocking(False)
+        await loop.sock_connect(connection, ("127.0.0.1", port))
+        request = f"{head}content-type: application/json\r\n\r\n".encode() + content
+        await loop.sock_sendall(connection, request)
+        piece = int(_READ_SHARE * 2 * GATEWAY_RATE_HZ * _PIECE_S)
+        while await loop.sock_recv(connection, piece):
+            await asyncio.sleep(_PIECE_S)
+
+
+def resident_mib(process_id: int) -> float:
+    status = Path(f"/proc/{process_id}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) / 1024
+
+
+def count_of(pattern: re.Pattern[str], metrics: str) -> int:
+    match = pattern.search(metrics)
+    return int(float(match[1])) if match else 0
+
+
+async def watch(process_id: int, ports: Ports, clients: int, seconds: float) -> list[list[float]]:
+    """Runs the clients, and returns rows of second, memory in MiB, tokens read, and texts held."""
+    rows: list[list[float]] = []
+    began = time.monotonic()
+    readers = [asyncio.create_task(read_slowly(ports.http)) for _ in range(clients)]
+    async with httpx.AsyncClient() as http:
+        for second in range(round(seconds) + 1):
+            await asyncio.sleep(began + second - time.monotonic())
+            metrics = (await http.get(f"http://127.0.0.1:{ports.metrics}/metrics")).text
+            tokens, held = count_of(_TOKENS, metrics), count_of(_HELD, metrics)
+            rows.append([second, round(resident_mib(process_id), 1), tokens, held])
+            if second % 10 == 0:
+                print("second {}: {} MiB, {} tokens read, {} held back".format(*rows[-1]))
+    for reader in readers:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    return rows
+
+
+def add_slow_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=120.0, help="of each of the two runs")
+    parser.add_argument("--speed", type=float, default=4.0, help="of the tokens, to speech")
+
+
+def slow(options: argparse.Namespace) -> None:
+    subject, result = Subject.of(_MODEL, _SLOW_TEXT_S), dict[str, Any]()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        config = Path(folder) / "server.yaml"
+        # The canary of the server needs a stream too.
+        config.write_text(f"limits: {{streams: {options.clients + 8}}}\n")
+        server = stack.enter_context(
+            TritonServer(_MODEL, config=config, ports=Ports.free(), verbose=False)
+        )
+        for kind, ahead_s in _AHEAD_S.items():
+            print(f"{kind} (ahead_s {ahead_s:g}):")
+            limits = {"ahead_s": ahead_s, "streams": options.clients, "speech_tokens": 1_000_000}
+            ports = Ports.free()
+            with (
+                settings_of(server.grpc_url, subject, options.speed, limits) as (settings, _),
+                command(settings, ports) as process_id,
+            ):
+                result[kind] = asyncio.run(
+                    watch(process_id, ports, options.clients, options.seconds)
+                )
+    save(options.name, {**describe(), "columns": "second, MiB, tokens, held", **result})

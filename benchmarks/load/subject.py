@@ -1,0 +1,143 @@
+"""Model under test, with the utterance that every client sends."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.numpy import save_file
+
+from benchmarks.environment import ROOT
+from testkit.batches import Tokens
+from testkit.models import bigvgan_model, sized, streamflow_model
+from testkit.models.caching_families import write_family
+from testkit.models.codec_models import drawn_tokens
+from testkit.models.golden import TINY
+from testkit.models.published_codecs import DAC_NARROW, SIXTEENTH, SIZES, moss_sizes, write_codec
+from testkit.utterances import a_voice
+from token2wav.config.model_config import ModelConfig
+from token2wav.families.registry import read_config
+from token2wav_client import ClientVoice
+from token2wav_client.voice import FIELDS
+
+TRAINED = {
+    "demo_voice": ROOT / "examples" / "demo_voice" / "model",
+    "demo_codec": ROOT / "examples" / "demo_codec" / "model",
+    "cosyvoice3": TINY,
+}
+# Names of the models for tables. A codec has its published size, unless the name says otherwise.
+LABELS = {
+    "demo_voice": "demo voice",
+    "demo_codec": "demo codec",
+    "cosyvoice3": "CosyVoice3, tiny",
+    "cosyvoice2": "CosyVoice2, tiny",
+    "stepaudio2": "Step-Audio2, MiniCPM-o, tiny",
+    "chatterbox": "Chatterbox, tiny",
+    "turbo": "Chatterbox Turbo, tiny",
+    "streamflow": "StreamFlow, tiny",
+    "bigvgan": "CosyVoice3 with BigVGAN at 16 kHz, tiny",
+    "qwen3_tts": "Qwen3-TTS",
+    "qwen3_omni": "Qwen3-Omni",
+    "mimi": "Mimi",
+    "pocket_tts": "Pocket TTS",
+    "nanocodec": "NanoCodec",
+    "dac": "DAC, a third of its width",
+    "higgs": "Higgs Audio",
+    "snac": "SNAC",
+    "moss": "MOSS",
+}
+CHOICES = (
+    f"a model folder; a size of CosyVoice3 ({', '.join(sized.SIZES)}); or one of "
+    f"{', '.join(LABELS)}. NAME/16 is a codec with a sixteenth of its channels. Models that are "
+    "not in the repository have random weights"
+)
+_SIXTEENTH = "/16"
+_PROMPT_TOKENS = 50
+
+
+def model_folder(name: str, parent: Path) -> Path:
+    """Returns the folder of a model that `CHOICES` describes, and writes it if it does not exist.
+
+    Raises:
+        ValueError: no model has this name.
+    """
+    if name in TRAINED:
+        return TRAINED[name]
+    folder = parent / name.replace("/", "-")
+    if name in sized.SIZES:
+        return sized.model_folder(parent, name)
+    if name in ("streamflow", "bigvgan"):
+        return (streamflow_model if name == "streamflow" else bigvgan_model).write_model(folder)
+    codec = name.removesuffix(_SIXTEENTH)
+    if name.endswith(_SIXTEENTH) and codec in SIXTEENTH:
+        folder.mkdir()
+        return write_codec(codec, folder, SIXTEENTH[codec])
+    if name in LABELS:
+        folder.mkdir()
+        # Two cores do not compute the published width of DAC at the pace of speech.
+        sizes = {"dac": DAC_NARROW, "moss": moss_sizes()}.get(name)
+        return write_codec(name, folder, sizes) if name in SIZES else write_family(name, folder)
+    if not Path(name).is_dir():
+        raise ValueError(f"{name} is no model; it must be {CHOICES}")
+    return Path(name)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Model under test, with the utterance that every client sends.
+
+    Attributes:
+        tokens: (N, *token_shape) tokens of the utterance.
+        voice: voice of the utterance; None for a codec.
+    """
+
+    config: ModelConfig
+    tokens: Tokens
+    voice: ClientVoice | None
+
+    @classmethod
+    def of(cls, folder: Path, seconds: float) -> Subject:
+        """Makes an utterance of some seconds for a model folder."""
+        config = read_config(folder)
+        tokens = drawn_tokens(config, max(1, round(seconds * config.token_frame_rate)))
+        voice = None
+        if config.takes_voice:
+            prompt_tokens = _PROMPT_TOKENS if config.takes_prompt else 0
+            sizes = {"bands": config.mel_bands, "ratio": config.token_mel_ratio}
+            drawn = a_voice(prompt_tokens, **sizes)
+            voice = ClientVoice(drawn.prompt_tokens, drawn.prompt_mel, drawn.speaker_embedding)
+        return cls(config, tokens, voice)
+
+    @property
+    def audio_s(self) -> float:
+        """Length of the audio of the utterance."""
+        config = self.config
+        samples = len(self.tokens) * config.samples_per_token - config.missing_samples
+        return samples / config.sample_rate
+
+    def portion_tokens(self, seconds: float) -> int:
+        """Tokens of a message that has at least some seconds of audio."""
+        return max(1, math.ceil(seconds * self.config.token_frame_rate))
+
+    async def portions(self, size: int, tokens_per_second: float) -> AsyncIterator[Tokens]:
+        """Yields the tokens in portions, each when its last token is due; the first token at once.
+
+        Args:
+            tokens_per_second: pace of a language model; 0 yields all tokens at once.
+        """
+        began = time.monotonic()
+        for start in range(0, len(self.tokens), size):
+            portion = self.tokens[start : start + size]
+            if tokens_per_second:
+                due = began + (start + len(portion) - 1) / tokens_per_second
+                await asyncio.sleep(due - time.monotonic())
+            yield portion
+
+    def save_voice(self, path: Path) -> None:
+        """Writes the voice, for programs that read a file."""
+        assert self.voice is not None
+        save_file({field: getattr(self.voice, field) for field in FIELDS}, path)

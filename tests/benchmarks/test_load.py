@@ -1,0 +1,63 @@
+"""Load generators: the search for the highest rate without gaps, and the figures of a load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.load.closed_loop import Load, row
+from benchmarks.load.listener import Heard
+from benchmarks.load.open_loop import highest_rate, next_rate
+from token2wav_client.listening import record
+
+RATE = 8000
+
+
+def result(rate: float, free_of_gaps: bool) -> dict[str, Any]:
+    return {
+        "utterances_per_s": rate,
+        "utterances": 8,
+        "complete": 8,
+        "buffer_200": 1.0 if free_of_gaps else 0.875,
+        "scheduling_lag_ms": {"p50": 0.0, "p99": 1.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("limit", "measured", "highest"),
+    [
+        (3.0, [1.0, 2.0, 4.0], 2.0),
+        (9.0, [1.0, 2.0, 4.0], 4.0),
+        (0.3, [1.0, 0.5, 0.25], 0.25),
+        (0.0, [1.0, 0.5, 0.25, 0.125], None),
+    ],
+)
+def test_rates_rise_until_one_has_gaps_or_fall_until_none_has(
+    limit: float, measured: list[float], highest: float | None
+) -> None:
+    rows: list[dict[str, Any]] = []
+    while (rate := next_rate([4.0, 1.0, 2.0], rows)) is not None:
+        rows.append(result(rate, rate <= limit))
+    assert [row["utterances_per_s"] for row in rows] == measured
+    assert highest_rate(rows) == highest
+
+
+def heard(*arrivals_s: float, complete: bool = True) -> Heard:
+    """Returns an utterance of chunks of a second; its first chunk took 0.25 s after its tokens."""
+    chunks = [(arrival_s, np.zeros(RATE, np.int16)) for arrival_s in arrivals_s]
+    return Heard(record(chunks, RATE, arrivals_s[-1], complete=complete), 0.0, 0.25)
+
+
+def test_a_load_counts_gaps_after_the_buffer_of_the_player_and_complete_utterances_only() -> None:
+    load = Load(3, 25.0, buffer_s=0.5)
+    # The second chunk is 0.08 s and 0.3 s late for a player that waits 0.5 s.
+    utterances = [heard(1.0, 2.58), heard(1.0, 2.8), heard(1.0, complete=False)]
+    result = row("batching", load, utterances, 8.0, {"sum": 6.0, "count": 4.0})
+    assert result["load"] == "3 clients, 25 tokens/s"
+    assert (result["utterances"], result["failed"]) == (2, ["incomplete audio"])
+    assert result["first_audio_ms"]["p50"] == 250.0
+    assert result["first_playable_ms"]["p50"] == 1000.0
+    assert result["share_without_gaps"] == {"0.05 s": 0.0, "0.1 s": 0.5, "0.2 s": 0.5}
+    assert (result["audio_seconds_per_second"], result["mean_batch"]) == (0.5, 1.5)
