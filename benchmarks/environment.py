@@ -8,6 +8,8 @@ import platform
 import shutil
 import subprocess
 import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
 from datetime import date
 from importlib.metadata import distributions
 from io import BytesIO
@@ -95,3 +97,21 @@ def _processor() -> str:
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
         "unknown",
     )
+
+
+# Functions that add the options of a command and run it, and the name of its result, by command.
+Commands = Mapping[str, tuple[Callable[[ArgumentParser], None], Callable[[Namespace], None], str]]
+
+
+def run_command(parser: ArgumentParser, commands: Commands) -> None:
+    """Runs the command that the command line names. Each has the option `--name`."""
+    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (add_options, _, result) in commands.items():
+        command = parsers.add_parser(name)
+        add_options(command)
+        command.add_argument("--name", default=result, help="name of the result file")
+    options = parser.parse_args()
+    try:
+        commands[options.command][1](options)
+    except ValueError as error:
+        parser.error(str(error))

@@ -1,4 +1,4 @@
-"""Sections of the report by name, and the sections that run tests, compiler, exporter or server."""
+"""Sections of the report by name, and the sections that run tests or a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,37 +71,6 @@ def files_of_tests() -> list[Path]:
     marked = [path for path in paths if "mark.gpu" in path.read_text()]
     # A mark in a conftest.py applies to all tests of its folder.
     return [path if path.name.startswith("test_") else path.parent for path in marked]
-
-
-def engines(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Measures other engines: the error against torch in float32, and times of chunks.
-
-    The measurements are made by `benchmarks.engines`.
-    """
-    for name in settings.engines:
-        yield name, partial(_engine, folder, settings, name)
-
-
-def _engine(folder: Path, settings: Settings, name: str) -> Row:
-    if name == "tensorrt" and not any(map(find_spec, ("tensorrt", "tensorrt_rtx"))):
-        raise LeftOut("not installed: tensorrt or tensorrt_rtx")
-    if (
-        name == "onnx"
-        and "CUDAExecutionProvider" not in optional("onnxruntime").get_available_providers()
-    ):
-        raise LeftOut("not installed: onnxruntime for CUDA")
-    module = optional("benchmarks.engines")
-    case = module.Case(
-        name.partition(",")[0], settings.precision, graphs=not name.endswith("no graphs")
-    )
-    result = module.run_case((folder, settings.size, case, settings.device, [1, 16], [0.0]))
-    failures = (result.verification or {}).get("failures", [])
-    times = {f"{row['streams']} first chunks (ms)": row["total_ms"][0] for row in result.rows}
-    return {
-        **(result.verification or {}),
-        **times,
-        "problem": result.problem or "; ".join(failures) or None,
-    }
 
 
 def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
@@ -172,7 +140,6 @@ SECTIONS: dict[str, Callable[[Path, Settings, Mapping[str, Row]], Rows]] = {
         parity,
         streams,
         codecs,
-        engines,
         server,
         sanitizer,
         counters,

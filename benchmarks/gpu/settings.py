@@ -68,7 +68,6 @@ class Settings:
     tile_rows: tuple[int, ...] = (100, 200, 800, 6400)  # rows of the products of section tiles
     tiles_s: float = 50.0  # seconds after which section tiles begins no further row
     test_files: int = 0  # number of test files to run; 0 runs all
-    engines: tuple[str, ...] = ("torch, no graphs", "onnx", "tensorrt")
     clients: tuple[int, ...] = (1, 16, 64, 128, 256, 320)  # numbers of clients of the server
     # Codecs by their names in `testkit.models.published_codecs`, and their streams in a batch.
     codecs: tuple[str, ...] = ("mimi", "qwen3_tts", "nanocodec", "snac", "causal_dac", "higgs")
@@ -116,7 +115,6 @@ class Settings:
             matrix=128,
             tile_rows=(8,),
             test_files=11,
-            engines=("torch, no graphs",),
             clients=(1,),
             codecs=("mimi",),
             codec_streams=(2,),
@@ -158,7 +156,6 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
         ("parity", 0.35, {"setting": "lean8", "parity_batches": (1, 16, 64)}),
         ("streams", 0.45, {"setting": "lean8", "streams_from": 300}),
         ("codecs", 0.5, {}),
-        ("engines", 0.5, {}),
         ("server", 0.6, {"setting": "lean"}),
         ("sanitizer", 0.6, {}),
         ("counters", 1.0, {}),

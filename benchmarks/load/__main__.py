@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 
+from benchmarks.environment import run_command
 from benchmarks.load import closed_loop, gateway, open_loop
 
 # Options, function and result of each command.
@@ -35,16 +36,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (add_options, _, result) in COMMANDS.items():
-        command = commands.add_parser(name)
-        add_options(command)
-        command.add_argument("--name", default=result, help="name of the result file")
-    options = parser.parse_args()
-    try:
-        COMMANDS[options.command][1](options)
-    except ValueError as error:
-        parser.error(str(error))
+    run_command(parser, COMMANDS)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ are random too. The error depends on the weights, so there are two kinds:
 - `weak`: the output of a residual unit is small beside its input, as in the tests.
 - `strong`: the output of a residual unit is four times larger, about as large as its input.
 
-    .venv/bin/python -m benchmarks.codec_early_audio
+    .venv/bin/python -m lab.codec_early_audio
 """
 
 from __future__ import annotations
