@@ -48,7 +48,7 @@ from token2wav.execution.cuda_graphs import SWITCH  # noqa: E402
 
 # name of a section, its share of the time that is left, and its settings
 Part = tuple[str, float, Settings]
-_NOT_REHEARSED = ("smoke", "chunks", "tiles", "floor", "tests", "sanitizer", "counters")
+_NOT_REHEARSED = ("smoke", "chunks", "tests")
 
 
 def parts_of(number: int, settings: Settings, overrides: dict[str, Any]) -> Iterator[Part]:

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.gpu.chunks import load
-from benchmarks.gpu.floor import estimator_sizes
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
 from testkit.models.sized import a_voice
 from token2wav import StreamConfig, Token2Wav, Voice
+from token2wav.assembly import flow_networks
 from token2wav.config.model_config import ModelConfig
 from token2wav.execution.cuda_graphs import SWITCH
 from token2wav.families.registry import read_config
@@ -92,7 +92,9 @@ def reference(folder: Path, settings: Settings, count: int) -> list[Utterance]:
     The chunks are long, because the host needs a quarter of a second for a chunk without graphs.
     """
     config = read_config(folder)
-    mib = 1 + (_PAGES * estimator_sizes(config, "float32")[0].page_bytes >> 20)
+    with torch.device("meta"):
+        page_bytes = flow_networks(config, "float32").layout.page_bytes
+    mib = 1 + (_PAGES * page_bytes >> 20)
     runtime = settings.runtime(precision="float32", cache_mib=mib)
     with patch.dict(os.environ, {SWITCH: "0"}):
         alone = Token2Wav.load(folder, stream=_stream(settings), runtime=runtime)

@@ -1,4 +1,4 @@
-"""Rows of test files that have the mark `gpu`: numbers of tests, and measured errors."""
+"""Rows of test files that have the mark `gpu`, with their numbers of tests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from typing import Any
 from benchmarks.environment import ROOT
 from benchmarks.gpu.settings import LeftOut, Row, Rows
 
-MEASURED = "measured: "  # begins the lines that benchmarks/gpu/record_errors.py prints
 COMMAND = [
     *(sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--color=no", "--tb=short"),
-    *("-p", "no:cacheprovider", "-p", "benchmarks.gpu.record_errors"),
-    *("-o", "enable_assertion_pass_hook=true"),
+    *("-p", "no:cacheprovider"),
     # tests/conftest.py needs further packages, and hides the GPU
     f"--confcutdir={ROOT / 'tests' / 'execution'}",
 ]
@@ -71,5 +69,4 @@ def _outcome(process: subprocess.Popen[bytes], output: Any) -> Row:
         "skipped": skipped,
         # status 5: no tests were collected
         "problem": None if status in (0, 5) else problem,
-        "lines": re.findall(rf"^{MEASURED}(.+)", text, re.MULTILINE),
     }

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.chunk_batch import chunk_key
-from benchmarks.gpu.floor import floor_ms
 from benchmarks.gpu.parity import parity_key
 from benchmarks.gpu.sections import ON_PURPOSE, SECTIONS
 from benchmarks.gpu.settings import PACE, PLANNED, RESULTS, SLICES, Row
 from benchmarks.gpu.streams import UNBROKEN
 from benchmarks.gpu.worker import write_json
-from testkit.models.sized import FULL_YAML, TEMPLATE
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 Content = Mapping[str, Any]  # content of one results.json, or of several merged ones
 
 WORDS = {True: "met", False: "not met", None: "not shown"}
 FIRST_CHUNK_MS, DRIFT, PEER_RATIO, PEER_STREAMS, STREAMS = 10.0, 0.10, 10.0, 64, 300
 PEER_STORAGE = "int8"  # 64 streams need more pages than a GPU has in float16
+_LONG = ("kernels", "chunk_ms")  # lists that only report.json has
 _COMMON = ("section", "key", "problem", "left_out", "took_s")  # keys that every row has
 
 
@@ -269,7 +267,9 @@ def markdown(content: Content) -> str:
     ]
     for name in SECTIONS:
         if rows := rows_of(content, name):
-            parts += [f"## {name}", *_tables(content, name, rows)]
+            parts += [f"## {name}", *_tables(rows)]
+    if rows_of(content, "recompute"):
+        parts += ["## chunks beside recompute", table(peer_rows(content))]
     parts += ["## Runs", table(content.get("runs", []))]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -280,40 +280,15 @@ def timed_chunks(content: Content) -> list[Row]:
     return [row for key, row in rows if "total_ms" in row and not key.endswith("pages")]
 
 
-def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[str]:
-    """Yields one table for each group of rows with the same values, with the floor of each row.
-
-    Long lists of a row follow the table of its group.
-    """
+def _tables(rows: Mapping[str, Row]) -> Iterator[str]:
+    """Yields one table for each group of rows with the same values, without long lists."""
     groups: dict[tuple[str, ...], list[Row]] = {}
-    rates = next((row["rates"] for row in rows_of(content, "floor").values()), None)
-    config = CosyVoice3Config.read(
-        (FULL_YAML if content["facts"]["size"] == "full" else TEMPLATE).parent
-    )
     for key, row in rows.items():
         shown = {"": key} | {
-            column: value for column, value in row.items() if column not in _COMMON[:4]
+            column: value for column, value in row.items() if column not in (*_COMMON, *_LONG)
         }
-        if name in ("smoke", "chunks") and "total_ms" in row and rates:
-            floor = floor_ms(config, content["facts"]["precision"], rates, row)
-            shown |= {"floor_ms": floor, "times floor": row["total_ms"][0] / floor}
         groups.setdefault(tuple(shown), []).append(shown)
-    for group in groups.values():
-        long = [
-            column for column in ("kernels", "tiles", "lines", "chunk_ms") if column in group[0]
-        ]
-        yield table(
-            {column: value for column, value in row.items() if column not in long} for row in group
-        )
-        for row, column in ((row, column) for row in group for column in long if row[column]):
-            yield f"{row['']}, {column}:"
-            yield (
-                table(row[column])
-                if column in ("kernels", "tiles")
-                else "\n".join(f"    {line}" for line in row[column])
-            )
-    if name == "recompute":
-        yield table(peer_rows(content))
+    yield from map(table, groups.values())
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -17,14 +17,11 @@ import torch
 from benchmarks.chunk_batch import synchronize
 from benchmarks.environment import ROOT
 from benchmarks.gpu.chunks import chunks, drift, recompute
-from benchmarks.gpu.floor import floor
 from benchmarks.gpu.parity import parity
 from benchmarks.gpu.pytest_rows import rows_of_tests
 from benchmarks.gpu.settings import PACE, SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.gpu.smoke import smoke
 from benchmarks.gpu.streams import BUFFER_S, STARTS_WITHIN_S, TOKENS_PER_PUSH, streams
-from benchmarks.gpu.tiles import tiles
-from benchmarks.gpu.tools import counters, sanitizer
 
 ON_PURPOSE = "a deliberate error"
 
@@ -131,17 +128,13 @@ SECTIONS: dict[str, Callable[[Path, Settings, Mapping[str, Row]], Rows]] = {
     for section in (
         smoke,
         recovery,
-        floor,
         tests,
         chunks,
-        tiles,
         drift,
         recompute,
         parity,
         streams,
         codecs,
         server,
-        sanitizer,
-        counters,
     )
 }

@@ -63,10 +63,6 @@ class Settings:
     batch_streams: int = 64  # streams in one batch, see `LimitConfig`
     stream_s: float = 20.0  # length of an utterance in the sections streams and server
     patience_s: float = 5.0  # waiting time for late audio after the last token
-    copy_mib: int = 1024  # size of the tensors for measuring bandwidth
-    matrix: int = 8192  # rows and columns of the matrices for measuring arithmetic
-    tile_rows: tuple[int, ...] = (100, 200, 800, 6400)  # rows of the products of section tiles
-    tiles_s: float = 50.0  # seconds after which section tiles begins no further row
     test_files: int = 0  # number of test files to run; 0 runs all
     clients: tuple[int, ...] = (1, 16, 64, 128, 256, 320)  # numbers of clients of the server
     # Codecs by their names in `testkit.models.published_codecs`, and their streams in a batch.
@@ -111,9 +107,6 @@ class Settings:
         )
         return replace(
             small,
-            copy_mib=16,
-            matrix=128,
-            tile_rows=(8,),
             test_files=11,
             clients=(1,),
             codecs=("mimi",),
@@ -132,8 +125,6 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     1: [
         ("smoke", 0.25, {}),
         ("chunks", 0.4, {"batches": (1,)}),
-        ("tiles", 0.5, {}),
-        ("floor", 0.2, {}),
         ("tests", 0.8, {}),
         (REHEARSAL, 0.3, {}),
     ],
@@ -156,8 +147,6 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
         ("parity", 0.35, {"setting": "lean8", "parity_batches": (1, 16, 64)}),
         ("streams", 0.45, {"setting": "lean8", "streams_from": 300}),
         ("codecs", 0.5, {}),
-        ("server", 0.6, {"setting": "lean"}),
-        ("sanitizer", 0.6, {}),
-        ("counters", 1.0, {}),
+        ("server", 1.0, {"setting": "lean"}),
     ],
 }

@@ -21,8 +21,8 @@ import triton
 from triton.runtime import driver
 
 from benchmarks.environment import RESULTS, describe, save
-from benchmarks.gpu.products import FULL, LAUNCHES, SMALL, UNET, Sizes, heads, with_tile
 from lab.launches.table import markdown
+from lab.tiles.products import FULL, LAUNCHES, SMALL, UNET, Sizes, heads, with_tile
 from testkit.compile_only import AbsentGPU, compiling
 from token2wav.kernels.tiles import Product, Tile, table
 

@@ -3,7 +3,7 @@
 A program (an instance of a kernel) computes one tile of the results. For each tile it reads rows of
 x and rows of the weights from the L2 cache. Wide tiles read less in all; narrow tiles spread the
 reads over more multiprocessors. `tiles.json` holds the tiles of each product and the rates of the
-GPU as data. `python -m benchmarks.gpu.tile_table` replaces the data by measurements of a GPU.
+GPU as data. `python -m lab.tiles.table` replaces the data by measurements of a GPU.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Measured tiles replace the table of tiles, and tiles of the table do not spill."""
+"""Measured tiles replace the table of tiles."""
 
 from __future__ import annotations
 
-import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,11 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks.environment import RESULTS
-from benchmarks.gpu.settings import LeftOut, Settings
-from benchmarks.gpu.tile_table import choices, measured, text
-from benchmarks.gpu.tiles import tiles
+from benchmarks.gpu.settings import RESULTS
+from lab.tiles.table import choices, measured, text
 from token2wav.kernels.tiles import TABLE, TileTable
 
-SIZES = ("rows", "outputs", "inputs", "warps", "stages")
 COMMITTED = json.loads(TABLE.read_text())
-SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # of a program, by capability
 FACTS = {"gpu": "a GPU", "date": "2026-01-02", "size": "full", "precision": "float16"}
 
 
@@ -68,7 +65,7 @@ def test_measured_times_and_rates_replace_the_table() -> None:
     ("content", "message"),
     [
         (results({"rates": RATES}, gpu=None), "rehearsal, whose times mean nothing"),
-        (results({}), "no rates of section tiles"),
+        (results({}), "no rates of `lab.tiles.measure`"),
     ],
 )
 def test_results_without_measurements_are_refused(content: dict[str, Any], message: str) -> None:
@@ -76,10 +73,12 @@ def test_results_without_measurements_are_refused(content: dict[str, Any], messa
         measured(COMMITTED, content)
 
 
-def test_the_section_times_every_tile_that_it_can() -> None:
-    """On a CPU with interpreted kernels, as in a rehearsal. The result is a table again."""
-    settings = Settings(Path(), "cpu").rehearsal()
-    content = results({key: measure() for key, measure in tiles(Path(), settings, {})})
+def test_the_program_times_every_tile_that_it_can(tmp_path: Path) -> None:
+    """On a CPU with interpreted kernels. The result is a table again."""
+    command = [sys.executable, "-m", "lab.tiles.measure", "--rehearse", "--out", str(tmp_path)]
+    subprocess.run(command, check=True)
+    content = json.loads((tmp_path / RESULTS).read_text())
+    content["facts"] |= FACTS
     table = measured(COMMITTED, content)
     for product, dtype in [
         ("heads", "float16"),
@@ -92,26 +91,3 @@ def test_the_section_times_every_tile_that_it_can() -> None:
             assert list(tile["ratios"]) == ["8"]
             assert tile["ratios"]["8"] > 0
     assert TileTable.read(json.loads(text(table)))
-
-
-def test_the_section_ends_in_time() -> None:
-    settings = Settings(Path(), "cpu", tiles_s=-1.0).rehearsal()
-    for _, measure in tiles(Path(), settings, {}):
-        with pytest.raises(LeftOut, match="the section takes at most -1 s"):
-            measure()
-
-
-def test_tiles_of_the_table_fit_registers_and_shared_memory() -> None:
-    compilers = json.loads((RESULTS / "tile_resources.json").read_text())
-    assert "3.6.0" in compilers, "the Triton language of the GPU machine of docs/gpu.md"
-    for version, compiler in compilers.items():
-        shared, spilled = map(compiler["columns"].index, ("shared_bytes", "spilled_bytes"))
-        for product, by_dtype in COMMITTED["tiles"].items():
-            for dtype, variants in by_dtype.items():
-                rows = compiler["tiles"].get(f"{product}, {dtype}", [])
-                for tile, capability in itertools.product(variants, SHARED_BYTES):
-                    sizes = [capability, *(tile[name] for name in SIZES)]
-                    [used] = [row for row in rows if row[: len(sizes)] == sizes] or [None]
-                    assert used, f"run lab.launches.tile_resources --save with Triton {version}"
-                    assert used[spilled] == 0, (version, product, sizes)
-                    assert used[shared] <= SHARED_BYTES[capability], (version, product, sizes)

@@ -1,12 +1,15 @@
-"""Section tiles: times of all tiles of the products, and the rates from which tiles are chosen.
+"""Times of all tiles of the products on a GPU, and the rates from which tiles are chosen.
 
-`python -m benchmarks.gpu.tile_table` turns the rows into the table of tiles.
+python3 -m lab.tiles.measure --out out/tiles    # a minute; needs torch, and no installation
+python3 -m lab.tiles.table out/tiles            # turns the results into the table of tiles
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
@@ -15,9 +18,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.settings import LeftOut, Row, Rows, Settings
+from benchmarks.environment import ROOT, describe
+from benchmarks.gpu.settings import RESULTS, Row, Rows, Settings
+from benchmarks.gpu.worker import Results
 
-RATES = "rates"
+RATES, SECTION = "rates", "tiles"
+_ROWS = (100, 200, 800, 6400)  # of the products
 # Data of a launch, in this number of copies, do not stay in the L2 cache until the next launch. A
 # model is like this: every layer has weights of its own.
 _COPIES = 10
@@ -28,39 +34,24 @@ _BUFFER, _WIDTH, _SM_WIDTH = 4 << 20, 4096, 16384
 _PROGRAMS_PER_SM = 8
 
 
-def tiles(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def tiles(settings: Settings) -> Rows:
     """Measures rates of the GPU, then every tile of each product."""
-    try:
-        products = import_module("benchmarks.gpu.products")
-    except ModuleNotFoundError as error:
-        raise LeftOut(f"not installed: {error.name}") from None
-    from triton.runtime.errors import InterpreterError
+    products = import_module("lab.tiles.products")  # imports the Triton language
 
-    deadline = time.monotonic() + settings.tiles_s
-
-    def in_time(measure: Callable[[], Row]) -> Row:
-        if time.monotonic() > deadline:
-            raise LeftOut(f"the section takes at most {settings.tiles_s:g} s")
+    def on_device(measure: Callable[[], Row]) -> Row:
         with torch.inference_mode(), torch.device(settings.device):
-            try:
-                return measure()
-            except InterpreterError as error:  # on a CPU, of old Triton and new numpy
-                raise LeftOut(f"not interpreted: {error}") from None
+            return measure()
 
-    yield RATES, partial(in_time, partial(_rates, products, settings))
+    yield RATES, partial(on_device, partial(_rates, products, settings))
     for product, dtype, sizes in products.TIMED:
-        for rows in settings.tile_rows:
-            yield (
-                f"{product}, {rows} rows",
-                partial(
-                    in_time, partial(_product, products, settings, product, dtype, sizes, rows)
-                ),
-            )
+        for rows in _ROWS if settings.size == "full" else (8,):
+            measure = partial(_product, products, settings, product, dtype, sizes, rows)
+            yield f"{product}, {rows} rows", partial(on_device, measure)
 
 
 def _rates(products: Any, settings: Settings) -> Row:
     """Measures an empty node of a graph, and the rates that limit a product."""
-    from benchmarks.gpu import rate_kernels
+    from lab.tiles import rate_kernels
     from token2wav.kernels.tiles import Tile, limits
 
     tiny = settings.size == "tiny"
@@ -144,3 +135,31 @@ def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
     end.record()
     end.synchronize()
     return 1000.0 * begin.elapsed_time(end)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "out" / "tiles", help="folder of results"
+    )
+    parser.add_argument(
+        "--rehearse", action="store_true", help="small sizes on a CPU: the figures mean nothing"
+    )
+    options = parser.parse_args()
+    if options.rehearse:
+        os.environ["TRITON_INTERPRET"] = "1"  # before the Triton language is imported
+    elif not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device; --rehearse runs small sizes on a CPU")
+    options.out.mkdir(parents=True, exist_ok=True)
+    settings = Settings(options.out, "cpu").rehearsal() if options.rehearse else Settings()
+    gpu = None if options.rehearse else torch.cuda.get_device_name()
+    facts = {"gpu": gpu, "size": settings.size, "graphs": True}
+    results = Results(options.out / RESULTS, describe("triton") | facts)
+    for key, measure in tiles(settings):
+        results.add(SECTION, key, measure())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Table of tiles from measurements: replaces `token2wav/kernels/tiles.json`.
 
-    .venv/bin/python -m benchmarks.gpu.tile_table out/1    # folder of slice 1 of the GPU report
+    .venv/bin/python -m lab.tiles.table out/tiles    # folder of `lab.tiles.measure`
 
 It prints the tile of each measured product before and after.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.report import merge, rehearsed, rows_of
-from benchmarks.gpu.tiles import RATES
+from lab.tiles.measure import RATES, SECTION
 from token2wav.kernels.tiles import TABLE, Limits, ProductSize, Rates, Tile, TileTable
 
 # Part of a measured time that counts at least as the time of the product. The rest is the launch.
@@ -35,9 +35,9 @@ def measured(table: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, 
     """
     if rehearsed(content):
         raise ValueError("these results are of a rehearsal, whose times mean nothing")
-    rows = rows_of(content, "tiles")
+    rows = rows_of(content, SECTION)
     if RATES not in rows:
-        raise ValueError("these results have no rates of section tiles")
+        raise ValueError("these results have no rates of `lab.tiles.measure`")
     facts, values = content["facts"], rows.pop(RATES)
     source = f"measured on {facts['gpu']}, {facts['date']}"
     rates = {name: float(f"{values[name]:.3g}") for name in table["rates"]}
@@ -68,14 +68,14 @@ def _tile(row: Mapping[str, Any]) -> Tile:
 
 
 def size_of(row: Mapping[str, Any]) -> ProductSize:
-    """Returns the size of the product that a row of section tiles measured."""
+    """Returns the size of the product that a row of the results measured."""
     dtype = getattr(torch, row["dtype"])
     return ProductSize(row["rows"], row["outputs"], row["inputs"], dtype, row["copies"])
 
 
 def choices(table: TileTable, content: Mapping[str, Any]) -> Iterator[tuple[str, Tile]]:
     """Yields the tile of each measured product."""
-    for key, row in rows_of(content, "tiles").items():
+    for key, row in rows_of(content, SECTION).items():
         if key != RATES:
             limits = Limits(row["multiprocessors"])
             yield key, table.best(row["product"], size_of(row), limits)
@@ -109,9 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "folders", nargs="+", type=Path, help="folders of results of the GPU report"
-    )
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of `lab.tiles.measure`")
     options = parser.parse_args()
     before = json.loads(TABLE.read_text())
     try:
