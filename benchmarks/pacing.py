@@ -1,12 +1,11 @@
 """Pacing of tokens: replays playback for tokens that arrive at many paces, in bursts, with stalls.
 
-The library's own chunker and scheduler select the chunks on a simulated clock (`fleet/server.py`),
-so the speed of the machine does not matter. In the simulation, a batch takes 50 ms plus 1 ms for
-each token of its chunks, and a player starts 0.2 s after the first audio. The vocoder holds back 80
-ms (CosyVoice3), in one table also 402 ms (CosyVoice2) and 90 ms (the demo voice). A token of a
-provisional chunk counts, and takes time, by its share of ODE steps: 3 of 10, and 2 of 2 for the
-demo voice. Prints
-tables, and writes JSON and a picture.
+The library's own chunker and scheduler select the chunks on a simulated clock
+(`simulated_server.py`), so the speed of the machine does not matter. In the simulation, a batch
+takes 50 ms plus 1 ms for each token of its chunks, and a player starts 0.2 s after the first audio.
+The vocoder holds back 80 ms (CosyVoice3), in one table also 402 ms (CosyVoice2) and 90 ms (the demo
+voice). A token of a provisional chunk counts, and takes time, by its share of ODE steps: 3 of 10,
+and 2 of 2 for the demo voice. Prints rows, and writes JSON.
 
     .venv/bin/python -m benchmarks.pacing
 """
@@ -14,13 +13,15 @@ tables, and writes JSON and a picture.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 
-from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
+from benchmarks.environment import ROOT, describe, save
 from benchmarks.simulated_listener import Listener
 from benchmarks.simulated_server import Costs, Events, ServerKind, SimulatedServer
 from testkit.models.sized import public_configs
@@ -136,109 +137,65 @@ def server_kind(config: ModelConfig, prompt: int) -> ServerKind:
     return ServerKind(config, costs, limits=limits, prompt_tokens=prompt)
 
 
+def by_pace(config: ModelConfig) -> Iterator[dict[str, Any]]:
+    """Yields a row for each pattern and pace of tokens, with the playback of every policy."""
+    for pattern, pace in itertools.product(PATTERNS, PACES):
+        playbacks = {
+            name: asdict(replay(schedule, config, pace, pattern))
+            for name, schedule in policies(config).items()
+        }
+        yield {"pattern": pattern, "pace": pace, **playbacks}
+
+
+def by_first_tokens(configs: Mapping[str, ModelConfig]) -> Iterator[dict[str, Any]]:
+    """Yields a row for each model, start of a stream, length of a prompt and pace of tokens."""
+    for model, (count, lookahead) in itertools.product(configs, FIRST_TOKENS):
+        stream = StreamConfig(first_tokens=count, provisional_lookahead_tokens=lookahead)
+        schedule = HopSchedule.of(stream, configs[model], held_back(configs[model]))
+        prompts = PROMPTS if model == "CosyVoice3" else (PROMPT,)
+        for prompt, pace in itertools.product(prompts, FIRST_PACES):
+            facts = {"first_tokens": count, "provisional_lookahead_tokens": lookahead}
+            playback = replay(schedule, configs[model], pace, prompt=prompt)
+            yield {"model": model, **facts, "prompt": prompt, "pace": pace, **asdict(playback)}
+
+
+def by_streams(config: ModelConfig) -> Iterator[dict[str, Any]]:
+    """Yields a row for each number of streams on one machine, with means of its utterances."""
+    starts = {"whole blocks": 0, "provisional": StreamConfig().first_tokens}
+    for count in CROWDS:
+        row: dict[str, Any] = {"streams": count}
+        for name, first_tokens in starts.items():
+            stream = StreamConfig(first_tokens=first_tokens)
+            playbacks = crowd(HopSchedule.of(stream, config, held_back(config)), config, count)
+            row[name] = {
+                figure: round(fmean(getattr(playback, figure) for playback in playbacks), 2)
+                for figure in ("underruns", "silent_s", "computed")
+            }
+        yield row
+
+
+def printed(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Prints rows when they are known, and returns them."""
+    known = []
+    for row in rows:
+        print(row, flush=True)
+        known.append(row)
+    return known
+
+
 def main() -> None:
     configs = {name: public_configs()[name] for name in ("CosyVoice3", "CosyVoice2")}
     configs["demo voice"] = read_config(ROOT / "examples" / "demo_voice" / "model")
     config = configs["CosyVoice3"]
-    rows, first_audio, crowds = [], [], []
-    print(
-        "first audio, underruns (silence), tokens computed for each: "
-        + " | ".join(policies(config))
+    save(
+        "pacing",
+        {
+            **describe(),
+            "rows": printed(by_pace(config)),
+            "first_tokens": printed(by_first_tokens(configs)),
+            "crowds": printed(by_streams(config)),
+        },
     )
-    for pattern in PATTERNS:
-        for pace in PACES:
-            heard = {
-                name: replay(schedule, config, pace, pattern)
-                for name, schedule in policies(config).items()
-            }
-            cells = (
-                f"{playback.first_s:.2f} s, {playback.underruns} ({playback.silent_s:.1f} s), "
-                f"{playback.computed:.1f}"
-                for playback in heard.values()
-            )
-            print(f"{pattern} | {pace} | " + " | ".join(cells))
-            rows.append(
-                {
-                    "pattern": pattern,
-                    "pace": pace,
-                    **{name: asdict(playback) for name, playback in heard.items()},
-                }
-            )
-    print(
-        "model, first_tokens, provisional_lookahead_tokens, prompt, tokens/s: first audio, "
-        "underruns, tokens computed for each, share that is provisional"
-    )
-    for model, (count, lookahead) in itertools.product(configs, FIRST_TOKENS):
-        stream = StreamConfig(first_tokens=count, provisional_lookahead_tokens=lookahead)
-        schedule = HopSchedule.of(stream, configs[model], held_back(configs[model]))
-        for prompt in PROMPTS if model == "CosyVoice3" else (PROMPT,):
-            for pace in FIRST_PACES:
-                playback = replay(schedule, configs[model], pace, prompt=prompt)
-                print(
-                    f"{model} | {count} | {lookahead} | {prompt} | {pace} | "
-                    f"{playback.first_s:.2f} s, {playback.underruns}, {playback.computed}, "
-                    f"{playback.provisional}"
-                )
-                first_audio.append(
-                    {
-                        "model": model,
-                        "first_tokens": count,
-                        "provisional_lookahead_tokens": lookahead,
-                        "prompt": prompt,
-                        "pace": pace,
-                        **asdict(playback),
-                    }
-                )
-    print(
-        "streams on one machine at 25 tokens/s, whole blocks and provisional chunks: first audio, "
-        "underruns and silence of each"
-    )
-    for count in CROWDS:
-        row: dict[str, object] = {"streams": count}
-        for name, first_tokens in (
-            ("whole blocks", 0),
-            ("provisional", StreamConfig().first_tokens),
-        ):
-            playbacks = crowd(
-                HopSchedule.of(StreamConfig(first_tokens=first_tokens), config, held_back(config)),
-                config,
-                count,
-            )
-            row[name] = {
-                name: round(float(np.mean([getattr(playback, name) for playback in playbacks])), 2)
-                for name in ("underruns", "silent_s", "computed")
-            }
-        print(row)
-        crowds.append(row)
-    save("pacing", {**describe(), "rows": rows, "first_tokens": first_audio, "crowds": crowds})
-    # Imported here, because tests import this module, and drawing takes long to import.
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
-    for panel, field, label in zip(
-        panels, ("first_s", "provisional"), ("first audio, s", "provisional share"), strict=True
-    ):
-        for pace in FIRST_PACES:
-            shown = [
-                row
-                for row in first_audio
-                if (row["model"], row["pace"], row["prompt"]) == ("CosyVoice3", pace, PROMPT)
-                and row["first_tokens"]
-                and row["provisional_lookahead_tokens"]
-                == StreamConfig().provisional_lookahead_tokens
-            ]
-            panel.plot(
-                [row["first_tokens"] for row in shown],
-                [row[field] for row in shown],
-                "o-",
-                label=f"{pace} tokens/s",
-            )
-        panel.set(xlabel="first_tokens", ylabel=label)
-    panels[0].legend()
-    save_picture(figure, RESULTS / "pacing.png", dpi=90)
 
 
 if __name__ == "__main__":

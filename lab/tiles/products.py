@@ -62,7 +62,7 @@ FULL = Sizes(50, 1024, 2048, 64, 256)  # CosyVoice3
 SMALL = Sizes(50, 512, 2048, 64, 256, norms=True)  # Step-Audio2
 UNET = Sizes(50, 256, 1024, 64, 256)  # CosyVoice2
 TINY = Sizes(4, 32, 48, 16, 16)  # for interpreted kernels
-# The products that section tiles times: name, dtype and sizes. Only Step-Audio2 and the U-Nets have
+# The products that `measure.py` times: name, dtype and sizes. Only Step-Audio2 and the U-Nets have
 # causal convolutions.
 TIMED: list[tuple[Product, torch.dtype, Sizes]] = [
     ("heads", torch.float16, FULL),
