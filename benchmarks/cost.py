@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ from testkit.models.random_weights import fill
 from testkit.models.sized import SIZES, a_voice, public_configs
 from testkit.models.sized import model_folder as sized_folder
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.assembly import Assembly
+from token2wav.assembly import Assembly, family_for
 from token2wav.backends import LoadContext
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import Token2WavError
@@ -298,14 +299,12 @@ _STREAMS = (1, 4)
 _REPEATS, _LONGEST_S = 3, 60
 
 
-class _RandomAssembly(Assembly):
-    """Assembly of a model with random weights, which needs no model folder."""
-
-    def loaded(self, name: StageName) -> Any:
-        network: Any = fill(self.family.network(self.config, name))
-        if isinstance(network, WaveformNetwork):
-            network.freeze()
-        return network.eval().requires_grad_(False)
+def random_network(folder: Path, config: ModelConfig, stage: StageName) -> Any:
+    """Makes the network of a stage with random weights, in place of `load_network`."""
+    network: Any = fill(family_for(config).network(config, stage))
+    if isinstance(network, WaveformNetwork):
+        network.freeze()
+    return network.eval().requires_grad_(False)
 
 
 def random_model(config: ModelConfig) -> Token2Wav:
@@ -314,7 +313,8 @@ def random_model(config: ModelConfig) -> Token2Wav:
     hop = block * max(1, round(config.token_frame_rate / block))
     streams = StreamConfig(first_tokens=0, max_hop_tokens=max(hop, config.hops(StreamConfig())[0]))
     context = LoadContext(Path("no folder"), RuntimeConfig("cpu", "torch"), torch.device("cpu"))
-    return Token2Wav(config, _RandomAssembly(context, config, streams).stages(), streams)
+    with patch("token2wav.assembly.load_network", random_network):
+        return Token2Wav(config, Assembly(context, config, streams).stages(), streams)
 
 
 @torch.inference_mode()
