@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -28,6 +26,7 @@ import yaml
 from benchmarks.environment import describe, save
 from benchmarks.load.listener import Heard, from_server, hear, milliseconds, quantiles
 from benchmarks.load.subject import CHOICES, Subject, model_folder
+from testkit.rigs.metrics import scrape
 from token2wav.config import LimitConfig
 from token2wav_client import AsyncClient
 from token2wav_client.listening import stalls
@@ -132,13 +131,16 @@ def _run_clients(
     return [utterance for heard in asyncio.run(clients()) for utterance in heard]
 
 
-def batch_sizes(metrics: str) -> dict[str, float]:
+def batch_sizes(url: str) -> dict[str, float]:
     """Reads the sum and the number of batch sizes. For an ensemble, they are of the flow model."""
-    counts = {}
-    for name in ("sum", "count"):
-        pattern = rf'token2wav_batch_streams_{name}(?:\{{model="flow"\}})? (\S+)'
-        counts[name] = sum(map(float, re.findall(pattern, metrics)))
-    return counts
+    metrics = scrape(url)
+    return {
+        name: sum(
+            metrics.get(f"token2wav_batch_streams_{name}{model}", 0.0)
+            for model in ("", '{model="flow"}')
+        )
+        for name in ("sum", "count")
+    }
 
 
 def row(
@@ -203,17 +205,11 @@ def measure(
             target = Target(server.grpc_url, model, subject)
             asyncio.run(target.speak(Load(1, 0.0)))  # caches the prompt of the voice
             for load in loads:
-                before = batch_sizes(scrape(server.metrics_url))
+                before = batch_sizes(server.metrics_url)
                 heard, seconds = run_load(target, load)
-                after = batch_sizes(scrape(server.metrics_url))
+                after = batch_sizes(server.metrics_url)
                 batches = {name: count - before[name] for name, count in after.items()}
                 yield row(mode, load, heard, seconds, batches)
-
-
-def scrape(url: str) -> str:
-    with urllib.request.urlopen(f"http://{url}/metrics", timeout=5) as response:
-        text: str = response.read().decode()
-    return text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -17,8 +17,6 @@ import asyncio
 import json
 import re
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,16 +27,17 @@ from statistics import median
 from typing import Any
 
 import httpx
-import yaml
 from fastapi import FastAPI
 from tqdm import tqdm
 
-from benchmarks.environment import ROOT, describe, save
+from benchmarks.environment import describe, save
 from benchmarks.load.listener import GATEWAY_RATE_HZ, REQUEST, VOICE
 from benchmarks.load.subject import TRAINED, Subject
 from examples.speech import language_model
 from testkit.patience import until
 from testkit.rigs.gateway_rig import TEMPLATE, serving, serving_gateway
+from testkit.rigs.metrics import scrape
+from testkit.rigs.observed_gateway import ObservedGateway
 from token2wav_gateway.settings import Settings
 from token2wav_server import Ports, TritonServer
 
@@ -49,15 +48,15 @@ _CANCEL_TEXT_S = 60.0  # longer than any client listens
 _CANCEL_SPEED = 2.0  # tokens of the language model, as a multiple of speech
 _POLL_S = 0.001
 _PATIENCE_S = 10.0
-_CANCELLED = re.compile(r'token2wav_streams_ended_total\{reason="cancelled"\} (\S+)')
+_CANCELLED = 'token2wav_streams_ended_total{reason="cancelled"}'
 
 _SLOW_TEXT_S = 160.0  # of speech, for each client
 _READ_SHARE = 0.25  # of real time
 _PIECE_S = 0.5
 _WINDOW = 16_384  # bytes that the operating system receives for a client
 _AHEAD_S = {"with back-pressure": 10.0, "without": 1e6}
-_TOKENS = re.compile(r"(?m)^token2wav_gateway_speech_tokens_total (\S+)")
-_HELD = re.compile(r"(?m)^token2wav_gateway_held_back (\S+)")
+_TOKENS, _HELD = "token2wav_gateway_speech_tokens_total", "token2wav_gateway_held_back"
+_DESCRIPTORS = 4096
 
 
 @contextmanager
@@ -104,7 +103,7 @@ def gateway(grpc_url: str, subject: Subject, speed: float) -> Iterator[tuple[str
 
 def cancelled_streams(metrics_url: str) -> int:
     """Returns the number of streams that the speech server has cancelled."""
-    return count_of(_CANCELLED, httpx.get(f"http://{metrics_url}/metrics").text)
+    return int(scrape(metrics_url).get(_CANCELLED, 0))
 
 
 def seconds_until(count: Callable[[], int], before: int, began: float) -> float:
@@ -152,24 +151,7 @@ def cancel(options: argparse.Namespace) -> None:
 # Clients that read slowly
 
 
-@contextmanager
-def command(settings: dict[str, Any], ports: Ports) -> Iterator[int]:
-    """Runs the command of the gateway, and yields its process id."""
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(settings, file)
-        file.flush()
-        words = [sys.executable, "-m", "token2wav", "gateway", "--port", str(ports.http)]
-        words += ["--metrics-port", str(ports.metrics), "--config", file.name]
-        process = subprocess.Popen(words, cwd=ROOT)
-        try:
-            until(lambda: process.poll() is not None or _ready(ports.http), seconds=_START_S)
-            yield process.pid
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _ready(port: int) -> bool:
+def ready(port: int) -> bool:
     try:
         return httpx.get(f"http://127.0.0.1:{port}/health/ready").is_success
     except httpx.HTTPError:
@@ -196,24 +178,19 @@ def resident_mib(process_id: int) -> float:
     return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) / 1024
 
 
-def count_of(pattern: re.Pattern[str], metrics: str) -> int:
-    match = pattern.search(metrics)
-    return int(float(match[1])) if match else 0
-
-
-async def watch(process_id: int, ports: Ports, clients: int, seconds: float) -> list[list[float]]:
+async def watch(gateway: ObservedGateway, clients: int, seconds: float) -> list[list[float]]:
     """Runs the clients, and returns rows of second, memory in MiB, tokens read, and texts held."""
     rows: list[list[float]] = []
+    await asyncio.to_thread(until, lambda: ready(gateway.ports.http), seconds=_START_S)
     began = time.monotonic()
-    readers = [asyncio.create_task(read_slowly(ports.http)) for _ in range(clients)]
-    async with httpx.AsyncClient() as http:
-        for second in range(round(seconds) + 1):
-            await asyncio.sleep(began + second - time.monotonic())
-            metrics = (await http.get(f"http://127.0.0.1:{ports.metrics}/metrics")).text
-            tokens, held = count_of(_TOKENS, metrics), count_of(_HELD, metrics)
-            rows.append([second, round(resident_mib(process_id), 1), tokens, held])
-            if second % 10 == 0:
-                print("second {}: {} MiB, {} tokens read, {} held back".format(*rows[-1]))
+    readers = [asyncio.create_task(read_slowly(gateway.ports.http)) for _ in range(clients)]
+    for second in range(round(seconds) + 1):
+        await asyncio.sleep(began + second - time.monotonic())
+        metrics = await asyncio.to_thread(scrape, gateway.metrics_url)
+        counts = (int(metrics.get(name, 0)) for name in (_TOKENS, _HELD))
+        rows.append([second, round(resident_mib(gateway.process.pid), 1), *counts])
+        if second % 10 == 0:
+            print("second {}: {} MiB, {} tokens read, {} held back".format(*rows[-1]))
     for reader in readers:
         reader.cancel()
     await asyncio.gather(*readers, return_exceptions=True)
@@ -238,12 +215,9 @@ def slow(options: argparse.Namespace) -> None:
         for kind, ahead_s in _AHEAD_S.items():
             print(f"{kind} (ahead_s {ahead_s:g}):")
             limits = {"ahead_s": ahead_s, "streams": options.clients, "speech_tokens": 1_000_000}
-            ports = Ports.free()
             with (
                 settings_of(server.grpc_url, subject, options.speed, limits) as (settings, _),
-                command(settings, ports) as process_id,
+                ObservedGateway.start(settings, Path(folder), _DESCRIPTORS) as running,
             ):
-                result[kind] = asyncio.run(
-                    watch(process_id, ports, options.clients, options.seconds)
-                )
+                result[kind] = asyncio.run(watch(running, options.clients, options.seconds))
     save(options.name, {**describe(), "columns": "second, MiB, tokens, held", **result})
