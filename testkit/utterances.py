@@ -53,6 +53,12 @@ def portions(tokens: Tokens, sizes: Sequence[int]) -> list[Tokens]:
     return parts
 
 
+def random_portions(tokens: NDArray[Any], seed: int) -> list[NDArray[Any]]:
+    """Cuts tokens into 2 + 3 * seed portions, some of which may be empty."""
+    cuts = np.sort(np.random.default_rng(seed).integers(0, len(tokens) + 1, size=1 + 3 * seed))
+    return np.split(tokens, cuts)
+
+
 def off(value: Any, reference: Any) -> float:
     """Returns the largest difference between two arrays, or between a tensor and one on the CPU."""
     assert value.shape == reference.shape

@@ -1,4 +1,6 @@
-"""Codec decoders on a real server: 32 streams at once, equal to the library."""
+"""A codec decoder of several codes and two channels on a real server: 32 streams at once, equal to
+the library. `tests/serving/door/test_models.py` has all codecs.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ from testkit.models.golden import ROOT
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import GatewayRig
 from testkit.rigs.server_rig import Rig
-from tests.served.test_streaming import random_portions
-from token2wav import StreamConfig, Token2Wav, UtteranceOptions
+from testkit.utterances import random_portions
+from token2wav import StreamConfig, Token2Wav
 from token2wav.commands import main
 from token2wav_client import Client, ClientVoice, ServerError, token_source
 from token2wav_client.recordings import load_recordings
@@ -33,20 +35,6 @@ from token2wav_client.recordings import load_recordings
 STREAMS, FRAMES = 32, 30
 AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
 
-NAMES = (
-    "causal_dac",
-    "dac_of_descript",
-    "ear_tts",
-    "higgs",
-    "nanocodec",
-    "mimi",
-    "moss",
-    "moss_stereo",
-    "qwen3_tts",
-    "qwen3_omni",
-    "snac",
-    "snac_attention",
-)
 MOST_TOKENS = 20_000  # which also bounds the time that a stream is open
 # Early audio depends on how tokens are portioned.
 SETTINGS = f"""
@@ -55,35 +43,22 @@ limits: {{stream_tokens: {MOST_TOKENS}}}
 """
 
 
-# Decoders that differ little from another one of the list
-_SLOW = ("causal_dac", "higgs", "moss", "nanocodec", "qwen3_omni", "snac_attention")
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in NAMES
-    ],
-)
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Rig, Token2Wav]]:
-    golden = FamilyGolden(request.param, "tiny")
-    folder = CODECS[request.param].write(tmp_path_factory.mktemp(request.param), golden)
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Token2Wav]]:
+    golden = FamilyGolden("moss_stereo", "tiny")
+    folder = CODECS["moss_stereo"].write(tmp_path_factory.mktemp("model"), golden)
     with Rig.start(folder, tmp_path_factory.mktemp("server"), SETTINGS) as rig:
         yield rig, Token2Wav.load(folder, stream=StreamConfig(lookahead_frames=0))
 
 
 @contextmanager
-def nothing_left(rig: Rig) -> Iterator[None]:
+def nothing_left(server: Rig) -> Iterator[None]:
     yield
-    rig.wait_until_empty()
+    server.wait_until_empty()
 
 
 def test_streams_at_once_at_pace_and_in_random_portions(served: tuple[Rig, Token2Wav]) -> None:
-    """Every second stream sends frame by frame at the pace of speech. If the decoder adds noise,
-    every third stream turns it off.
-    """
+    """Every second stream sends frame by frame at the pace of speech."""
     rig, model = served
     config = model.config
     codes: NDArray[np.int32] = config.tokens.draw(FRAMES, np.random.default_rng(0))
@@ -94,21 +69,14 @@ def test_streams_at_once_at_pace_and_in_random_portions(served: tuple[Rig, Token
             frames = [[frame] for frame in stream_codes.tolist()]
             paced = token_source.paced(frames, config.token_frame_rate)
             portions = paced if seed % 2 else random_portions(stream_codes, seed % 8)
-            chunks = list(client.synthesize(portions, decoder_noise=switches[seed % 3]))
+            chunks = list(client.synthesize(portions))
         assert chunks[-1].samples_trimmed == config.missing_samples  # so the length is known
         return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
 
-    switches = (None, True, False) if config.adds_noise else (None, None, None)
-    wholes = {
-        (start, switch): model.synthesize(
-            codes[start:], options=UtteranceOptions(decoder_noise=switch)
-        )
-        for start in range(4)
-        for switch in switches
-    }
+    wholes = [model.synthesize(codes[start:]) for start in range(4)]
     with nothing_left(rig), ThreadPoolExecutor(STREAMS) as pool:
         for seed, audio in enumerate(pool.map(synthesize, range(STREAMS))):
-            whole = wholes[seed % 4, switches[seed % 3]]
+            whole = wholes[seed % 4]
             assert audio.shape == whole.shape
             assert np.abs(audio - whole).max() <= AUDIO * whole.std()
 
@@ -132,7 +100,7 @@ def test_the_metadata_has_the_channels(served: tuple[Rig, Token2Wav]) -> None:
     with rig.connect() as connection:
         metadata = connection.client.get_model_metadata("token2wav", as_json=True)
     [shape] = [item["shape"] for item in metadata["outputs"] if item["name"] == "audio"]
-    assert shape == (["-1"] if model.config.channels == 1 else ["-1", str(model.config.channels)])
+    assert shape == ["-1", str(model.config.channels)] == ["-1", "2"]
 
 
 def test_a_voice_or_a_speed_is_refused_and_harms_no_other_stream(
@@ -157,13 +125,14 @@ def test_a_voice_or_a_speed_is_refused_and_harms_no_other_stream(
     assert np.abs(audio - model.synthesize(codes)).max() <= AUDIO
 
 
-def audio_seconds(rig: Rig) -> float:
+def audio_seconds(server: Rig) -> float:
     """Returns the seconds of audio that the server has sent, as its metrics say."""
-    [seconds] = re.findall(r"^token2wav_audio_seconds_total\S* (\S+)$", rig.metrics(), re.MULTILINE)
+    [seconds] = re.findall(
+        r"^token2wav_audio_seconds_total\S* (\S+)$", server.metrics(), re.MULTILINE
+    )
     return float(seconds)
 
 
-@pytest.mark.parametrize("served", ["moss_stereo"], indirect=True)
 def test_the_gateway_sends_both_channels_or_their_mean(
     served: tuple[Rig, Token2Wav], tmp_path: Path
 ) -> None:

@@ -16,9 +16,10 @@ from safetensors.numpy import save_file
 
 from testkit.models.golden import TINY, GoldenSet, snr_db
 from testkit.rigs.server_rig import Connection, Rig, voice_inputs
+from testkit.utterances import random_portions
 from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.served.takeover import ATTACKS, IDENTITIES, Attack, Identity, attempt
-from tests.served.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
+from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from token2wav import Token2Wav
 from token2wav.serving.door.sequences import CLIENT_HEADER
 from token2wav_client import Client, ClientVoice

@@ -1,4 +1,6 @@
-"""Models of other families on a real server: audio as from the library, and isolation of errors."""
+"""A flow other than CosyVoice3's on a real server, with attention blocks of the settings: audio as
+from the library, and isolation of errors. `tests/serving/door/test_models.py` has all families.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,28 @@ import soundfile
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from testkit.models.caching_families import WRITERS, write_family
+from testkit.models.caching_families import write_family
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.golden import ROOT, snr_db
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import VOICE, GatewayRig
 from testkit.rigs.server_rig import BOTH_MODELS, Rig, voice_inputs
-from tests.served.test_streaming import random_portions
+from testkit.utterances import random_portions
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.config.model_config import ModelConfig
 from token2wav_client import Client, ClientVoice
 
-BLOCKS = "cosyvoice2, blocks of 10 tokens"
+BLOCK_TOKENS = 10
 AUDIO = 1e-3  # tolerance of 16-bit audio
 # Batches sum in another order than single streams, and F0 turns rounding into phase; 75 dB seen.
 SNR_DB = 60
 
-# Text of a token from their language models, by names of examples/llm_stream.py.
+# Text of a token from language models, by names of examples/llm_stream.py.
 PRINTED = {
-    "cosyvoice2": {"cosyvoice": "<|speech_{}|>"},
-    "moss_speech": {},
-    "stepaudio2": {"stepaudio2": "<audio_{}>", "minicpmo": "{} "},
-    "chatterbox": {"chatterbox": "{}, "},
-    "turbo": {},
+    "cosyvoice": "<|speech_{}|>",
+    "stepaudio2": "<audio_{}>",
+    "minicpmo": "{} ",
+    "chatterbox": "{}, ",
 }
 
 
@@ -45,7 +46,6 @@ PRINTED = {
 class Served:
     """Served model, with the library's audio of an utterance."""
 
-    family: str
     rig: Rig
     config: ModelConfig
     tokens: NDArray[np.int32]
@@ -59,43 +59,25 @@ class Served:
         )
 
 
-# These families differ little on the server, so `make test` serves only two models: the family
-# whose tokens have another rate, and another number of frames, than those of all others; and a
-# model with attention blocks from the settings.
-@pytest.fixture(
-    scope="module",
-    params=[
-        BLOCKS,
-        *(
-            name if name == "moss_speech" else pytest.param(name, marks=pytest.mark.slow)
-            for name in WRITERS
-        ),
-    ],
-)
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Starts one server with both of the project's models."""
-    family, settings, block = request.param, "", 0
-    if family == BLOCKS:
-        family, block = "cosyvoice2", 10
-        settings = f"stream: {{first_tokens: 0, block_tokens: {block}}}"
-    golden = FamilyGolden(family.replace("turbo", "chatterbox"), "tiny")
-    folder = write_family(family, tmp_path_factory.mktemp("model"))
-    if block:
-        path, key = folder / "cosyvoice2.yaml", "        macaron_style: False\n"
-        text = path.read_text()
-        assert key in text
-        path.write_text(text.replace(key, f"{key}        use_dynamic_chunk: True\n"))
+    settings = f"stream: {{first_tokens: 0, block_tokens: {BLOCK_TOKENS}}}"
+    golden = FamilyGolden("cosyvoice2", "tiny")
+    folder = write_family("cosyvoice2", tmp_path_factory.mktemp("model"))
+    path, key = folder / "cosyvoice2.yaml", "        macaron_style: False\n"
+    text = path.read_text()
+    assert key in text
+    path.write_text(text.replace(key, f"{key}        use_dynamic_chunk: True\n"))
     voice = Voice(
         golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy()
     )
     tokens = np.tile(golden["token"].numpy(), 3)[:150].astype(np.int32)
-    model = Token2Wav.load(folder, stream=StreamConfig(block_tokens=block))
+    model = Token2Wav.load(folder, stream=StreamConfig(block_tokens=BLOCK_TOKENS))
     whole = model.synthesize(tokens, voice)
     server = tmp_path_factory.mktemp("server")
     with Rig.start(folder, server, settings, models=BOTH_MODELS) as rig:
-        yield Served(family, rig, model.config, tokens, voice, whole)
+        yield Served(rig, model.config, tokens, voice, whole)
 
 
 @pytest.fixture(autouse=True)
@@ -144,41 +126,26 @@ def test_errors_of_one_stream_do_not_affect_others(name: str, served: Served) ->
     assert snr_db(tail, served.whole[-len(tail) :]) > SNR_DB
 
 
-def test_the_longest_prompt_of_the_largest_values(served: Served) -> None:
-    config = served.config
-    largest = config.tokens.codebook_sizes[0] - 1
-    mel = np.full((config.token_mel_ratio * 750, 80), 100, np.float32)
-    voice = Voice(np.full(750, largest), mel, np.full(192, -1000, np.float32))
-    with served.rig.connect() as connection:
-        connection.send([0, largest], voice, "a", start=True, end=True)
-        answers = connection.answers()
-    assert not answers.errors
-    assert answers.audio.shape == (2 * config.samples_per_token,)
-    assert np.isfinite(answers.audio).all()
-
-
-def test_speaking_the_output_of_its_language_model(served: Served, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", PRINTED)
+def test_speaking_the_output_of_a_language_model(
+    served: Served, family: str, tmp_path: Path
+) -> None:
     voice, out = tmp_path / "voice.safetensors", tmp_path / "out.wav"
     save_file(voice_inputs(served.voice), voice)
-    for family, token in PRINTED[served.family].items():
-        words = [
-            sys.executable,
-            str(ROOT / "examples" / "llm_stream.py"),
-            f"--family={family}",
-            f"--voice={voice}",
-        ]
-        done = subprocess.run(
-            [*words, f"--out={out}", f"--url={served.rig.server.grpc_url}"],
-            input="Sure! " + "".join(map(token.format, served.tokens)),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        audio, _ = soundfile.read(out, dtype="float32")
-        assert audio.shape == served.whole.shape
-        assert np.abs(audio - served.whole).max() <= AUDIO
+    command = [sys.executable, str(ROOT / "examples" / "llm_stream.py"), f"--family={family}"]
+    command += [f"--voice={voice}", f"--out={out}", f"--url={served.rig.server.grpc_url}"]
+    done = subprocess.run(
+        command,
+        input="Sure! " + "".join(map(PRINTED[family].format, served.tokens)),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    audio, _ = soundfile.read(out, dtype="float32")
+    assert audio.shape == served.whole.shape
+    assert np.abs(audio - served.whole).max() <= AUDIO
 
 
 def test_codes_of_its_language_model_through_the_gateway(served: Served, tmp_path: Path) -> None:
@@ -197,14 +164,3 @@ def test_codes_of_its_language_model_through_the_gateway(served: Served, tmp_pat
     audio = np.frombuffer(answer.content, np.int16) / 32767
     assert audio.shape == served.whole.shape
     assert np.abs(audio - served.whole).max() <= AUDIO
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"), [("prompt_mel", (7, 80)), ("speaker_embedding", (100,))]
-)
-def test_voices_that_do_not_fit(name: str, shape: tuple[int, ...], served: Served) -> None:
-    voice = voice_inputs(served.voice) | {name: np.ones(shape, np.float32)}
-    with served.rig.connect() as connection:
-        connection.send(served.tokens, voice, "a", start=True, end=True)
-        [error] = connection.answers().errors
-    assert name in error

@@ -1,4 +1,6 @@
-"""Codecs of latents on a real server: the input `latents` in place of `tokens`."""
+"""A codec of latents on a real server: the input `latents` in place of `tokens`.
+`tests/serving/door/test_models.py` has all codecs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from testkit.models.codec_models import CODECS
 from testkit.models.family_golden import FamilyGolden
 from testkit.rigs.server_rig import Rig
-from tests.served.test_streaming import random_portions
+from testkit.utterances import random_portions
 from token2wav import Token2Wav, commands
 from token2wav_client import Client, ServerError
 
@@ -23,15 +25,10 @@ STREAMS, COUNT = 32, 30
 AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
 
 
-@pytest.fixture(
-    scope="module",
-    params=["pocket_tts", "vibevoice", pytest.param("voxcpm", marks=pytest.mark.slow)],
-)
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Rig, Token2Wav]]:
-    golden = FamilyGolden(request.param, "tiny")
-    folder = CODECS[request.param].write(tmp_path_factory.mktemp("model"), golden)
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Token2Wav]]:
+    golden = FamilyGolden("vibevoice", "tiny")
+    folder = CODECS["vibevoice"].write(tmp_path_factory.mktemp("model"), golden)
     with Rig.start(folder, tmp_path_factory.mktemp("server")) as rig:
         yield rig, Token2Wav.load(folder)
 

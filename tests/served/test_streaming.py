@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from testkit.models.golden import GoldenSet, snr_db
 from testkit.rigs.server_rig import Rig, voice_inputs
+from testkit.utterances import random_portions
 from tests.families.cosyvoice3.tolerances import SNR_DB
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice
@@ -18,11 +18,6 @@ from token2wav_client import Client, ClientVoice
 # Where chunks end depends on when tokens came, so sums have another order, which F0 takes into the
 # phase: 1.2e-4 seen.
 SERVER_EQUALS_LIBRARY = 1e-3
-
-
-def random_portions(tokens: NDArray[Any], seed: int) -> list[NDArray[Any]]:
-    cuts = np.sort(np.random.default_rng(seed).integers(0, len(tokens) + 1, size=1 + 3 * seed))
-    return np.split(tokens, cuts)
 
 
 @pytest.fixture(scope="module")
