@@ -24,7 +24,6 @@ from token2wav.errors import Token2WavError
 from token2wav.serving.door.message import Message, Parameters
 from token2wav.serving.door.sequences import Owner, SequenceId
 from token2wav.serving.door.service import Service
-from token2wav.serving.request import Request
 from token2wav.serving.request_pool import Observer
 from token2wav.stages.stage import StageSummary
 from token2wav.voice import FIELDS
@@ -32,18 +31,14 @@ from token2wav.voice import FIELDS
 VoiceInputs = dict[str, NDArray[Any]]
 
 
-class Seen(Observer):
-    """Observer that records refused messages, and the reasons why utterances ended."""
+class Refusals(Observer):
+    """Observer that records the errors of refused messages."""
 
     def __init__(self) -> None:
-        self.refusals: list[Token2WavError] = []
-        self.reasons: list[str] = []
+        self.errors: list[Token2WavError] = []
 
     def refused(self, error: Token2WavError) -> None:
-        self.refusals.append(error)
-
-    def ended(self, request: Request, reason: str) -> None:
-        self.reasons.append(reason)
+        self.errors.append(error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +47,7 @@ class Door:
 
     model: Token2Wav
     service: Service
-    seen: Seen
+    refusals: Refusals
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
 
     @classmethod
@@ -67,10 +62,10 @@ class Door:
         """Opens a service. After the test, the model may have no open stream."""
         config = config or ServerConfig()
         service = Service(
-            model.pipeline, backend or model.backend, config, seen := Seen(), **options
+            model.pipeline, backend or model.backend, config, refusals := Refusals(), **options
         )
         try:
-            yield cls(model, service, seen)
+            yield cls(model, service, refusals)
             until(lambda: not model.pipeline.open_streams)
         finally:
             service.close()

@@ -112,16 +112,6 @@ def test_an_id_as_a_string_does_not_kill_the_process(rig: Rig, golden: GoldenSet
         assert connection.answers().audio.shape == (960,)
 
 
-def test_a_prompt_that_is_too_long_is_not_registered(limited: Rig) -> None:
-    voice = Voice(np.zeros(751, np.int32), np.zeros((1502, 80)), np.ones(192))
-    with limited.connect() as connection:
-        connection.send([1], voice)
-        assert connection.answers().errors == ["prompt_tokens: 751 tokens; at most 750 are allowed"]
-        connection.send([1], named(voice.content_hash))
-        [error] = connection.answers().errors
-        assert "is not registered here" in error
-
-
 @pytest.fixture(scope="module")
 def keeping(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Server that knows the voice anna from its start, and keeps eight other voices."""
@@ -195,18 +185,3 @@ def test_a_name_and_another_voice_together_are_refused(keeping: Rig, golden: Gol
             assert connection.answers().errors == [
                 "voice: sent together with a voice; send only one of them"
             ]
-
-
-def test_forgotten_voices_must_be_sent_again(
-    keeping: Rig, golden: GoldenSet, voice: ClientVoice
-) -> None:
-    first = variant(voice, 0.5)
-    with Client(keeping.server.grpc_url) as client, client.open(first) as utterance:
-        utterance.push(golden.tokens[:60])
-        assert next(utterance).index == 0
-        for factor in range(-8, 0):
-            spoken(keeping, golden.tokens[:3], variant(voice, factor))
-        with pytest.raises(ServerError, match="is not registered here"):
-            spoken(keeping, golden.tokens[:3], first.id)
-        utterance.finish()  # a stream keeps its voice
-        assert sum(len(chunk.audio) for chunk in utterance) > 0
