@@ -72,7 +72,7 @@ _FIRST = [
     "serving",
 ]
 _LAST = ["networks", "layers", "voices", "cache", "config", "scripts", "client"]
-_USES_A_SHARED_SERVER = re.compile(r"def \w+\([^)]*\b(rig|limited): Rig\b")
+_USES_A_SHARED_SERVER = re.compile(r"def \w+\([^)]*\b((rig|limited): Rig|gateway: GatewayRig)\b")
 _USES_SHARED_EXPORTS = re.compile(r"\bexport: Export\b")
 _FIRST_PORT, _PORTS_OF_A_WORKER = 10_000, 2_000  # below the ephemeral ports of the kernel
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -38,6 +39,11 @@ def tokens_of(text: str) -> list[int]:
     if words == ["nothing"]:
         raise TokenError("sentence: 0 words; at least 1 is needed")
     return demo_tokens(TOKENS_OF_A_WORD * len(words)).tolist()
+
+
+def key_settings(name: str, secret: str, **limits: int) -> dict[str, Any]:
+    """Settings of an access key."""
+    return {"name": name, "sha256": hashlib.sha256(secret.encode()).hexdigest(), **limits}
 
 
 @dataclass(frozen=True)
@@ -142,19 +148,6 @@ def serving_gateway(
     )
     with _running(DrainingServer(config, app, drain_s=1)) as port:
         yield port
-
-
-class TraceRecorder:
-    """ASGI application that keeps the header `traceparent` of each request to another one."""
-
-    def __init__(self, app: Any) -> None:
-        self.traces: list[str] = []
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            self.traces.append(dict(scope["headers"]).get(b"traceparent", b"").decode())
-        await self._app(scope, receive, send)
 
 
 @contextmanager

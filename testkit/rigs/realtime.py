@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
 from openai.resources.realtime.realtime import RealtimeConnection
 
 from testkit.patience import PATIENCE_SECONDS
-from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving
-from testkit.rigs.server_rig import Rig
-from token2wav_client import ClientVoice
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings
 
 KEY, FEW_KEY = "a key", "few"  # the second key is allowed 2 requests a minute
-IDLE_S, SOCKETS = 5.0, 8  # all sockets are opened before the first is idle, also on a busy machine
+SETTINGS = {
+    "voices": {"default": VOICE},
+    "limits": {"idle_s": 5.0, "text_characters": 1000},
+    "keys": [key_settings("shop", KEY), key_settings("few", FEW_KEY, requests_per_minute=2)],
+}
 SLOW = "slow " * 190  # nearly the longest text
 _PATIENT: Any = {"open_timeout": PATIENCE_SECONDS}
-
-
-@contextmanager
-def realtime_gateway(
-    folder: Path, rig: Rig, language_model: Any, voice: ClientVoice
-) -> Iterator[GatewayRig]:
-    """Starts a gateway with keys and small limits.
-
-    Args:
-        language_model: ASGI application.
-    """
-    key, few_key = (hashlib.sha256(key.encode()).hexdigest() for key in (KEY, FEW_KEY))
-    with (
-        serving(language_model) as port,
-        GatewayRig.start(
-            folder,
-            grpc_url=rig.server.grpc_url,
-            language_model_url=f"http://127.0.0.1:{port}/v1",
-            voice=voice,
-            settings={
-                "voices": {"default": VOICE},
-                "limits": {"idle_s": IDLE_S, "text_characters": 1000, "sockets": SOCKETS},
-                "keys": [
-                    {"name": "shop", "sha256": key},
-                    {"name": "few", "sha256": few_key, "requests_per_minute": 2},
-                ],
-            },
-        ) as started,
-    ):
-        yield started
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from testkit.batches import WHOLE_BLOCKS
 from testkit.models.front_end import demo_prompt, front_end
 from testkit.models.golden import TINY, GoldenSet
 from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.gateway_rig import GatewayRig
+from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
@@ -66,6 +68,32 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = f"limits: {{streams: 2, stream_tokens: 60, idle_seconds: {IDLE_SECONDS}}}"
     with Rig.start(TINY, tmp_path_factory.mktemp("limited"), settings) as rig:
         yield rig
+
+
+@pytest.fixture(scope="module")
+def speaker(request: pytest.FixtureRequest) -> LanguageModel:
+    """Language model behind `gateway`, with the constant PACE of the module."""
+    return LanguageModel(pace=getattr(request.module, "PACE", 1000.0))
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    rig: Rig,
+    speaker: LanguageModel,
+    voice: ClientVoice,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[GatewayRig]:
+    """A gateway between `speaker` and `rig`, with the constant SETTINGS of the module."""
+    with GatewayRig.between(
+        speaker.app(),
+        tmp_path_factory.mktemp("gateway"),
+        grpc_url=rig.server.grpc_url,
+        voice=voice,
+        settings=getattr(request.module, "SETTINGS", {}),
+        riva=True,
+    ) as started:
+        yield started
 
 
 @pytest.fixture(params=["token2wav", "token2wav_ensemble"])

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import io
 import json
 import re
 import wave
-from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import pytest
-from fastapi import FastAPI
-from openai import AsyncOpenAI, BadRequestError, OpenAI
+from openai import OpenAI
 
-from examples.speech import language_model
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.gateway_rig import (
     TEMPLATE,
     TOKENS_OF_A_WORD,
     VOICE,
     GatewayRig,
+    key_settings,
     serving,
     tokens_of,
 )
 from testkit.rigs.gateway_speech import (
-    PACE,
     TEXT,
     assert_same,
     body,
@@ -39,6 +34,7 @@ from testkit.rigs.gateway_speech import (
     events_of,
     expected,
 )
+from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
@@ -47,34 +43,9 @@ from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech import Speech, Text
 from token2wav_gateway.voices import Voice as GatewayVoice
 
+SETTINGS = {"limits": {"text_characters": 1000, "speech_tokens": 1300, "idle_s": 300}}
+PACE = 250.0  # tokens per second
 SLOW = "slow " * 200
-
-
-@pytest.fixture(scope="module")
-def speaker() -> FastAPI:
-    return language_model.create_app(tokens_of, PACE)
-
-
-@pytest.fixture(scope="module")
-def language_model_url(speaker: FastAPI) -> Iterator[str]:
-    with serving(speaker) as port:
-        yield f"http://127.0.0.1:{port}/v1"
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    rig: Rig, language_model_url: str, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayRig]:
-    with GatewayRig.start(
-        tmp_path_factory.mktemp("gateway"),
-        grpc_url=rig.server.grpc_url,
-        language_model_url=language_model_url,
-        voice=voice,
-        settings={
-            "limits": {"text_characters": 1000, "speech_tokens": 1300, "idle_s": 300},
-        },
-    ) as started:
-        yield started
 
 
 def test_the_openai_package_streams_speech_into_a_file(
@@ -94,27 +65,6 @@ def test_the_openai_package_streams_speech_into_a_file(
         assert response.headers["content-type"] == "audio/pcm"
         response.stream_to_file(tmp_path / "speech.pcm")
     assert_same((tmp_path / "speech.pcm").read_bytes(), expected(model, voice, TEXT, 0.75))
-
-
-def test_the_async_openai_package_speaks_several_texts_at_once(
-    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
-) -> None:
-    texts = [TEXT, "one", "one two three"]
-
-    async def speak() -> list[bytes]:
-        async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
-            answers = await asyncio.gather(
-                *(
-                    client.audio.speech.create(
-                        model="gpt-4o-mini-tts", voice=VOICE, input=text, response_format="pcm"
-                    )
-                    for text in texts
-                )
-            )
-            return [answer.content for answer in answers]
-
-    for text, content in zip(texts, asyncio.run(speak()), strict=True):
-        assert_same(content, expected(model, voice, text))
 
 
 def test_a_whole_file_has_its_usage_in_its_headers(
@@ -222,14 +172,6 @@ def test_a_wrong_request_is_refused_with_a_sentence(
     assert re.search(reason, error["message"]), error
 
 
-def test_the_openai_package_raises_its_own_error(gateway: GatewayRig) -> None:
-    with (
-        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
-        pytest.raises(BadRequestError, match=r"speed: must be from 0\.5 to 2"),
-    ):
-        client.audio.speech.create(model="tts-1", voice=VOICE, input=TEXT, speed=4)
-
-
 def test_an_unknown_path_and_a_body_that_is_no_json_are_refused(gateway: GatewayRig) -> None:
     with gateway.http() as http:
         assert "Not Found" in error_of(http.get("/v1/audio"), 404)["message"]
@@ -267,31 +209,20 @@ def test_models_and_health(gateway: GatewayRig) -> None:
         assert "/v1/audio/speech" in http.get("/openapi.json").json()["paths"]
 
 
-def test_a_client_that_leaves_cancels_both_requests(
-    gateway: GatewayRig, speaker: FastAPI, rig: Rig
-) -> None:
-    before, ended = speaker.state.cancelled, rig.ended()["cancelled"]
-    with (
-        gateway.http() as http,
-        http.stream("POST", "/v1/audio/speech", json=body(input=SLOW.strip())) as response,
-    ):
-        next(response.iter_bytes())
-    until(lambda: speaker.state.cancelled == before + 1)
-    until(lambda: rig.ended()["cancelled"] == ended + 1)
-    assert gateway.value("texts_total", outcome="cancelled") >= 1
-
-
 def test_a_scope_that_cancels_again_and_again_ends_a_text(
-    speaker: FastAPI, language_model_url: str, rig: Rig, voice: ClientVoice
+    speaker: LanguageModel, rig: Rig, voice: ClientVoice
 ) -> None:
     """Starlette answers in a scope of anyio, which cancels a task until the task has ended."""
-    before, ended = speaker.state.cancelled, rig.ended()["cancelled"]
+    before, ended = speaker.cancelled, rig.ended()["cancelled"]
 
-    async def speak_a_little() -> None:
+    async def speak_a_little(port: int) -> None:
         speech = Speech(
             Settings.model_validate(
                 {
-                    "language_model": {"url": language_model_url, "template": str(TEMPLATE)},
+                    "language_model": {
+                        "url": f"http://127.0.0.1:{port}/v1",
+                        "template": str(TEMPLATE),
+                    },
                     "speech_server": {"url": rig.server.grpc_url},
                 }
             ),
@@ -305,62 +236,10 @@ def test_a_scope_that_cancels_again_and_again_ends_a_text(
         await speech.close()
 
     text = Text(SLOW.strip(), GatewayVoice(VOICE, tensors=voice))
-    asyncio.run(speak_a_little())
-    until(lambda: speaker.state.cancelled == before + 1)
+    with serving(speaker.app()) as port:
+        asyncio.run(speak_a_little(port))
+    until(lambda: speaker.cancelled == before + 1)
     until(lambda: rig.ended()["cancelled"] == ended + 1)
-
-
-def test_leaving_before_the_first_audio_cancels_the_text(
-    rig: Rig, voice: ClientVoice, tmp_path: Path
-) -> None:
-    slow = language_model.create_app(tokens_of, 1.0)
-    with (
-        serving(slow) as port,
-        GatewayRig.start(
-            tmp_path,
-            grpc_url=rig.server.grpc_url,
-            language_model_url=f"http://127.0.0.1:{port}/v1",
-            voice=voice,
-        ) as gateway,
-    ):
-        with gateway.http() as http, pytest.raises(httpx.ReadTimeout):
-            http.post("/v1/audio/speech", json=body(), timeout=1.5)
-        until(lambda: slow.state.cancelled == 1)
-        until(lambda: gateway.value("speaking") == 0)
-
-
-def test_only_holders_of_keys_are_served(
-    rig: Rig, language_model_url: str, voice: ClientVoice, tmp_path: Path
-) -> None:
-    keys = [
-        {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest(), **limits}
-        for name, limits in (("one", {}), ("few", {"requests_per_minute": 1}))
-    ]
-    with GatewayRig.start(
-        tmp_path,
-        grpc_url=rig.server.grpc_url,
-        language_model_url=language_model_url,
-        voice=voice,
-        settings={"keys": keys},
-    ) as gateway:
-        with gateway.http() as http:
-            for path in ("/v1/models", "/v1/models/tts-1", "/v1/audio/voices"):
-                error_of(http.get(path), 401)
-            for path in ("speech", "voices"):
-                error_of(http.post(f"/v1/audio/{path}", json={}), 401)
-            error_of(http.delete(f"/v1/audio/voices/{VOICE}"), 401)
-            error_of(http.post("/v1/stage/run", json={"codes": [1], "voice": VOICE}), 401)
-            for path in ("/health/live", "/health/ready", "/docs", "/openapi.json"):
-                assert http.get(path).status_code == 200
-            refused = http.get("/v1/models", headers={"authorization": "Bearer two"})
-            assert refused.headers["www-authenticate"] == "Bearer"
-        with gateway.http(headers={"authorization": "Bearer one"}) as http:
-            assert len(http.post("/v1/audio/speech", json=body()).content) > 0
-        with gateway.http(headers={"authorization": "Bearer few"}) as http:
-            assert http.post("/v1/audio/speech", json=body(input="one")).status_code == 200
-            late = error_of(http.post("/v1/audio/speech", json=body(input="one")), 429)
-            assert "1 requests a minute" in late["message"]
-        assert (gateway.voices / f"{VOICE}.safetensors").exists()
 
 
 def test_a_gateway_without_servers_says_which_one_is_missing(
@@ -370,14 +249,13 @@ def test_a_gateway_without_servers_says_which_one_is_missing(
         "language_model": {"connect_timeout_s": 5},
         "speech_server": {"response_timeout_s": PATIENCE_SECONDS},
     }
-    key = {"name": "shop", "sha256": hashlib.sha256(b"one").hexdigest()}
     with (
         GatewayRig.start(
             tmp_path,
             grpc_url=rig.server.grpc_url,
             language_model_url="http://127.0.0.1:9",
             voice=voice,
-            settings={**settings, "keys": [key]},
+            settings={**settings, "keys": [key_settings("shop", "one")]},
         ) as gateway,
         gateway.http() as http,
     ):

@@ -395,19 +395,6 @@ def test_a_reader_that_does_not_read_holds_up_nobody(gateway: GatewayRig, rig: R
         assert len(audio) == 960 * len(tokens_of(TEXT))
 
 
-def test_texts_above_the_limit_are_refused(gateway: GatewayRig) -> None:
-    with ExitStack() as stack:
-        http = stack.enter_context(gateway.http())
-        hanging = [
-            threading.Thread(target=lambda: http.post("/v1/audio/speech", json=body(input="hang")))
-            for _ in range(9)
-        ]
-        for thread in hanging:
-            thread.start()
-            stack.callback(thread.join)
-        until(lambda: gateway.value("refused_total", status="429") >= 1)
-
-
 def test_names_of_voices_are_no_paths(gateway: GatewayRig) -> None:
     (gateway.voices.parent / "secret.safetensors").write_bytes(b"secret")
     with gateway.http() as http:

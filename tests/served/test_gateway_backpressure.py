@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
 
 import numpy as np
-import pytest
 from websockets.sync.client import connect
 
-from examples.speech import language_model
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import assert_same, body, expected
 from testkit.rigs.raw_client import until_closed
 from testkit.rigs.server_rig import Rig
@@ -28,23 +25,8 @@ LENGTH = len(tokens_of(WORDS))  # tokens; 40 ms each
 # Tokens of AHEAD_S, of the audio in the buffers of the gateway and the system, and of the chunk
 # that the gateway sends.
 MOST_TOKENS = (AHEAD_S + 12.0) / 0.04
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    rig: Rig, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayRig]:
-    with (
-        serving(language_model.create_app(tokens_of, 20_000.0)) as port,
-        GatewayRig.start(
-            tmp_path_factory.mktemp("gateway"),
-            grpc_url=rig.server.grpc_url,
-            language_model_url=f"http://127.0.0.1:{port}/v1",
-            voice=voice,
-            settings={"limits": {"ahead_s": AHEAD_S, "speech_tokens": LENGTH}},
-        ) as started,
-    ):
-        yield started
+PACE = 20_000.0  # tokens per second
+SETTINGS = {"limits": {"ahead_s": AHEAD_S, "speech_tokens": LENGTH}}
 
 
 def slow_connection(gateway: GatewayRig) -> socket.socket:

@@ -7,30 +7,16 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import TEXT, assert_same, error_of, expected
-from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 
-
-@pytest.fixture(scope="module")
-def gateway(
-    rig: Rig, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayRig]:
-    with GatewayRig.start(
-        tmp_path_factory.mktemp("gateway"),
-        grpc_url=rig.server.grpc_url,
-        language_model_url="http://127.0.0.1:9",
-        voice=voice,
-        settings={"limits": {"speech_tokens": 1300}},
-    ) as started:
-        yield started
+SETTINGS = {"language_model": {"url": "http://127.0.0.1:9"}, "limits": {"speech_tokens": 1300}}
 
 
 def test_codes_become_audio_without_a_language_model(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,33 +11,20 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from examples.speech import language_model
 from testkit.patience import until
-from testkit.rigs.gateway_rig import GatewayRig, tokens_of
-from testkit.rigs.gateway_speech import PACE
+from testkit.rigs.gateway_rig import GatewayRig
+from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.realtime import (
     FEW_KEY,
-    IDLE_S,
     KEY,
+    SETTINGS,
     SLOW,
-    SOCKETS,
     events_until,
     opened,
-    realtime_gateway,
     say,
 )
 from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    rig: Rig, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayRig]:
-    app = language_model.create_app(tokens_of, PACE)
-    with realtime_gateway(tmp_path_factory.mktemp("gateway"), rig, app, voice) as started:
-        yield started
-
 
 ITEM: dict[str, Any] = {
     "type": "message",
@@ -208,12 +194,19 @@ def test_each_sentence_is_a_request_of_the_key(gateway: GatewayRig) -> None:
     ],
 )
 def test_cheap_events_are_requests_of_the_key(
-    rig: Rig, voice: ClientVoice, tmp_path: Path, event: dict[str, Any], answer: str
+    rig: Rig,
+    speaker: LanguageModel,
+    voice: ClientVoice,
+    tmp_path: Path,
+    event: dict[str, Any],
+    answer: str,
 ) -> None:
     """Those that are refused are counted too."""
-    app = language_model.create_app(tokens_of, PACE)
+    address = rig.server.grpc_url
     with (
-        realtime_gateway(tmp_path, rig, app, voice) as gateway,
+        GatewayRig.between(
+            speaker.app(), tmp_path, grpc_url=address, voice=voice, settings=SETTINGS
+        ) as gateway,
         opened(gateway, FEW_KEY) as connection,
     ):
         connection.recv()
@@ -228,11 +221,6 @@ def test_an_unknown_model_is_refused(gateway: GatewayRig) -> None:
         assert "'whisper' is not one of" in events_until(connection, "error")[-1].error.message
 
 
-def test_an_idle_session_ends(gateway: GatewayRig) -> None:
-    with opened(gateway) as connection:
-        assert f"no message for {IDLE_S:g} s" in events_until(connection, "error")[-1].error.message
-
-
 def test_a_reader_that_does_not_read_is_dropped(gateway: GatewayRig) -> None:
     """It asks for more audio than a connection buffers."""
     url = f"{gateway.url.replace('http', 'ws')}/v1/realtime"
@@ -245,11 +233,3 @@ def test_a_reader_that_does_not_read_is_dropped(gateway: GatewayRig) -> None:
                 deaf.send(json.dumps({"type": "response.create"}))
                 deaf.send(json.dumps({"type": "input_audio_buffer.append", "audio": "x" * 500_000}))
         until(lambda: gateway.value("sockets") == 0)
-
-
-def test_sockets_above_the_limit_are_refused(gateway: GatewayRig) -> None:
-    with ExitStack() as stack:
-        for _ in range(SOCKETS):
-            stack.enter_context(opened(gateway)).recv()
-        with opened(gateway) as refused:
-            assert "8 sockets are open" in events_until(refused, "error")[-1].error.message

@@ -5,21 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from starlette.types import Receive, Scope, Send
 from websockets.sync.client import connect
 
 from examples import demo
-from examples.speech import language_model
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import PROMPT_TEXT, VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import error_of
-from testkit.rigs.server_rig import Rig
-from token2wav_client import ClientVoice
+from testkit.rigs.language_model import LanguageModel
 
 TEXT = "Hello, how are you?"
 RECORDING = "data:audio/wav;base64," + base64.b64encode(demo.PROMPT.read_bytes()).decode()
@@ -97,63 +92,31 @@ REQUESTS = {
     },
 }
 
-
-class Recorder:
-    """ASGI application that keeps the body of the last request to another one."""
-
-    def __init__(self, app: FastAPI) -> None:
-        self.body: dict[str, Any] = {}
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def keep() -> Any:
-            message = await receive()
-            if message.get("body"):
-                self.body = json.loads(message["body"])
-            return message
-
-        await self._app(scope, keep, send)
+SETTINGS = {
+    "voices": {"model": demo.MODEL, "default": VOICE},
+    "models": ["token2wav", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15", QWEN, COSYVOICE],
+}
 
 
-@pytest.fixture(scope="module")
-def speaker() -> Recorder:
-    return Recorder(language_model.create_app(tokens_of, 1000.0))
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    rig: Rig, speaker: Recorder, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayRig]:
-    settings = {
-        "voices": {"model": demo.MODEL, "default": VOICE},
-        "models": ["token2wav", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15", QWEN, COSYVOICE],
-    }
-    with GatewayRig.between(
-        speaker,
-        tmp_path_factory.mktemp("gateway"),
-        grpc_url=rig.server.grpc_url,
-        voice=voice,
-        settings=settings,
-    ) as started:
-        for name in ("vivian", "Vivian"):
-            shutil.copy(
-                started.voices / f"{VOICE}.safetensors", started.voices / f"{name}.safetensors"
-            )
-        yield started
+@pytest.fixture(scope="module", autouse=True)
+def _voices_of_the_pages(gateway: GatewayRig) -> None:
+    for name in ("vivian", "Vivian"):
+        copy = gateway.voices / f"{name}.safetensors"
+        shutil.copy(gateway.voices / f"{VOICE}.safetensors", copy)
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/"])
 @pytest.mark.parametrize("fields", REQUESTS.values(), ids=REQUESTS)
 def test_a_public_request_is_accepted(
-    gateway: GatewayRig, speaker: Recorder, fields: dict[str, Any], path: str
+    gateway: GatewayRig, speaker: LanguageModel, fields: dict[str, Any], path: str
 ) -> None:
     with gateway.http() as http:
         answer = http.post(path, json={"input": TEXT, **fields})
     assert answer.status_code == 200, answer.text
     if fields.get("stream_format") == "audio":
         assert len(answer.content) == 2 * 960 * len(tokens_of(TEXT))
-    assert speaker.body.get("seed") == fields.get("seed")
-    assert speaker.body.get("max_tokens") == fields.get("max_new_tokens")
+    assert speaker.bodies[-1].get("seed") == fields.get("seed")
+    assert speaker.bodies[-1].get("max_tokens") == fields.get("max_new_tokens")
 
 
 @pytest.mark.parametrize("fields", REQUESTS.values(), ids=REQUESTS)

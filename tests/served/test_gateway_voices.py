@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from examples import demo
-from examples.speech import language_model
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import PROMPT_TEXT, GatewayRig, tokens_of
-from testkit.rigs.gateway_speech import PACE, TEXT, body, error_of
-from testkit.rigs.server_rig import Rig
-from token2wav_client import ClientVoice
+from testkit.rigs.gateway_speech import TEXT, body, error_of
 from token2wav_gateway.listener import Listener
 
-
-@pytest.fixture(scope="module")
-def gateway(
-    rig: Rig, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayRig]:
-    with GatewayRig.between(
-        language_model.create_app(tokens_of, PACE),
-        tmp_path_factory.mktemp("gateway"),
-        grpc_url=rig.server.grpc_url,
-        voice=voice,
-        settings={
-            "voices": {"model": demo.MODEL, "most": 2, "longest_s": 10},
-            "limits": {"text_characters": 1000},
-        },
-    ) as started:
-        yield started
+SETTINGS = {
+    "voices": {"model": demo.MODEL, "most": 2, "longest_s": 10},
+    "limits": {"text_characters": 1000},
+}
 
 
 def test_a_recording_becomes_a_voice(gateway: GatewayRig) -> None:

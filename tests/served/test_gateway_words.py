@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import riva.client
 import soundfile
 import soxr
 from numpy.typing import NDArray
-from openai import OpenAI
 from websockets.sync.client import connect
 
 from examples import demo
@@ -133,7 +131,7 @@ def test_without_an_aligner_only_the_whole_text_has_a_time(gateways: Any) -> Non
     assert last["segments"] == [{"text": TEXT, "start_ms": 0, "end_ms": milliseconds}]
 
 
-@pytest.mark.parametrize("name", ["Hangs", "Crashes", "Rubbish", "FailsToLoad"])
+@pytest.mark.parametrize("name", ["Hangs", "Crashes"])
 def test_an_aligner_that_fails_costs_no_audio(gateways: Any, name: str) -> None:
     text = "bad 3"
     with gateways(name=name, timeout_s=4) as gateway, gateway.http() as http:
@@ -162,23 +160,6 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing(gateways: Any, served: Ri
                     break
         until(lambda: gateway.value("speaking") == 0)
         served.wait_until_empty()
-
-
-def test_the_openai_package_gets_the_times(gateways: Any) -> None:
-    with (
-        gateways(name="pocketsphinx", timeout_s=60) as gateway,
-        OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client,
-        client.audio.speech.with_streaming_response.create(
-            model="tts-1",
-            voice=VOICE,
-            input=TEXT,
-            response_format="mp3",
-            stream_format="sse",
-            extra_body={"word_timestamps": True},
-        ) as response,
-    ):
-        received = list(events_of(response.iter_lines()))
-    assert len(received[-2]["timestamps"]) == len(TEXT.split())
 
 
 @pytest.mark.parametrize("rate_hz", [16_000, 24_000, 44_100])
@@ -221,28 +202,6 @@ def test_times_need_events(gateways: Any) -> None:
     assert error["message"] == (
         "word_timestamps: needs stream_format sse, because audio alone has no place for times"
     )
-
-
-def test_an_end_by_the_speech_server_is_in_the_last_event(
-    served: Rig, spoken: ClientVoice, tmp_path: Path
-) -> None:
-    loop = language_model.create_app(lambda text: [7] * 300, PACE)
-    (server := tmp_path / "server").mkdir()
-    settings = "stream: {first_tokens: 0, end_after_repeats: 40}"
-    with (
-        Rig.start(demo.MODEL, server, settings) as limited,
-        serving(loop) as port,
-        GatewayRig.start(
-            tmp_path,
-            grpc_url=limited.server.grpc_url,
-            language_model_url=f"http://127.0.0.1:{port}/v1",
-            voice=spoken,
-        ) as gateway,
-    ):
-        *_, done = received = events(gateway, word_timestamps=False)
-        limited.wait_until_empty()
-    assert done["end_reason"] == "repeats"
-    assert len(audio_of(received)) == 40 * 960
 
 
 def test_words_over_a_websocket_as_in_vllm_omni(gateways: Any) -> None:

@@ -1,0 +1,244 @@
+"""Doors of a gateway under test: a client of each interface, with the same methods."""
+
+from __future__ import annotations
+
+import base64
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import grpc
+import httpx
+import riva.client
+from openai import OpenAI
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import VOICE, GatewayRig
+from testkit.rigs.gateway_speech import body, events_of
+from testkit.rigs.raw_client import SOCKET_PATH
+
+
+class Line(ABC):
+    """Connection to a door, which says one text after the other.
+
+    Args:
+        key: key of the client; empty for none.
+        trace: header `traceparent`; empty for none.
+
+    Attributes:
+        error: sentence of the last error; empty for none.
+        end_reason: limit that cut the last text off; empty for none.
+    """
+
+    error = ""
+    end_reason = ""
+
+    def __init__(self, gateway: GatewayRig, key: str = "", trace: str = "") -> None:
+        self.headers: dict[str, str] = {}
+        if key:
+            self.headers["authorization"] = f"Bearer {key}"
+        if trace:
+            self.headers["traceparent"] = trace
+        self._connect(gateway)
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def say(self, text: str) -> bytes:
+        """Says a text, and returns its audio."""
+        self.error = self.end_reason = ""
+        self.begin(text)
+        return b"".join(self.pieces())
+
+    @abstractmethod
+    def _connect(self, gateway: GatewayRig) -> None: ...
+
+    @abstractmethod
+    def begin(self, text: str) -> None:
+        """Sends a text of one sentence."""
+
+    @abstractmethod
+    def pieces(self) -> Iterator[bytes]:
+        """Yields the audio of the text."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnects."""
+
+    def cancel(self) -> None:
+        """Cancels the text, and keeps the connection. Clients of plain HTTP can only leave."""
+        raise NotImplementedError
+
+
+class Http(Line):
+    """Audio over HTTP."""
+
+    fields: ClassVar[dict[str, Any]] = {}
+
+    def _connect(self, gateway: GatewayRig) -> None:
+        self._http = gateway.http(headers=self.headers)
+
+    def begin(self, text: str) -> None:
+        request = self._http.build_request(
+            "POST", "/v1/audio/speech", json=body(input=text, **self.fields)
+        )
+        self._response = self._http.send(request, stream=True)
+        if self._response.status_code != httpx.codes.OK:
+            self._response.read()
+            self.error = self._response.json()["error"]["message"]
+        self.end_reason = self._response.headers.get("x-end-reason", "")
+
+    def pieces(self) -> Iterator[bytes]:
+        if not self.error:
+            yield from self._response.iter_bytes()
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class WholeFile(Http):
+    """Whole file over HTTP."""
+
+    fields: ClassVar[dict[str, Any]] = {"stream": False}
+
+
+class Events(Http):
+    """Audio as events of a stream over HTTP."""
+
+    fields: ClassVar[dict[str, Any]] = {"stream_format": "sse"}
+
+    def pieces(self) -> Iterator[bytes]:
+        for event in [] if self.error else events_of(self._response.iter_lines()):
+            if event["type"] == "speech.audio.delta":
+                yield base64.b64decode(event["audio"])
+            self.end_reason = event.get("end_reason", "")
+
+
+class Socket(Line):
+    """WebSocket for text in pieces."""
+
+    def _connect(self, gateway: GatewayRig) -> None:
+        self._socket = connect(
+            gateway.url.replace("http", "ws") + SOCKET_PATH,
+            additional_headers=self.headers,
+            open_timeout=PATIENCE_SECONDS,
+            close_timeout=1,
+        )
+        self._send(type="session.config", voice=VOICE, stream_audio=True)
+
+    def _send(self, **message: Any) -> None:
+        with suppress(ConnectionClosed):  # the error of a refusal is received later
+            self._socket.send(json.dumps(message))
+
+    def begin(self, text: str) -> None:
+        self._send(type="input.text", text=f"{text}\n")
+
+    def cancel(self) -> None:
+        self._send(type="cancel")
+
+    def pieces(self) -> Iterator[bytes]:
+        kind = ""
+        while kind not in ("audio.done", "audio.cancelled"):
+            try:
+                message = self._socket.recv(timeout=PATIENCE_SECONDS)
+            except ConnectionClosed:
+                return
+            if isinstance(message, bytes):
+                yield message
+                continue
+            event = json.loads(message)
+            kind = event["type"]
+            if kind == "error":
+                self.error = event["message"]
+            self.end_reason = event.get("end_reason", "")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Realtime(Line):
+    """OpenAI's Realtime interface, with OpenAI's package."""
+
+    def _connect(self, gateway: GatewayRig) -> None:
+        patient: Any = {"open_timeout": PATIENCE_SECONDS}
+        headers = dict(self.headers)
+        key = headers.pop("authorization", "Bearer none").removeprefix("Bearer ")
+        self._openai = OpenAI(base_url=f"{gateway.url}/v1", api_key=key)
+        self._connection = self._openai.realtime.connect(
+            model="gpt-realtime", extra_headers=headers, websocket_connection_options=patient
+        ).enter()
+
+    def begin(self, text: str) -> None:
+        content: Any = [{"type": "input_text", "text": text}]
+        item: Any = {"type": "message", "role": "user", "content": content}
+        with suppress(ConnectionClosed):  # the error of a refusal is received later
+            self._connection.conversation.item.create(item=item)
+            self._connection.response.create()
+
+    def cancel(self) -> None:
+        self._connection.response.cancel()
+
+    def pieces(self) -> Iterator[bytes]:
+        while True:
+            event: Any = self._connection.recv()
+            if event.type == "response.output_audio.delta":
+                yield base64.b64decode(event.delta)
+            elif event.type == "error":
+                self.error = event.error.message
+                return
+            elif event.type == "response.done":
+                response = event.response
+                if response.status == "failed":
+                    self.error = response.status_details.error.message
+                elif response.status == "incomplete":
+                    reason = response.status_details.reason
+                    self.end_reason = {"max_output_tokens": "length"}.get(reason, reason)
+                return
+
+    def close(self) -> None:
+        self._connection.close()
+        self._openai.close()
+
+
+class Riva(Line):
+    """gRPC interface of Riva, with NVIDIA's package."""
+
+    def _connect(self, gateway: GatewayRig) -> None:
+        metadata = [list(header) for header in self.headers.items()]
+        self._service = riva.client.SpeechSynthesisService(
+            riva.client.Auth(uri=gateway.riva, metadata_args=metadata)
+        )
+
+    def begin(self, text: str) -> None:
+        self._call: Any = self._service.synthesize_online(text, VOICE, sample_rate_hz=24_000)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def pieces(self) -> Iterator[bytes]:
+        try:
+            for piece in self._call:
+                yield piece.audio
+        except grpc.RpcError:
+            self.error = self._call.details()
+        self.end_reason = dict(self._call.trailing_metadata() or ()).get("end-reason", "")
+
+    def close(self) -> None:
+        self._service.auth.channel.close()
+
+
+DOORS: dict[str, type[Line]] = {
+    "whole file": WholeFile,
+    "http": Http,
+    "events": Events,
+    "socket": Socket,
+    "realtime": Realtime,
+    "riva": Riva,
+}
