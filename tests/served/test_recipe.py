@@ -4,14 +4,10 @@ its prompts, equality with the library, cancellation, and bad requests.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import queue
 import re
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +18,13 @@ import soundfile
 import soxr
 import tritonclient.grpc as triton
 import yaml
-from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from testkit.models.golden import ROOT
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.gateway_rig import TOKENS_OF_A_WORD, serving, tokens_of
+from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.server_rig import Rig
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav_server.launcher import binaries
@@ -43,55 +38,16 @@ DEMO = ROOT / "examples" / "demo_voice"
 MODELS = ("token2wav", "cosyvoice3", "cosyvoice3_offline")
 REFERENCE_TEXT = "the words of the prompt"
 TEXT = " one two three four five six"
-PACE = 500.0  # tokens per second
 SAME_AUDIO = 1e-4  # as in test_gateway: batches sum in another order
 
 
-@dataclass
-class LanguageModel:
-    """Language model server that answers the text after the reference text, and keeps requests.
-
-    Attributes:
-        bodies: bodies of the requests.
-        cancelled: number of cancelled requests.
-        holds_after: number of tokens after which an answer waits for `goes_on`; 0 for never.
-        goes_on: lets a waiting answer continue.
-    """
-
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    cancelled: int = 0
-    holds_after: int = 0
-    goes_on: threading.Event = field(default_factory=threading.Event)
-
-    def app(self) -> FastAPI:
-        app = FastAPI()
-
-        @app.post("/v1/chat/completions")
-        async def complete(request: Request) -> StreamingResponse:
-            body = await request.json()
-            self.bodies.append(body)
-            text = body["messages"][0]["content"].rpartition(REFERENCE_TEXT)[2]
-            return StreamingResponse(self._pieces(text), media_type="text/event-stream")
-
-        return app
-
-    async def _pieces(self, text: str) -> AsyncIterator[str]:
-        try:
-            for index, token in enumerate(tokens_of(text)):
-                await asyncio.sleep(1 / PACE)
-                while index and index == self.holds_after and not self.goes_on.is_set():
-                    await asyncio.sleep(0.01)
-                choice = {"delta": {"content": f"<|s_{token}|>"}}
-                yield f"data: {json.dumps({'choices': [choice]})}\n\n"
-            yield "data: [DONE]\n\n"
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
+def said(text: str) -> list[int]:
+    return tokens_of(text.rpartition(REFERENCE_TEXT)[2])
 
 
 @pytest.fixture(scope="module")
 def speaker() -> LanguageModel:
-    return LanguageModel()
+    return LanguageModel(said)
 
 
 @contextmanager
@@ -266,7 +222,7 @@ def test_first_audio_comes_after_eight_tokens(
     recording: NDArray[np.float32], tmp_path: Path
 ) -> None:
     """With the default settings. The language model waits after 8 tokens until audio arrives."""
-    speaker = LanguageModel(holds_after=8)
+    speaker = LanguageModel(said, holds_after=8)
     inputs = inputs_of(recording, REFERENCE_TEXT, TEXT)
     with started(speaker, tmp_path, "stream: {}") as rig:
         chunks = streamed(rig, inputs, heard=speaker.goes_on.set)
