@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.gateway_rig import serving
+from testkit.rigs.gateway_rig import key_settings, serving
 from tests.gateway.test_listener import SlowFrontEnd, front_end
 from tests.gateway.test_voices import TENSORS, full_disk, link_to_itself
 from token2wav_gateway.app import create_app
@@ -114,10 +113,7 @@ def test_a_key_deletes_only_the_voices_that_it_made(
 ) -> None:
     front_end.goes_on.set()
     save_file(TENSORS, tmp_path / "joe.safetensors")
-    keys = [
-        {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest()}
-        for name in ("one", "two")
-    ]
+    keys = [key_settings(name, name) for name in ("one", "two")]
 
     def delete(name: str, key: str) -> int:
         headers = {"authorization": f"Bearer {key}"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from testkit.patience import PATIENCE_SECONDS
-from testkit.rigs.gateway_rig import serving_gateway
+from testkit.rigs.gateway_rig import key_settings, serving_gateway
 from testkit.rigs.raw_client import SOCKET_PATH
 from token2wav_gateway.settings import Settings, SettingsError, read_settings
 
@@ -22,7 +21,7 @@ SHOP = "https://shop.example"
 KEY = "secret"
 SETTINGS = {
     "origins": [SHOP],
-    "keys": [{"name": "shop", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
+    "keys": [key_settings("shop", KEY)],
 }
 
 

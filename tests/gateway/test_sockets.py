@@ -5,7 +5,6 @@ sending, long messages, and the requests of a key.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.numpy import save_file
 from starlette.types import Message
 
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import key_settings
 from tests.gateway.test_voices import TENSORS
 from token2wav_client import AudioChunk
 from token2wav_gateway import access
@@ -132,7 +132,6 @@ def test_sentences_count_as_requests_of_a_key(
 ) -> None:
     monkeypatch.setattr(access, "_MINUTE_S", PATIENCE_SECONDS)
     save_file(TENSORS, tmp_path / "anna.safetensors")
-    sha256 = hashlib.sha256(b"secret").hexdigest()
     client = Reader(
         {"voice": "anna"},
         {"type": "input.text", "text": "One.\nTwo.\nThree.\nFour.\n"},
@@ -145,7 +144,7 @@ def test_sentences_count_as_requests_of_a_key(
         {
             "voices": {"folder": tmp_path},
             # The socket itself is a request too.
-            "keys": [{"name": "shop", "sha256": sha256, "requests_per_minute": 3}],
+            "keys": [key_settings("shop", "secret", requests_per_minute=3)],
         },
         headers=[(b"authorization", b"Bearer secret")],
     )
@@ -161,8 +160,7 @@ def test_further_configurations_count_as_requests_of_a_key(tmp_path: Path) -> No
     save_file(TENSORS, tmp_path / "anna.safetensors")
     config = {"type": "session.config", "voice": "anna"}
     client = Reader(config, config, config, {"type": "session.close"})
-    sha256 = hashlib.sha256(b"secret").hexdigest()
-    keys = [{"name": "shop", "sha256": sha256, "requests_per_minute": 2}]
+    keys = [key_settings("shop", "secret", requests_per_minute=2)]
     headers = [(b"authorization", b"Bearer secret")]
     serve(client, {"voices": {"folder": tmp_path}, "keys": keys}, headers)
     [(_, error)] = client.errors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from websockets.sync.client import connect
 
 from examples.speech import language_model
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.gateway_rig import TEMPLATE, VOICE, serving, tokens_of
+from testkit.rigs.gateway_rig import TEMPLATE, VOICE, key_settings, serving, tokens_of
 from testkit.rigs.gateway_speech import assert_same, expected
 from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
@@ -53,7 +52,7 @@ def test_open_texts_end_before_the_command_ends(
             "language_model": {"url": f"http://127.0.0.1:{port}/v1", "template": str(TEMPLATE)},
             "speech_server": {"url": rig.server.grpc_url},
             "voices": {"folder": str(tmp_path / "voices")},
-            "keys": [{"name": "shop", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
+            "keys": [key_settings("shop", KEY)],
         }
         (tmp_path / "gateway.yaml").write_text(yaml.safe_dump(settings))
         command = [sys.executable, "-m", "token2wav", "gateway", "--port", str(ports.http)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.gateway_rig import TEMPLATE, VOICE
+from testkit.rigs.gateway_rig import TEMPLATE, VOICE, key_settings
 from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, sends
 from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
@@ -92,7 +91,7 @@ def test_no_words_and_no_keys_in_the_log(
             },
             "speech_server": {"url": rig.server.grpc_url, "response_timeout_s": PATIENCE_SECONDS},
             "voices": {"folder": str(folder)},
-            "keys": [{"name": "shop", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
+            "keys": [key_settings("shop", KEY)],
         }
         (tmp_path / "gateway.yaml").write_text(yaml.safe_dump(settings))
         command = [sys.executable, *module, "--port", str(port)]
