@@ -45,7 +45,11 @@ SETTINGS = {
         "upload_bytes": LARGEST - BODY,
         "sockets": 8,
     },
-    "keys": [key_settings("shop", KEY, streams=3), key_settings("many", "many")],
+    "keys": [
+        key_settings("shop", KEY, streams=3),
+        key_settings("many", "many"),
+        key_settings("once", "once", requests_per_minute=2),
+    ],
 }
 
 
@@ -264,6 +268,12 @@ def test_a_call_without_a_valid_key_is_refused_before_its_message_is_read(
         status, details = refusal(call)
         assert status == grpc.StatusCode.UNAUTHENTICATED
         assert details == "authorization: a valid key is needed, as 'Bearer KEY'"
+
+
+def test_each_text_of_a_call_is_a_request_of_the_key(gateway: GatewayRig) -> None:
+    once = service(gateway, "once")
+    details = refusal(lambda: once.synthesize_online(["one two", "three", "four"], VOICE))[1]
+    assert details == "key once: 2 requests a minute are allowed"
 
 
 def test_limits_of_a_key(gateway: GatewayRig) -> None:
