@@ -18,8 +18,8 @@ from websockets.sync.client import connect
 
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import VOICE, GatewayRig
+from testkit.rigs.gateway_socket import CONFIG, address
 from testkit.rigs.gateway_speech import body, events_of
-from testkit.rigs.raw_client import SOCKET_PATH
 
 
 class Line(ABC):
@@ -126,12 +126,12 @@ class Socket(Line):
 
     def _connect(self, gateway: GatewayRig) -> None:
         self._socket = connect(
-            gateway.url.replace("http", "ws") + SOCKET_PATH,
+            address(gateway),
             additional_headers=self.headers,
             open_timeout=PATIENCE_SECONDS,
             close_timeout=1,
         )
-        self._send(type="session.config", voice=VOICE, stream_audio=True)
+        self._send(**CONFIG)
 
     def _send(self, **message: Any) -> None:
         with suppress(ConnectionClosed):  # the error of a refusal is received later

@@ -11,11 +11,11 @@ from websockets.sync.client import connect
 
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
+from testkit.rigs.gateway_socket import CONFIG, address
 from testkit.rigs.gateway_speech import assert_same, body, expected
 from testkit.rigs.raw_client import until_closed
 from testkit.rigs.server_rig import Rig
 from tests.served.test_gateway_attacks import port_of, request_of
-from tests.served.test_gateway_sockets import CONFIG, address
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 

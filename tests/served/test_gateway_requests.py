@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 from typing import Any
 
 import pytest
-from websockets.sync.client import connect
 
 from examples import demo
-from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import PROMPT_TEXT, VOICE, GatewayRig, tokens_of
+from testkit.rigs.gateway_socket import opened
 from testkit.rigs.gateway_speech import error_of
 from testkit.rigs.language_model import LanguageModel
 
@@ -121,22 +119,13 @@ def test_a_public_request_is_accepted(
 
 @pytest.mark.parametrize("fields", REQUESTS.values(), ids=REQUESTS)
 def test_a_websocket_accepts_the_same_fields(gateway: GatewayRig, fields: dict[str, Any]) -> None:
-    url = gateway.url.replace("http", "ws") + "/v1/audio/speech/stream"
-    messages = [
-        {"type": "session.config", **fields, "split_granularity": None, "word_timestamps": None},
-        {"type": "input.text", "text": TEXT},
-        {"type": "input.done", "text": None},
-    ]
-    events: list[dict[str, Any]] = []
-    with connect(url, open_timeout=PATIENCE_SECONDS) as socket:
-        for message in messages:
-            socket.send(json.dumps(message))
-        while not events or events[-1]["type"] != "session.done":
-            received = socket.recv(timeout=PATIENCE_SECONDS)
-            if isinstance(received, str):
-                events.append(json.loads(received))
-                assert events[-1]["type"] != "error", events[-1]
-    [start] = [event for event in events if event["type"] == "audio.start"]
+    config = {"voice": None, "stream_audio": None, "word_timestamps": None, **fields}
+    with opened(gateway, **config, split_granularity=None) as socket:
+        socket.send(type="input.text", text=TEXT)
+        socket.send(type="input.done", text=None)
+        socket.until("session.done")
+    assert not socket.of("error")
+    [start] = socket.of("audio.start")
     assert start["channels"] == 1
     assert start["format"] == fields.get("response_format", "wav")
 

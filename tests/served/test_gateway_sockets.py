@@ -6,65 +6,24 @@ import base64
 import io
 import json
 import wave
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
-from websockets.sync.connection import Connection
 
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
+from testkit.rigs.gateway_socket import CONFIG, Socket, address, opened
 from testkit.rigs.gateway_speech import assert_same, expected
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 
-CONFIG = {"type": "session.config", "voice": VOICE, "stream_audio": True}
 TEXT = "One two three. Four five! Six seven eight nine"
 SENTENCES = ["One two three.", "Four five!", "Six seven eight nine"]
 SETTINGS = {"limits": {"idle_s": 2.0}}
 SLOW = "slow " * 790  # nearly the longest input
-
-
-class Socket:
-    """WebSocket that collects what it receives."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.events: list[dict[str, Any]] = []
-        self.audio: list[bytes] = []
-
-    def send(self, **message: Any) -> None:
-        self._connection.send(json.dumps(message))
-
-    def until(self, kind: str) -> dict[str, Any]:
-        """Receives until an event of a kind has arrived."""
-        while True:
-            message = self._connection.recv(timeout=PATIENCE_SECONDS)
-            if isinstance(message, bytes):
-                self.audio.append(message)
-                continue
-            self.events.append(json.loads(message))
-            if self.events[-1]["type"] == kind:
-                return self.events[-1]
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["type"] == kind]
-
-
-def address(gateway: GatewayRig) -> str:
-    return gateway.url.replace("http", "ws") + "/v1/audio/speech/stream"
-
-
-@contextmanager
-def opened(gateway: GatewayRig, **config: Any) -> Iterator[Socket]:
-    with connect(address(gateway), open_timeout=PATIENCE_SECONDS, close_timeout=1) as connection:
-        socket = Socket(connection)
-        socket.send(**CONFIG | config)
-        yield socket
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +14,14 @@ import riva.client
 import soundfile
 import soxr
 from numpy.typing import NDArray
-from websockets.sync.client import connect
 
 from examples import demo
 from examples.demo_voice.text import held_out
 from examples.speech import language_model
-from testkit.patience import PATIENCE_SECONDS, until
+from testkit.patience import until
 from testkit.rigs.aligners import write_distribution
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving
+from testkit.rigs.gateway_socket import opened
 from testkit.rigs.gateway_speech import events_of
 from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
@@ -207,20 +206,14 @@ def test_times_need_events(gateways: Any) -> None:
 def test_words_over_a_websocket_as_in_vllm_omni(gateways: Any) -> None:
     """The audio arrives as chunks without times, and a last one of each sentence has them."""
     with gateways(name="pocketsphinx", timeout_s=60) as gateway:
-        url = f"{gateway.url.replace('http', 'ws')}/v1/audio/speech/stream"
-        config = {"type": "session.config", "voice": VOICE, "word_timestamps": True}
-        received: list[dict[str, Any]] = []
-        with connect(url, close_timeout=1) as socket:
-            socket.send(json.dumps(config))  # needs more
-            config |= {"stream_audio": True, "response_format": "pcm"}
-            assert "stream_audio" in json.loads(socket.recv())["message"]
-        with connect(url, close_timeout=1) as socket:
-            for message in (config, {"type": "input.text", "text": TEXT}, {"type": "input.done"}):
-                socket.send(json.dumps(message))
-            while not received or received[-1]["type"] != "session.done":
-                received.append(json.loads(socket.recv(timeout=PATIENCE_SECONDS)))
+        with opened(gateway, word_timestamps=True, stream_audio=False) as socket:
+            assert "stream_audio" in socket.until("error")["message"]
+        with opened(gateway, word_timestamps=True, response_format="pcm") as socket:
+            socket.send(type="input.text", text=TEXT)
+            socket.send(type="input.done")
+            socket.until("session.done")
         plain = events(gateway)
-    chunks = [event for event in received if event["type"] == "audio.chunk"]
+    chunks = socket.of("audio.chunk")
     assert [chunk["chunk_id"] for chunk in chunks] == list(range(len(chunks)))
     *audio, last = chunks
     assert all(chunk["audio_b64"] and chunk["timestamps"] is None for chunk in audio)
@@ -229,29 +222,22 @@ def test_words_over_a_websocket_as_in_vllm_omni(gateways: Any) -> None:
     assert last["chunk_end_ms"] == audio[-1]["chunk_end_ms"] == round(len(content) / 48)
     assert len(content) == 2 * len(audio_of(plain))
     assert [word["word"] for word in last["timestamps"]] == TEXT.split()
-    [done] = [event for event in received if event["type"] == "audio.done"]
+    [done] = socket.of("audio.done")
     assert done["total_bytes"] == len(content)
 
 
 def test_a_late_aligner_does_not_delay_the_next_sentence(gateways: Any) -> None:
     """Its times are null when the listener has heard the sentence, not at the time-out."""
-    config = {"voice": VOICE, "word_timestamps": True, "stream_audio": True}
-    text = {"type": "input.text", "text": "A bad one.\nA good one.\n"}
-    with gateways(name="Hangs", timeout_s=60) as gateway:
-        url = f"{gateway.url.replace('http', 'ws')}/v1/audio/speech/stream"
-        with connect(url, close_timeout=1) as socket:
-            for message in (config, text):
-                socket.send(json.dumps(message))
-            began, chunks = 0.0, list[dict[str, Any]]()
-            while True:
-                event = json.loads(socket.recv(timeout=PATIENCE_SECONDS))
-                if event["type"] != "audio.chunk":
-                    continue
-                if event["sentence_index"] == 1:
-                    break
-                began = began or time.monotonic()
-                chunks.append(event)
-            waited_s = time.monotonic() - began
+    with (
+        gateways(name="Hangs", timeout_s=60) as gateway,
+        opened(gateway, word_timestamps=True) as socket,
+    ):
+        socket.send(type="input.text", text="A bad one.\nA good one.\n")
+        socket.until("audio.chunk")
+        began = time.monotonic()
+        socket.until("audio.done")
+        waited_s = time.monotonic() - began
+    chunks = socket.of("audio.chunk")
     assert chunks[-1]["audio_b64"] == ""
     assert chunks[-1]["timestamps"] is None
     # The next sentence has half a second to be made; a busy machine needs longer.
