@@ -13,7 +13,7 @@ import pytest
 
 from testkit.models.golden import TINY
 from testkit.patience import until
-from testkit.rigs.gateway_doors import DOORS, Line
+from testkit.rigs.gateway_lines import DOORS, Line
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, tokens_of
 from testkit.rigs.gateway_speech import assert_same, body, error_of, expected
 from testkit.rigs.hostile_language_model import CUT_OFF

@@ -1,4 +1,4 @@
-"""Doors of a gateway under test: a client of each interface, with the same methods."""
+"""Lines to the doors of a gateway under test: a client of each interface, with the same methods."""
 
 from __future__ import annotations
 
