@@ -176,6 +176,7 @@ class Realtime(Line):
         ).enter()
 
     def begin(self, text: str) -> None:
+        self._text = text
         content: Any = [{"type": "input_text", "text": text}]
         item: Any = {"type": "message", "role": "user", "content": content}
         with suppress(ConnectionClosed):  # the error of a refusal is received later
@@ -199,6 +200,9 @@ class Realtime(Line):
                     self.error = response.status_details.error.message
                 elif response.status == "incomplete":
                     reason = response.status_details.reason
+                    spoken = response.output[0].content[0].transcript
+                    assert spoken
+                    assert self._text.startswith(spoken)
                     self.end_reason = {"max_output_tokens": "length"}.get(reason, reason)
                 return
 
