@@ -33,10 +33,9 @@ main() {
     say "collection of all tests for a GPU"
     tests --collect-only -m gpu $(files_of_tests)
     say "kernels of the tests, compiled for compute capability 9.0"
-    TRITON_INTERPRET=0 tests -p testkit.compile_only tests/kernels \
-        --ignore lab/tests/test_compiling.py
+    TRITON_INTERPRET=0 tests -p testkit.compile_only tests/kernels
     say "kernels of all models, compiled for compute capabilities 8.0, 9.0 and 10.0"
-    tests -m "slow or not slow" lab/tests/test_compiling.py
+    tests --noconftest -m "slow or not slow" lab/tests/test_compiling.py
     say "failed captures, emulated; rows of tests"
     tests -m "not gpu" tests/execution/test_cuda_graphs.py tests/benchmarks/test_gpu_sections.py
 }
