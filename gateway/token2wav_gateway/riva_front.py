@@ -1,7 +1,7 @@
 """Front of the gRPC server of Riva's interface: it bounds the bytes of unfinished messages.
 
-The library grpc bounds the length of a message, and keeps its bytes in memory until the last one
-has arrived. So many clients together could fill the memory with messages that they never finish.
+The library grpc bounds the length of a message, and keeps its bytes in memory until the last byte
+has arrived. So many clients together could fill the memory with unfinished messages.
 The front relays the bytes of each connection, and follows the frames of HTTP/2.
 """
 

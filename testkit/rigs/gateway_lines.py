@@ -72,9 +72,13 @@ class Line(ABC):
     def close(self) -> None:
         """Disconnects."""
 
+
+class CancellableLine(Line):
+    """Line that can cancel a text. Clients of plain HTTP can only leave."""
+
+    @abstractmethod
     def cancel(self) -> None:
-        """Cancels the text, and keeps the connection. Clients of plain HTTP can only leave."""
-        raise NotImplementedError
+        """Cancels the text, and keeps the connection."""
 
 
 class Http(Line):
@@ -121,7 +125,7 @@ class Events(Http):
             self.end_reason = event.get("end_reason", "")
 
 
-class Socket(Line):
+class Socket(CancellableLine):
     """WebSocket for text in pieces."""
 
     def _connect(self, gateway: GatewayRig) -> None:
@@ -163,7 +167,7 @@ class Socket(Line):
         self._socket.close()
 
 
-class Realtime(Line):
+class Realtime(CancellableLine):
     """OpenAI's Realtime interface, with OpenAI's package."""
 
     def _connect(self, gateway: GatewayRig) -> None:
@@ -211,7 +215,7 @@ class Realtime(Line):
         self._openai.close()
 
 
-class Riva(Line):
+class Riva(CancellableLine):
     """gRPC interface of Riva, with NVIDIA's package."""
 
     def _connect(self, gateway: GatewayRig) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from testkit.models.golden import TINY
 from testkit.patience import until
-from testkit.rigs.gateway_lines import DOORS, Line
+from testkit.rigs.gateway_lines import DOORS, CancellableLine, Line
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, tokens_of
 from testkit.rigs.gateway_speech import assert_same, body, error_of, expected
 from testkit.rigs.hostile_language_model import CUT_OFF
@@ -113,6 +113,7 @@ def test_cancel_stops_the_speech_and_the_connection_speaks_on(
     before, ended = speaker.cancelled, rig.ended()["cancelled"]
     reference = expected(model, voice, TEXT)
     with opened(gateway, door) as line:
+        assert isinstance(line, CancellableLine)
         line.begin(SLOW)
         pieces = line.pieces()
         assert next(pieces)
