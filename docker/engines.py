@@ -130,8 +130,8 @@ def build(root: Path, model: Path, config_file: Path | None) -> int:
         ConfigError: no installed TensorRT builds for the GPU of this machine.
     """
     config = load_server_config(config_file)
-    if config.runtime.backend in ("auto", "torch") or config.stream.reference:
-        return _nothing("the settings select the backend torch")
+    if config.runtime.backend not in ("onnx", "tensorrt") or config.stream.reference:
+        return _nothing("the settings select a backend without engines")
     machine = Machine.own()
     engine_folder = root / machine.key
     missing = [

@@ -57,6 +57,7 @@ from token2wav.stages.cached_flow import (
     flow_states,
 )
 from token2wav.stages.decoder import TokenDecoder
+from token2wav.stages.pause import Pause, PauseFlow, PauseVocoder
 from token2wav.stages.piece_sizes import kernel_sizes
 from token2wav.stages.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.stages.stage import FlowStage, Stage, Stages, StageSummary
@@ -312,12 +313,26 @@ class Assembly:
             self.pool.summary if self.pool else GraphSummary(),
         )
         names = names or self.config.stages
+        if self.backend.name == "pause":
+            return Stages({name: self._pause_stage(name) for name in names}, summary)
         networks = {
             name: load_network(self.context.folder, self.config, name).to(self.context.device)
             for name in names
         }
         stages = {name: self._stage(name, networks[name]) for name in reversed(names)}
         return Stages({name: stages[name] for name in names}, summary)
+
+    def _pause_stage(self, name: StageName) -> Stage:
+        """Makes a stage that computes nothing. The first stage of the model takes the time."""
+        runtime, held = self.context.runtime, self.config.withheld_frames(self.stream)
+        pause = Pause(runtime.pause_batch_ms, runtime.pause_token_ms)
+        if name == "flow":
+            return PauseFlow(self.config, pause)
+        with torch.device("meta"):
+            network: Any = self.family.network(self.config, name)
+        if name == "decoder":
+            return TokenDecoder(PauseVocoder(network, held, pause))
+        return PauseVocoder(network, held)
 
     def _stage(self, name: StageName, network: Any) -> Stage:
         noise: Any = self.family.noise(self.config, self.context.folder, name)
@@ -491,7 +506,9 @@ def _backend_of(context: LoadContext, config: ModelConfig, stream: StreamConfig)
     family = family_for(config)
     if stream.reference and family.reference is None:
         raise ConfigError("stream.reference: not supported by this family; remove the setting")
-    torch_only = "stream.reference" if stream.reference else family.torch_only
-    if stream.block_tokens and not torch_only:  # graphs are exported for the block of the model
-        torch_only = "stream.block_tokens"
+    torch_only = "stream.reference" if stream.reference else ""
+    if context.runtime.backend != "pause":  # a pause runs no network
+        torch_only = torch_only or family.torch_only
+        if stream.block_tokens and not torch_only:  # graphs are exported for the block of the model
+            torch_only = "stream.block_tokens"
     return choose(context, config.stages, torch_only=torch_only)

@@ -131,6 +131,7 @@ def choose(context: LoadContext, stages: Sequence[StageName], *, torch_only: str
         "torch": lambda: Backend("torch"),
         "onnx": lambda: _onnx(context, stages),
         "tensorrt": lambda: _tensorrt(context, stages),
+        "pause": lambda: Backend("pause"),
     }
     if context.runtime.backend != "auto":
         return loaders[context.runtime.backend]()

@@ -356,11 +356,20 @@ def examine_model(folder: Path, config: Path | None) -> Iterator[Finding]:
     if device.type == "cuda":
         yield gpu(device)
     check_settings(folder, settings.stream, settings.runtime)
-    check_folder(folder)
+    computes = settings.runtime.backend != "pause"
+    if computes:
+        check_folder(folder)
     model = read_config(folder).with_stream_settings(settings.stream)
     voices_in(settings, model)
     yield Finding("model", "ok", f"{family_name(model)}, on {device.type}: {folder}")
-    yield _need(model, settings, device)
+    if computes:
+        yield _need(model, settings, device)
+        return
+    yield Finding(
+        "backend",
+        "warning",
+        "runtime.backend: pause sends a test signal in place of speech; remove it to serve clients",
+    )
 
 
 def _need(model: Any, settings: Any, device: Any) -> Finding:

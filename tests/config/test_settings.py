@@ -55,7 +55,7 @@ decoder_noise: false, trim_silence_ms: 200, end_after_repeats: 50, end_after_sil
          reference: true}
 runtime: {device: "cuda:1", backend: torch, engines: made, precision: float16, workers: 3, \
 cache_mib: 512,
-          cache_storage: int8}
+          cache_storage: int8, pause_batch_ms: 20, pause_token_ms: 0.5}
 limits:
     streams: 3
     stream_tokens: 20
@@ -80,7 +80,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
             end_after_silence_s=3.0,
             reference=True,
         ),
-        RuntimeConfig("cuda:1", "torch", "made", "float16", 3, cache_mib=512, cache_storage="int8"),
+        RuntimeConfig("cuda:1", "torch", "made", "float16", 3, 512, "int8", 20, 0.5),
         LimitConfig(3, 20, 2.5, 2, batch_streams=5, player_buffer_seconds=0.1),
         voices=(str(tmp_path / "anna.safetensors"), "/voices/bob.safetensors"),
     )
@@ -108,8 +108,8 @@ stream: {hops: fixed} | stream: unknown key 'hops'; expected one of first_tokens
 stream | expected a mapping, got str
 stream: fixed | stream: expected a mapping, got str
 limits: | limits: expected a mapping, got NoneType
-runtime: {backend: random} | runtime.backend: 'random' is not one of auto, torch, onnx, tensorrt
-runtime: {backend: 25} | runtime.backend: 25 is not one of auto, torch, onnx, tensorrt
+runtime: {backend: random} | runtime.backend: 'random' is not one of auto, torch, onnx
+runtime: {backend: 25} | runtime.backend: 25 is not one of auto, torch, onnx, tensorrt, pause
 runtime: {backend: [torch]} | is not one of auto, torch, onnx, tensorrt
 stream: {first_tokens: 4} | stream.first_tokens: 4 is not allowed; must be 0, or 5 or more
 stream: {max_hop_tokens: many} | stream.max_hop_tokens: expected int, got 'many'
@@ -128,6 +128,7 @@ runtime: {device: tpu} | runtime.device: 'tpu'
 runtime: {device: 'cuda:'} | runtime.device: 'cuda:'
 runtime: {device: 'cuda:-1'} | runtime.device: 'cuda:-1'
 runtime: {device: 0} | runtime.device: expected str, got 0
+runtime: {pause_batch_ms: -1} | runtime.pause_batch_ms: -1.0 is not between 0 and 60000
 runtime: {workers: -1} | runtime.workers: -1 is not between 0 and 256
 stream: [1 | cannot be read as YAML
 stream: 2024-99-99 | cannot be read as YAML

@@ -101,7 +101,7 @@ def test_gpu_without_a_tensorrt_that_works(
     assert "TensorRT is not available for the build: not there" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("runtime", ["{}", "{backend: torch}"])
+@pytest.mark.parametrize("runtime", ["{}", "{backend: torch}", "{backend: pause}"])
 def test_settings_that_need_no_engines(
     engines: ModuleType,
     tmp_path: Path,
@@ -112,7 +112,7 @@ def test_settings_that_need_no_engines(
     assert run(engines, tmp_path, runtime, monkeypatch) == 0
     assert (
         capsys.readouterr().out
-        == "engines: no engine is built: the settings select the backend torch\n"
+        == "engines: no engine is built: the settings select a backend without engines\n"
     )
     assert not (tmp_path / "engines").exists()
 

@@ -172,6 +172,7 @@ def test_clock(
     [
         ("{}", "ok", "; limits.streams is 64"),
         ("limits: {streams: 9000}", "warning", "but limits.streams is 9000; lower it, or bound"),
+        ("runtime: {backend: pause}", "warning", "sends a test signal in place of speech"),
         ("stream: {max_hop_tokens: 30}", "error", "stream.max_hop_tokens: 30 is not a multiple"),
     ],
 )

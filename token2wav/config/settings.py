@@ -118,7 +118,9 @@ class RuntimeConfig:
         device: `auto` (CUDA if torch sees a GPU, else CPU), `cpu`, `cuda` or `cuda:N`.
         backend: library that executes the networks: `torch`, `onnx` or `tensorrt`. The last two
             need graphs that `token2wav export` made. `auto` takes torch. On a CPU it was
-            measured to be the fastest. On a GPU it computes the largest batches.
+            measured to be the fastest. On a GPU it computes the largest batches. `pause` computes
+            nothing, for measurements of the server without a GPU: each batch takes a set time, and
+            the audio is a test signal.
         engines: folder of the exported graphs; empty for `engines` in the model folder.
         precision: dtype of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
         workers: number of batches that are computed at the same time. Each one has an equal share
@@ -130,16 +132,20 @@ class RuntimeConfig:
             Relative to float32, `float16` halves the cache (error of the mel: 4e-5 of its standard
             deviation), `int8` quarters it (1e-3), and `float8` is 6 % smaller than `int8` (7e-3). A
             GPU needs compute capability 8.9 or more for `float8`.
+        pause_batch_ms, pause_token_ms: milliseconds that a batch of the backend `pause` takes, and
+            further ones for each token of its chunks. Other backends ignore them.
     """
 
     device: str = "auto"
-    backend: Literal["auto", "torch", "onnx", "tensorrt"] = "auto"
+    backend: Literal["auto", "torch", "onnx", "tensorrt", "pause"] = "auto"
     engines: str = ""
     precision: Literal["auto", "float32", "float16"] = "auto"
     workers: Annotated[int, Bounds(0, 256)] = 0
     # Up to 16 TiB. The free memory is checked when the cache is allocated.
     cache_mib: Annotated[int, Bounds(0, 1 << 24)] = 0
     cache_storage: Literal["auto", "float32", "float16", "int8", "float8"] = "auto"
+    pause_batch_ms: Annotated[float, Bounds(0, 60_000)] = 5.0
+    pause_token_ms: Annotated[float, Bounds(0, 1000)] = 0.08
 
     def __post_init__(self) -> None:
         check_bounds(self, "runtime")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from token2wav.stages.pause import PauseVocoder
 from token2wav.stages.recompute import RecomputeVocoder
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
@@ -28,7 +29,7 @@ class TokenDecoder(Stage):
     codes.
     """
 
-    def __init__(self, frames: WaveformStage | RecomputeVocoder) -> None:
+    def __init__(self, frames: WaveformStage | RecomputeVocoder | PauseVocoder) -> None:
         self._frames = frames
 
     def open(self, voice: Voice | None = None, options: StreamOptions = DEFAULT_OPTIONS) -> int:

@@ -27,7 +27,7 @@ from token2wav.layers.streaming import KeyValueSpec, StateSpec, StreamStep
 from token2wav.networks.conformer import WHOLE, ConformerAttention, ConformerContext
 from token2wav.voice import Voice
 
-BackendName = Literal["torch", "onnx", "tensorrt"]
+BackendName = Literal["torch", "onnx", "tensorrt", "pause"]
 State = TypeVar("State")
 
 

@@ -1,0 +1,151 @@
+"""Backend `pause`: chunk lengths of the real stages, time of a batch, and test signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from testkit.models import streamflow_model
+from testkit.models.caching_families import CPU, write_family
+from testkit.models.codec_models import CODECS, drawn_tokens
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.golden import TINY
+from testkit.models.tiny_model import demo_tokens, demo_voice
+from testkit.utterances import Audio, chunks_of, portions, streamed, voice_of
+from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
+from token2wav.errors import StreamClosedError
+from token2wav.serving.options import UtteranceOptions
+from token2wav.stages.decoder import TokenDecoder
+from token2wav.stages.pause import Pause, PauseFlow, PauseVocoder
+from token2wav.stages.stage import TokenChunk
+
+PAUSE = RuntimeConfig(device="cpu", backend="pause", pause_batch_ms=0, pause_token_ms=0)
+FEW_STEPS = StreamConfig(steps=(2,))
+EARLY = StreamConfig(steps=(2,), lookahead_frames=1)  # the end of a chunk is extrapolated
+NOBODY = Voice(np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.zeros(192, np.float32))
+
+
+def codec_folder(name: str, folder: Path) -> Path:
+    return CODECS[name].write(folder, FamilyGolden(name, "tiny"))
+
+
+# Folders of models, and settings of their streams.
+MODELS: dict[str, tuple[Callable[[Path], Path], StreamConfig]] = {
+    "cosyvoice3": (lambda _: TINY, FEW_STEPS),
+    "cosyvoice3, early": (lambda _: TINY, EARLY),
+    "cosyvoice2": (lambda folder: write_family("cosyvoice2", folder), FEW_STEPS),
+    "chatterbox": (lambda folder: write_family("chatterbox", folder), FEW_STEPS),
+    "streamflow": (lambda folder: streamflow_model.write_model(folder / "model"), FEW_STEPS),
+    "mimi": (lambda folder: codec_folder("mimi", folder), StreamConfig()),
+    "snac": (lambda folder: codec_folder("snac", folder), StreamConfig()),
+    "nanocodec": (lambda folder: codec_folder("nanocodec", folder), StreamConfig()),
+    "voxcpm": (lambda folder: codec_folder("voxcpm", folder), StreamConfig()),
+    "moss_stereo": (lambda folder: codec_folder("moss_stereo", folder), StreamConfig()),
+}
+
+
+def shapes(
+    model: Token2Wav, tokens: NDArray[Any], sizes: Sequence[int], voice: Voice | None
+) -> list[tuple[int, ...]]:
+    """Returns the shapes of the chunks of a stream whose tokens arrive in portions of these sizes,
+    at the pace of speech on a clock of its own.
+    """
+    now = 0.0
+    model.pipeline.clock = lambda: now
+
+    def arriving() -> Iterator[NDArray[Any]]:
+        nonlocal now
+        for portion in portions(tokens, sizes):
+            now += len(portion) / model.config.token_frame_rate
+            yield portion
+
+    return [chunk.audio.shape for chunk in chunks_of(model, arriving(), voice)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_chunks_have_the_lengths_of_the_real_stages(name: str, tmp_path: Path) -> None:
+    write, stream = MODELS[name]
+    folder = write(tmp_path)
+    paused = Token2Wav.load(folder, stream=stream, runtime=PAUSE)
+    real = Token2Wav.load(folder, stream=stream, runtime=CPU)
+    voice = voice_of(real, 30) if real.config.takes_prompt else None
+    if voice is None and real.config.takes_voice:
+        voice = voice_of(real, 0)
+    for count, sizes in (1, [1]), (11, [3]), (140, [9, 1, 30]):
+        tokens = drawn_tokens(real.config, count)
+        assert shapes(paused, tokens, sizes, voice) == shapes(real, tokens, sizes, voice), count
+    assert paused.pipeline._withheld_samples == real.pipeline._withheld_samples
+
+
+@pytest.fixture(scope="module")
+def model() -> Token2Wav:
+    return Token2Wav.load(TINY, runtime=PAUSE)
+
+
+def test_the_signal_depends_on_the_tokens_and_not_on_the_chunks(model: Token2Wav) -> None:
+    voice, tokens = demo_voice(30), demo_tokens(90)
+    whole: Audio = model.synthesize(tokens, voice)
+    for sizes in [1], [7, 2], [90]:
+        assert np.array_equal(streamed(model, portions(tokens, sizes), voice), whole)
+    levels = whole.reshape(90, 960)
+    assert np.ptp(levels, axis=1).max() == 0  # a token is a constant
+    assert len(np.unique(levels[:, 0])) == len(np.unique(tokens))
+    assert levels.min() >= 0.25
+    assert levels.max() <= 0.75
+
+
+def test_speed_and_whole_mels_have_the_lengths_of_the_real_stages(model: Token2Wav) -> None:
+    voice, tokens = demo_voice(30), demo_tokens(30)
+    real = Token2Wav.load(TINY, stream=FEW_STEPS, runtime=CPU)
+    fast = UtteranceOptions(speed=1.5)
+    assert model.synthesize(tokens, voice, fast).shape == real.synthesize(tokens, voice, fast).shape
+    mel = model.mel(tokens, voice)
+    assert mel.shape == (80, 60)
+    assert np.array_equal(model.vocode(mel), model.synthesize(tokens, voice))
+
+
+def test_a_batch_takes_a_time_and_each_token_some_more(model: Token2Wav, tmp_path: Path) -> None:
+    slept = list[float]()
+    pause = Pause(5, 0.08, slept.append)
+    flow = PauseFlow(model.config, pause)
+    tokens = demo_tokens(40)
+    batch = [(flow.open(NOBODY), TokenChunk(tokens, 0, count, last=False)) for count in (25, 10)]
+    mels = flow.advance(batch)
+    assert [mel.shape for mel in mels] == [(80, 50), (80, 20)]
+    flow.whole(tokens, NOBODY, streaming=True)
+
+    codec = Token2Wav.load(codec_folder("mimi", tmp_path), runtime=PAUSE)
+    [real] = codec.pipeline.stages.values()
+    decoder = TokenDecoder(PauseVocoder(real._frames._net, 0, pause))  # type: ignore[attr-defined]
+    tokens = drawn_tokens(codec.config, 12)
+    decoder.advance([(decoder.open(), TokenChunk(tokens, 0, 10, last=False))])
+    assert slept == pytest.approx([0.0078, 0.0082, 0.0058])
+
+
+def test_a_closed_stream_is_refused(model: Token2Wav) -> None:
+    for stage in model.pipeline.stages.values():
+        handle = stage.open(NOBODY)
+        assert stage.open_streams == 1
+        stage.close(handle)
+        assert stage.open_streams == 0
+        with pytest.raises(StreamClosedError):
+            stage.advance([(handle, None)])
+
+
+def test_settings_that_do_not_fit_are_refused() -> None:
+    reference = StreamConfig(reference=True)
+    with pytest.raises(ConfigError, match=r"pause cannot run stream\.reference; set torch"):
+        Token2Wav.load(TINY, stream=reference, runtime=PAUSE)
+    with pytest.raises(ConfigError, match=r"stream\.lookahead_frames: 9, expected 0 to 4"):
+        Token2Wav.load(TINY, stream=StreamConfig(lookahead_frames=9), runtime=PAUSE)
+
+
+def test_no_weights_are_needed(tmp_path: Path) -> None:
+    (tmp_path / "cosyvoice3.yaml").symlink_to(TINY / "cosyvoice3.yaml")
+    model = Token2Wav.load(tmp_path, runtime=PAUSE)
+    assert model.synthesize(demo_tokens(3), demo_voice(30)).shape == (2880,)
