@@ -49,15 +49,22 @@ class Serving:
 
     @classmethod
     @contextmanager
-    def start(cls, model: Path, *arguments: str, inside: Sequence[str] = ()) -> Iterator[Serving]:
+    def start(
+        cls,
+        model: Path,
+        *arguments: str,
+        inside: Sequence[str] = (),
+        python: Path = Path(sys.executable),
+    ) -> Iterator[Serving]:
         """Runs the command, and reads its stderr together with its stdout.
 
         Args:
             inside: outer command that runs this command, such as a container.
+            python: interpreter of the environment that has the command.
         """
         ports = Ports.free()
         with subprocess.Popen(
-            [*inside, *command(model, ports), f"--config={WHOLE_BLOCKS}", *arguments],
+            [*inside, *command(model, ports, python), f"--config={WHOLE_BLOCKS}", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -216,8 +223,8 @@ def speak(
     return speakers
 
 
-def command(model: Path, ports: Ports) -> list[str]:
-    program = Path(sys.executable).with_name("token2wav")
+def command(model: Path, ports: Ports, python: Path = Path(sys.executable)) -> list[str]:
+    program = python.with_name("token2wav")
     numbers = [f"--{name}-port={port}" for name, port in vars(ports).items()]
     return [str(program), "serve", str(model), *numbers]
 
