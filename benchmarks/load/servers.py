@@ -243,10 +243,12 @@ def cpu_seconds(process: int) -> dict[str, float]:
     """Returns the CPU time of a server so far, by kind of process, in seconds."""
     seconds: dict[str, float] = {}
     for pid in (process, *descendants(process)):
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            ticks = sum(map(int, stat_fields(pid)[11:13]))  # of the user and of the system
+        except OSError:  # it has ended meanwhile
+            continue
         kind = "engine" if _ENGINE in words else _PROGRAMS.get(Path(words[0]).name, "launcher")
-        user, system = stat_fields(pid)[11:13]
-        ticks = int(user) + int(system)
         seconds[kind] = seconds.get(kind, 0.0) + ticks / os.sysconf("SC_CLK_TCK")
     return seconds
 
@@ -421,5 +423,7 @@ def main(options: argparse.Namespace) -> None:
                     figures = measure(python, folder, subject, load, settings)
                     rows.append({"server": name, "turn": turn, **figures})
                     print(as_line(rows[-1]), flush=True)
-    save(options.name, {**facts, "model": options.model, "settings": settings, "rows": rows})
+                    # After each row, because all rows together take many minutes.
+                    result = {"model": options.model, "settings": settings, "rows": rows}
+                    save(options.name, {**facts, **result})
     draw(rows, RESULTS / f"{options.name}.png")

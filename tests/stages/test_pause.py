@@ -117,6 +117,8 @@ def test_a_batch_takes_a_time_and_each_token_some_more(model: Token2Wav, tmp_pat
     batch = [(flow.open(NOBODY), TokenChunk(tokens, 0, count, last=False)) for count in (25, 10)]
     mels = flow.advance(batch)
     assert [mel.shape for mel in mels] == [(80, 50), (80, 20)]
+    [mel] = flow.advance([(flow.open(NOBODY), TokenChunk(tokens[:0], 0, 0, last=True))])
+    assert mel.shape == (80, 0)
     flow.whole(tokens, NOBODY, streaming=True)
 
     codec = Token2Wav.load(codec_folder("mimi", tmp_path), runtime=PAUSE)
@@ -124,7 +126,7 @@ def test_a_batch_takes_a_time_and_each_token_some_more(model: Token2Wav, tmp_pat
     decoder = TokenDecoder(PauseVocoder(real._frames._net, 0, pause))  # type: ignore[attr-defined]
     tokens = drawn_tokens(codec.config, 12)
     decoder.advance([(decoder.open(), TokenChunk(tokens, 0, 10, last=False))])
-    assert slept == pytest.approx([0.0078, 0.0082, 0.0058])
+    assert slept == pytest.approx([0.0078, 0.005, 0.0082, 0.0058])
 
 
 def test_a_closed_stream_is_refused(model: Token2Wav) -> None:

@@ -73,8 +73,8 @@ class PauseFlow(StatefulStage[None], FlowStage):
         return self._mel(tokens)
 
     def _mel(self, tokens: NDArray[np.int32]) -> torch.Tensor:
-        codes = torch.from_numpy(tokens.reshape(len(tokens), -1)[:, 0]).float()
-        frames = codes.repeat_interleave(self._config.token_mel_ratio)
+        codes = torch.from_numpy(tokens if tokens.ndim == 1 else tokens[:, 0])
+        frames = codes.float().repeat_interleave(self._config.token_mel_ratio)
         return frames.repeat(self._config.mel_bands, 1)
 
 
