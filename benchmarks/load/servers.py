@@ -56,14 +56,14 @@ class Load:
     """Load of clients that each speak one utterance.
 
     Attributes:
-        messages_per_s: messages of one client.
+        client_messages_per_s: messages of one client.
         tokens: tokens of a message.
         instant: whether batches take no time.
         starts_s: seconds in which the clients begin, one after the other.
     """
 
     clients: int
-    messages_per_s: float
+    client_messages_per_s: float
     tokens: int
     instant: bool = False
     starts_s: float = 4.0
@@ -82,7 +82,7 @@ class Load:
 
     def __str__(self) -> str:
         instant = ", instant" if self.instant else ""
-        return f"{self.clients} x {self.messages_per_s:g}/s x {self.tokens}{instant}"
+        return f"{self.clients} x {self.client_messages_per_s:g}/s x {self.tokens}{instant}"
 
     def settings(self, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         runtime = {**settings.get("runtime", {})}
@@ -126,7 +126,7 @@ class Script:
     @classmethod
     def of(cls, subject: Subject, load: Load, settings: Mapping[str, Any]) -> Script:
         """Writes the utterance of a load for a server with these settings."""
-        tokens, gap_s = subject.tokens, 1 / load.messages_per_s
+        tokens, gap_s = subject.tokens, 1 / load.client_messages_per_s
         portions = np.split(tokens, range(load.tokens, len(tokens), load.tokens))
         opening = Opening(subject.voice, audio_format="int16")
         messages = (
@@ -268,7 +268,8 @@ def row(
     ]
     answered = sum(utterance.answered for utterance in spoken)
     seconds = max(utterance.ended_at for utterance in spoken) - start
-    offered_s = load.starts_s + script.gap_s * len(script.messages)
+    last_start_s = load.starts_s * (1 - 1 / load.clients)
+    offered_s = last_start_s + script.gap_s * (len(script.messages) - 1)
     buffer_s = LimitConfig().player_buffer_seconds
     return {
         "load": str(load),
@@ -351,7 +352,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     }
     loads, servers = (list(dict.fromkeys(row[key] for row in rows)) for key in ("load", "server"))
     turns = max(row["turn"] for row in rows)
-    figure, axes = plt.subplots(1, len(panels), figsize=(12, 1.5 + len(loads)), sharey=True)
+    size = (12, 1.5 + len(loads))
+    figure, axes = plt.subplots(1, len(panels), figsize=size, sharey=True, layout="constrained")
     for axis, (title, value) in zip(axes, panels.items(), strict=True):
         for row in rows:
             if row["first_audio_late_ms"]:
@@ -360,13 +362,14 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 height, colour = 0.8 / (turns * len(servers)), f"C{server}"
                 label = row["server"] if (row["turn"], row["load"]) == (1, loads[0]) else None
                 place = loads.index(row["load"]) + bar
-                axis.barh(place, value(row), height, color=colour, label=label)
+                axis.barh(place, value(row), height, color=colour, label=label, edgecolor="white")
         axis.set(title=title)
-    axes[1].set_xscale("log")
-    axes[0].set_yticks([place + 0.4 for place in range(len(loads))], labels=loads)
+    axes[1].set(xscale="log", xlim=(1, None))
+    axes[1].xaxis.set_major_formatter("{x:g}")
+    axes[0].set_yticks([place + 0.35 for place in range(len(loads))], labels=loads)
     axes[0].invert_yaxis()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower right", ncols=len(servers))
-    figure.tight_layout()
+    handles = axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=len(servers))
     save_picture(figure, path, dpi=80)
 
 

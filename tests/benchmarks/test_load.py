@@ -113,7 +113,7 @@ def test_figures_of_servers(script: Script) -> None:
     ]
     spoken.append(Spoken(answered=20, ended_at=15.0, error="no answer"))
     result = servers.row(load, script, spoken, 6.0, {"clients": 0.5, "triton": 0.2})
-    assert (result["messages_per_s"], result["offered_messages_per_s"]) == (10, 10)
+    assert (result["messages_per_s"], result["offered_messages_per_s"]) == (10, 11)
     assert result["first_audio_late_ms"]["p50"] == 125.0
     assert result["chunk_late_ms"]["max"] == 250.0
     assert (result["errors"], result["checksums"]) == ({"no answer": 1}, [7])
@@ -124,7 +124,12 @@ def test_figures_of_servers(script: Script) -> None:
 
 def test_loads_and_servers_of_the_command_line(tmp_path: Path) -> None:
     load = servers.Load.of("400x2.5x5/instant")
-    assert (load.clients, load.messages_per_s, load.tokens, load.instant) == (400, 2.5, 5, True)
+    assert (load.clients, load.client_messages_per_s, load.tokens, load.instant) == (
+        400,
+        2.5,
+        5,
+        True,
+    )
     runtime = {"backend": "pause", "workers": 1, "pause_batch_ms": 0, "pause_token_ms": 0}
     assert load.settings(SETTINGS) == {**SETTINGS, "runtime": runtime}
     with pytest.raises(ValueError, match="'80x25' is no load, such as 80x25x1"):
