@@ -1,225 +1,195 @@
-"""Metrics of the scheduler and the ensemble's stages, on Triton's own metrics port.
+"""Metrics of the scheduler and the ensemble's stages, for Prometheus.
 
-A metric of `triton_python_backend_utils` passes each value through a piece of shared memory that
-belongs to the metric object, and releases Python's global lock meanwhile. If two threads use a
-metric at the same time, each thread reads the memory of the other. Then values are lost, requests
-fail with `TRITONSERVER_METRIC_KIND_COUNTER does not support Observe`, or the process crashes (seen
-with servers up to 2.51). So one lock guards all metrics.
+The launcher sets PROMETHEUS_MULTIPROC_DIR. Then prometheus_client stores each value in a file of
+this folder, and the launcher reads the files of all processes (`MetricsFolder`). Without the
+variable, the values stay in the memory of the process.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
-import triton_python_backend_utils as pb_utils
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 
 from token2wav.config.model_config import StageName
 from token2wav.errors import Token2WavError
 from token2wav.model import Token2Wav
+from token2wav.serving.delivery import attempt
 from token2wav.serving.request import Request
 from token2wav.serving.request_pool import Observer
 
 log = logging.getLogger(__name__)
 
+# Without this call, a registry would export a further line for each counter and histogram.
+disable_created_metrics()
+
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0]
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
-# Arguments of the families that the one-process model and the ensemble's stages both have.
-_OPEN_STREAMS = (
-    "open_streams",
-    "Open utterances that each part of the server (label owner) still stores",
-    "GAUGE",
-)
-_FIRST_AUDIO = (
-    "first_audio_seconds",
-    "From the admission of an utterance to its first audio",
-    "HISTOGRAM",
-    _SECONDS,
-)
-_FIRST_SOUND = (
-    "first_sound_seconds",
-    "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at once",
-    "HISTOGRAM",
-    _SECONDS,
-)
-_STARTS = (
-    "starts_total",
-    "Utterances with a first chunk, by its kind: provisional or whole",
-    "COUNTER",
-)
-_BATCH_STREAMS = ("batch_streams", "Chunks in each batch", "HISTOGRAM", _STREAMS)
-_REFUSED = ("refused_total", "Rejected requests, by the rejected field", "COUNTER")
 _START_KINDS = {False: "whole", True: "provisional"}
-_LOCK = threading.Lock()
-
-
-class Family:
-    """Family of metrics that have the same name and differ in their labels. It is thread-safe.
-
-    Args:
-        name: name on the metrics port, without `token2wav_`. The name of a counter ends with
-            `_total`.
-        description: help text on the metrics port.
-        kind: GAUGE, COUNTER or HISTOGRAM.
-        buckets: upper bounds of a histogram's buckets.
-    """
-
-    def __init__(
-        self, name: str, description: str, kind: str, buckets: list[float] | None = None
-    ) -> None:
-        self._buckets = {} if buckets is None else {"buckets": buckets}
-        self._method = {"GAUGE": "set", "COUNTER": "increment", "HISTOGRAM": "observe"}[kind]
-        self._metrics: dict[tuple[str, ...], Any] = {}
-        families = pb_utils.MetricFamily
-        # The family is stored, because Triton drops a metric whose family is not referenced.
-        with _LOCK:
-            self._family = families(
-                name=f"token2wav_{name}", description=description, kind=getattr(families, kind)
-            )
-
-    def record(self, value: float, **labels: str) -> None:
-        """Records a value in the metric with these labels.
-
-        The value sets a gauge, is added to a counter, or is counted in a histogram. The metric is
-        created with its first value.
-        """
-        key = tuple(labels.values())
-        try:
-            with _LOCK:
-                if key not in self._metrics:
-                    self._metrics[key] = self._family.Metric(labels=labels, **self._buckets)
-                getattr(self._metrics[key], self._method)(value)
-        except Exception:  # a failure of metrics must not fail a request
-            log.warning("a metric could not be recorded", exc_info=True)
+# Gauge that is the sum over the processes that run. The other gauge modes add a label `pid`.
+_SumGauge = partial(Gauge, multiprocess_mode="livesum")
+# Families that the one-process model and the ensemble's stages both have.
+_OPEN_STREAMS = partial(
+    _SumGauge,
+    "token2wav_open_streams",
+    "Open utterances that each part of the server (label owner) still stores",
+    ["owner"],
+)
+_FIRST_AUDIO = partial(
+    Histogram,
+    "token2wav_first_audio_seconds",
+    "From the admission of an utterance to its first audio",
+    buckets=_SECONDS,
+)
+_FIRST_SOUND = partial(
+    Histogram,
+    "token2wav_first_sound_seconds",
+    "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at once",
+    buckets=_SECONDS,
+)
+_BATCH_STREAMS = partial(
+    Histogram, "token2wav_batch_streams", "Chunks in each batch", buckets=_STREAMS
+)
 
 
 class ServerMetrics(Observer):
     """Metrics of the one-process model and its cache.
 
     It also logs one line for each utterance that ends.
+
+    Attributes:
+        registry: registry of these metrics, for a metrics port of this process.
     """
 
     def __init__(self, model: Token2Wav) -> None:
         self._model = model
-        self._open = Family(*_OPEN_STREAMS)
-        self._pages = Family(
-            "cache_pages",
+        self.registry = registry = CollectorRegistry()
+        # The gauge of open streams is created first, so that its values come first in its file.
+        # `MetricsFolder` explains why.
+        opened = _OPEN_STREAMS(registry=registry)
+        self._admitted, self._opened = opened.labels("scheduler"), opened.labels("engine")
+        pages = _SumGauge(
+            "token2wav_cache_pages",
             "Pages of the cache, by state: capacity, used, shared by prompts of voices, "
             "idle prompts without a stream",
-            "GAUGE",
+            ["state"],
+            registry=registry,
         )
-        self._bytes = Family("cache_used_bytes", "Memory of the cache pages in use", "GAUGE")
-        self._voices = Family(
-            "voice_prompts_total",
+        self._pages = {
+            state: pages.labels(state) for state in ("capacity", "used", "shared", "idle")
+        }
+        self._bytes = _SumGauge(
+            "token2wav_cache_used_bytes", "Memory of the cache pages in use", registry=registry
+        )
+        prompts = Counter(
+            "token2wav_voice_prompts_total",
             "Utterances by the state of the voice's prompt: cached (hit) or computed (miss)",
-            "COUNTER",
+            ["result"],
+            registry=registry,
         )
-        self._prompts_recorded = {"hit": 0, "miss": 0}
-        self._first, self._sound = Family(*_FIRST_AUDIO), Family(*_FIRST_SOUND)
-        self._provisional = Family(
-            "provisional_streams", "Open utterances that may compute provisional chunks", "GAUGE"
+        self._prompts = {result: prompts.labels(result) for result in ("hit", "miss")}
+        self._prompts_counted = {"hit": 0, "miss": 0}
+        self._first, self._sound = _FIRST_AUDIO(registry=registry), _FIRST_SOUND(registry=registry)
+        self._provisional = _SumGauge(
+            "token2wav_provisional_streams",
+            "Open utterances that may compute provisional chunks",
+            registry=registry,
         )
-        self._starts = starts()
-        self._stages = Family(
-            "chunk_seconds",
+        self._starts = starts(registry)
+        self._stages = Histogram(
+            "token2wav_chunk_seconds",
             "Time of a chunk in each stage: waiting, flow, vocoder",
-            "HISTOGRAM",
-            _SECONDS,
+            ["stage"],
+            buckets=_SECONDS,
+            registry=registry,
         )
-        self._batches = Family(*_BATCH_STREAMS)
-        self._factor = Family(
-            "real_time_factor",
+        self._batches = _BATCH_STREAMS(registry=registry)
+        self._factor = Histogram(
+            "token2wav_real_time_factor",
             "Computing time of an utterance's batches divided by the length of its audio",
-            "HISTOGRAM",
-            _FACTORS,
+            buckets=_FACTORS,
+            registry=registry,
         )
-        self._underruns = Family(
-            "underruns_total",
+        self._underruns = Counter(
+            "token2wav_underruns_total",
             "Chunks that were sent after the player had run out of audio",
-            "COUNTER",
+            registry=registry,
         )
-        self._audio = Family("audio_seconds_total", "Audio sent to clients", "COUNTER")
-        self._ended = Family("streams_ended_total", "Ended utterances, by reason", "COUNTER")
-        self._canary = Family(
-            "canary_seconds", "Time of the launcher's latest test synthesis in this model", "GAUGE"
+        self._audio = Counter(
+            "token2wav_audio_seconds_total", "Audio sent to clients", registry=registry
         )
-        self._refused = refusals()
-        # Sums of the chunks that were sent since `_record_sent`. Recording a value takes about as
-        # long as sending a chunk, so the counters get one value for all chunks of a batch.
-        self._sent_lock = threading.Lock()
-        self._sent_seconds, self._sent_late = 0.0, 0
-        self._underruns.record(0)
-        self._audio.record(0)
-        self._canary.record(0)
+        self._ended = Counter(
+            "token2wav_streams_ended_total",
+            "Ended utterances, by reason",
+            ["reason"],
+            registry=registry,
+        )
+        self._canary = Gauge(
+            "token2wav_canary_seconds",
+            "Time of the launcher's latest test synthesis in this model",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+        self._refused = refusals(registry)
         self.changed(0)
 
     def admitted(self, open_requests: int) -> None:
         # A server that drains must not seem to be empty.
-        self._open.record(open_requests, owner="scheduler")
+        self._admitted.set(open_requests)
 
     def changed(self, open_requests: int) -> None:
-        self._record_sent()
         usage = self._model.pipeline.usage()
-        for state in ("capacity", "used", "shared", "idle"):
-            self._pages.record(getattr(usage, state), state=state)
-        self._bytes.record(usage.used * usage.page_bytes)
+        for state, gauge in self._pages.items():
+            gauge.set(getattr(usage, state))
+        self._bytes.set(usage.used * usage.page_bytes)
         for result, count in (("hit", usage.prompt_hits), ("miss", usage.prompt_misses)):
-            self._voices.record(count - self._prompts_recorded[result], result=result)
-            self._prompts_recorded[result] = count
-        self._provisional.record(self._model.pipeline.load.provisional_streams)
+            self._prompts[result].inc(count - self._prompts_counted[result])
+            self._prompts_counted[result] = count
+        self._provisional.set(self._model.pipeline.load.provisional_streams)
         # These gauges are set last. Once a reader of the metrics port sees that no stream is open,
         # all other values are up to date.
-        self._open.record(self._model.pipeline.open_streams, owner="engine")
-        self._open.record(open_requests, owner="scheduler")
+        self._opened.set(self._model.pipeline.open_streams)
+        self._admitted.set(open_requests)
 
     def on_batch(self, waited: list[float], stages: Mapping[StageName, float]) -> None:
-        self._batches.record(len(waited))
+        self._batches.observe(len(waited))
         for seconds in waited:
-            self._stages.record(seconds, stage="wait")
+            self._stages.labels("wait").observe(seconds)
         for stage, seconds in stages.items():
-            self._stages.record(seconds, stage=stage)
+            self._stages.labels(stage).observe(seconds)
 
     def refused(self, error: Token2WavError) -> None:
         self._refused(error)
 
     def sent(self, request: Request, seconds: float, late: float) -> None:
-        with self._sent_lock:
-            self._sent_seconds += seconds
-            self._sent_late += late > 0
+        self._audio.inc(seconds)
+        self._underruns.inc(late > 0)
         if request.playback.seconds_sent == seconds and request.playback.started is not None:
-            self._first.record(request.playback.started - request.admitted)
+            self._first.observe(request.playback.started - request.admitted)
             self._starts(request.next_provisional)
 
-    def delivered(self) -> None:
-        self._record_sent()
-
-    def _record_sent(self) -> None:
-        with self._sent_lock:
-            seconds, late = self._sent_seconds, self._sent_late
-            self._sent_seconds, self._sent_late = 0.0, 0
-        if seconds:
-            self._audio.record(seconds)
-        if late:
-            self._underruns.record(late)
-
     def ended(self, request: Request, reason: str) -> None:
-        self._ended.record(1, reason=reason)
         playback, tokens = request.playback, request.chunker.new_tokens
         if request.canary:
-            self._canary.record(playback.now() - request.admitted)
+            self._canary.set(playback.now() - request.admitted)
         factor = request.compute_seconds / playback.seconds_sent if playback.seconds_sent else 0.0
         if playback.seconds_sent:
-            self._factor.record(factor)
+            self._factor.observe(factor)
         first, sound = (
             None if since is None else round(since - request.admitted, 3)
             for since in (playback.started, playback.sound_since)
         )
         if sound is not None:
-            self._sound.record(sound)
+            self._sound.observe(sound)
         log.info(
             "%sstream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s first_sound_s=%s "
             "real_time_factor=%.3f "
@@ -236,6 +206,12 @@ class ServerMetrics(Observer):
                 playback.underruns,
             ),
         )
+        # This counter is last, because a new label may fail: its file may have to grow.
+        self._ended.labels(reason).inc()
+
+
+# A stage of the ensemble calls the following functions without a registry, because only the
+# launcher exports its metrics.
 
 
 def open_streams(owner: str) -> Callable[[int], None]:
@@ -248,8 +224,7 @@ def open_streams(owner: str) -> Callable[[int], None]:
     Returns:
         A function that sets the gauge.
     """
-    change = partial(Family(*_OPEN_STREAMS).record, owner=owner)
-    change(0)
+    change: Callable[[int], None] = _OPEN_STREAMS(registry=None).labels(owner).set
     return change
 
 
@@ -262,19 +237,10 @@ def batch_streams(model: str) -> Callable[[int], None]:
     Returns:
         A function that records the streams of one batch.
     """
-    return partial(Family(*_BATCH_STREAMS).record, model=model)
-
-
-def starts() -> Callable[[bool], None]:
-    """Creates the counter of the first chunks of utterances, by their kind.
-
-    Returns:
-        A function that counts a first chunk. Its argument is whether the chunk is provisional.
-    """
-    family = Family(*_STARTS)
-    for kind in _START_KINDS.values():
-        family.record(0, kind=kind)
-    return lambda provisional: family.record(1, kind=_START_KINDS[provisional])
+    observe: Callable[[int], None] = (
+        _BATCH_STREAMS(labelnames=["model"], registry=None).labels(model).observe
+    )
+    return observe
 
 
 def first_audio() -> Callable[[str, float], None]:
@@ -284,17 +250,43 @@ def first_audio() -> Callable[[str, float], None]:
         A function that records the seconds since the admission of an utterance. Its first argument
         is `audio` or `sound`.
     """
-    families = {"audio": Family(*_FIRST_AUDIO), "sound": Family(*_FIRST_SOUND)}
-    return lambda kind, seconds: families[kind].record(seconds)
+    families = {"audio": _FIRST_AUDIO(registry=None), "sound": _FIRST_SOUND(registry=None)}
+    return lambda kind, seconds: families[kind].observe(seconds)
 
 
-def refusals() -> Callable[[Token2WavError], None]:
+def starts(registry: CollectorRegistry | None = None) -> Callable[[bool], None]:
+    """Creates the counter of the first chunks of utterances, by their kind.
+
+    Returns:
+        A function that counts a first chunk. Its argument is whether the chunk is provisional.
+    """
+    family = Counter(
+        "token2wav_starts_total",
+        "Utterances with a first chunk, by its kind: provisional or whole",
+        ["kind"],
+        registry=registry,
+    )
+    kinds = {provisional: family.labels(kind) for provisional, kind in _START_KINDS.items()}
+    return lambda provisional: kinds[provisional].inc()
+
+
+def refusals(registry: CollectorRegistry | None = None) -> Callable[[Token2WavError], None]:
     """Creates the counter of requests that were answered with an error.
 
     Errors are counted by the field or limit with which their message begins.
 
     Returns:
-        A function that counts an error.
+        A function that counts an error. It never fails, because it is called before the error is
+        returned to the client.
     """
-    family = Family(*_REFUSED)
-    return lambda error: family.record(1, what=str(error).partition(":")[0][:40])
+    family = Counter(
+        "token2wav_refused_total",
+        "Rejected requests, by the rejected field",
+        ["what"],
+        registry=registry,
+    )
+
+    def count(error: Token2WavError) -> None:
+        family.labels(str(error).partition(":")[0][:40]).inc()
+
+    return partial(attempt, count)

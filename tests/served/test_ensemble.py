@@ -64,7 +64,7 @@ def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
 def batches(ensemble: Rig, stage: str) -> tuple[int, int]:
     """Returns the number of batches that a stage has run, and of batches with one stream only."""
     text = ensemble.metrics()
-    [alone] = re.findall(rf'token2wav_batch_streams_bucket{{model="{stage}",le="1"}} (\d+)', text)
+    [alone] = re.findall(rf'token2wav_batch_streams_bucket{{le="1.0",model="{stage}"}} (\d+)', text)
     [count] = re.findall(rf'token2wav_batch_streams_count{{model="{stage}"}} (\d+)', text)
     return int(count), int(alone)
 

@@ -36,25 +36,16 @@ from token2wav.serving.audio_output import AudioChunk
 from token2wav.voice import FIELDS
 
 IMPORTED = [
-    f"token2wav_server.{name}"
-    for name in ("triton_request", "triton_reply", "metrics", "triton_service")
+    f"token2wav_server.{name}" for name in ("triton_request", "triton_reply", "triton_service")
 ]
 
 
 class FakeTriton(SimpleNamespace):
-    """Stand-in for `triton_python_backend_utils`.
-
-    Attributes:
-        values: of all metrics, by name and labels.
-        fault: error that every change of a metric raises.
-    """
+    """Stand-in for `triton_python_backend_utils`."""
 
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
     def __init__(self) -> None:
-        self.values: dict[tuple[str, ...], float] = {}
-        self.fault: Exception | None = None
-
         class Error(str):
             INVALID_ARG, NOT_FOUND, UNAVAILABLE, INTERNAL = (
                 "INVALID_ARG",
@@ -66,27 +57,7 @@ class FakeTriton(SimpleNamespace):
             def __new__(cls, message: str, status: str) -> Error:
                 return super().__new__(cls, f"{status} {message}")
 
-        class MetricFamily:
-            GAUGE = COUNTER = HISTOGRAM = 0
-
-            def __init__(family, name: str, **_: object) -> None:  # noqa: N805
-                family.name = name.removeprefix("token2wav_")
-
-            def Metric(family, labels: dict[str, str], **_: object) -> Any:  # noqa: N805
-                key = family.name, *labels.values()
-
-                def change(value: float, before: float | None = None) -> None:
-                    if self.fault:
-                        raise self.fault
-                    self.values[key] = value + (
-                        self.values.get(key, 0) if before is None else before
-                    )
-
-                return SimpleNamespace(
-                    set=lambda value: change(value, 0), increment=change, observe=change
-                )
-
-        self.TritonError, self.MetricFamily = Error, MetricFamily
+        self.TritonError = Error
 
     @staticmethod
     def InferenceResponse(tensors: object = None, error: str | None = None) -> str | None:
@@ -188,28 +159,19 @@ def test_status_of_an_error_holds_for_its_subclasses(
 
 
 def test_an_unexpected_failure_ends_its_request_alone(
-    service: Any, triton: FakeTriton, voice: Voice, monkeypatch: pytest.MonkeyPatch
+    service: Any, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(service._service._requests.scheduler, "push", lambda *_, **__: [][0])
         service.handle(request := spoken(voice))
         until(lambda: request.over)
     assert request.errors == ["INTERNAL backend: IndexError: list index out of range"]
-    assert triton.values["refused_total", "backend"] == 1
+    registry = service._service._observer.registry
+    assert registry.get_sample_value("token2wav_refused_total", {"what": "backend"}) == 1
     assert service._service._requests.open_requests == 0
     service.handle(request := spoken(voice))
     until(lambda: request.over)
     assert request.errors == [None]  # its audio
-
-
-def test_metrics_that_fail_harm_no_request(service: Any, triton: FakeTriton, voice: Voice) -> None:
-    triton.fault = RuntimeError("TRITONSERVER_METRIC_KIND_COUNTER does not support Observe")
-    service.handle(refused := FakeRequest())
-    until(lambda: refused.over)
-    assert [error.partition(" ")[0] for error in refused.errors if error] == ["INVALID_ARG"]
-    service.handle(request := spoken(voice))
-    until(lambda: request.over)
-    assert request.errors == [None]
 
 
 def test_a_reply_does_not_use_its_sender_after_the_end(triton: FakeTriton) -> None:

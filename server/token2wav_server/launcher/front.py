@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
+from collections.abc import Callable
 
 import aiohttp
 from aiohttp import web
@@ -18,6 +19,7 @@ from yarl import URL
 
 from token2wav_server.launcher.access import KEY_NAME, Access
 from token2wav_server.launcher.http_ports import CONNECTIONS, PATIENCE_S, HttpPorts, refusal
+from token2wav_server.launcher.metrics_folder import MetricsFolder
 from token2wav_server.launcher.ports import LOOPBACK, Ports, listening
 from token2wav_server.launcher.utterance_body import problem_of
 
@@ -46,12 +48,15 @@ class Front(HttpPorts):
     Args:
         ports: ports to listen on, of which the proxy uses HTTP and metrics.
         inner: ports of tritonserver's HTTP and metrics services on the loopback interface.
+        metrics: metrics of the model processes, which follow Triton's own.
 
     Raises:
         PortInUseError: a port cannot be listened on.
     """
 
-    def __init__(self, host: str, ports: Ports, inner: Ports, access: Access) -> None:
+    def __init__(
+        self, host: str, ports: Ports, inner: Ports, access: Access, metrics: MetricsFolder
+    ) -> None:
         super().__init__(
             {
                 listening(host, ports.http, "http"): self._http,
@@ -60,10 +65,15 @@ class Front(HttpPorts):
         )
         self._inner = inner
         self._access = access
+        self._metrics_folder = metrics
         self._utterances = asyncio.Semaphore(_UTTERANCES)
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._answer_question(request, _METRICS_PATH, self._inner.metrics)
+        # If Triton does not answer, neither does this port. Then Prometheus' own metric `up` is 0,
+        # and no series of this server looks alive.
+        return await self._answer_question(
+            request, _METRICS_PATH, self._inner.metrics, self._metrics_folder.text
+        )
 
     async def _http(self, request: web.BaseRequest) -> web.StreamResponse:
         if not _INFERENCE_PATH.fullmatch(request.raw_path):
@@ -113,18 +123,26 @@ class Front(HttpPorts):
             return await _relay(request, self._inner.http, headers, body)
 
     async def _answer_question(
-        self, request: web.BaseRequest, paths: re.Pattern[str], port: int
+        self,
+        request: web.BaseRequest,
+        paths: re.Pattern[str],
+        port: int,
+        appendix: Callable[[], bytes] = bytes,
     ) -> web.StreamResponse:
         """Answers a GET request without a body, if its path is one of the allowed paths."""
         if not paths.fullmatch(request.raw_path):
             return refusal(403, "this path is not available over HTTP")
         if request.method != "GET":
             return refusal(405, "this path accepts only GET requests")
-        return await _relay(request, port, {})
+        return await _relay(request, port, {}, appendix=appendix)
 
 
 async def _relay(
-    request: web.BaseRequest, port: int, headers: dict[str, str], body: bytes | None = None
+    request: web.BaseRequest,
+    port: int,
+    headers: dict[str, str],
+    body: bytes | None = None,
+    appendix: Callable[[], bytes] = bytes,
 ) -> web.StreamResponse:
     """Sends a new request to tritonserver, and relays its response to the client as it arrives.
 
@@ -132,6 +150,7 @@ async def _relay(
         request: request of the client. Only its method and its path are passed on.
         port: port of the service on the loopback interface.
         body: body of the new request, which has been checked.
+        appendix: returns the text that follows tritonserver's.
     """
     response = web.StreamResponse()
     response.force_close()
@@ -151,7 +170,7 @@ async def _relay(
             await response.prepare(request)
             async for part in upstream.content.iter_any():
                 await asyncio.wait_for(response.write(part), _READING_S)
-            await response.write_eof()
+            await asyncio.wait_for(response.write_eof(appendix()), _READING_S)
     except (aiohttp.ClientError, asyncio.TimeoutError) as error:
         if response.prepared:
             raise ConnectionError("the response of Triton broke off") from error

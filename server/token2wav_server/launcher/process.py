@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -23,6 +22,8 @@ from token2wav_server.launcher.binaries import find_tritonserver
 from token2wav_server.launcher.errors import ServerError, ServerStartError
 from token2wav_server.launcher.log import LogPump, failure_reason, is_relevant, last_lines, show
 from token2wav_server.launcher.memory import resident_mib
+from token2wav_server.launcher.metrics_folder import VARIABLE as METRICS_VARIABLE
+from token2wav_server.launcher.metrics_folder import MetricsFolder
 from token2wav_server.launcher.ports import LOOPBACK, Ports, client_host, fetched, reserved
 from token2wav_server.launcher.repository import chosen, fitted, models_in, usual_models
 from token2wav_server.model_process import CANARY_VARIABLE, DRAIN_VARIABLE, SUMMARY
@@ -44,10 +45,6 @@ _POLL_S = 0.05
 _SAID_EVERY_S = 10.0  # interval of the lines about a start that takes long
 _CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
 _DRAIN_POLL_S = 0.1
-_BUSY_METRICS_S = 10.0  # longest time in which the metrics of an overloaded server answer
-# The gauge of open streams, which has one value for each part of the server that holds streams.
-_OPEN_STREAMS = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)
-_BATCHES = re.compile(rb"^token2wav_batch_streams_count(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _SECRET_BYTES = 32
 
 
@@ -111,6 +108,7 @@ class TritonServer:
         self._ready_timeout_s = ready_timeout_s
         self._reaper: subprocess.Popen[bytes] | None = None
         self._log: LogPump | None = None
+        self._metrics: MetricsFolder | None = None
         self._drain_file = Path()
         self._stop_grace_s = _GRACE_S
         self._inner = self.ports
@@ -199,12 +197,10 @@ class TritonServer:
         except (OSError, IndexError):  # the server has ended
             return 0
 
-    def batches(self) -> int | None:
-        """Returns how many batches the models have computed; None if the metrics do not answer."""
-        metrics = fetched(self._inner.metrics, "/metrics", timeout_s=_BUSY_METRICS_S)
-        if metrics is None:
-            return None
-        return sum(int(float(count)) for count in _BATCHES.findall(metrics))
+    def batches(self) -> int:
+        """Returns how many batches the models have computed."""
+        assert self._metrics is not None
+        return int(sum(self._metrics.values("token2wav_batch_streams_count")))
 
     def failure_reason(self) -> str:
         """Returns the reason why the server has ended.
@@ -234,22 +230,20 @@ class TritonServer:
         # The folder of the file is missing if the server has ended and the reaper has cleaned up.
         with contextlib.suppress(FileNotFoundError):
             self._drain_file.touch()
-        open_utterances = None
+        open_utterances = 0
         self._stop_grace_s = _IDLE_GRACE_S
+        assert self._metrics is not None
         while True:
             # During this pause an utterance that was just admitted appears in the metrics.
             if self.wait(_DRAIN_POLL_S) is not None:
-                return open_utterances or 0
-            if (metrics := fetched(self._inner.metrics, "/metrics")) is not None:
-                open_utterances = max(
-                    (int(float(count)) for count in _OPEN_STREAMS.findall(metrics)), default=0
-                )
+                return open_utterances
+            # The gauge has one value for each part of the server that holds streams.
+            open_utterances = int(max(self._metrics.values("token2wav_open_streams"), default=0))
             if open_utterances == 0:
                 return 0
             self._stop_grace_s = _GRACE_S
             if time.monotonic() > deadline:
-                # At least 1, because a server that does not answer may have open utterances.
-                return open_utterances or 1
+                return open_utterances
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stops the server, and removes its processes, shared memory and files.
@@ -274,7 +268,11 @@ class TritonServer:
         self._cleanup.callback(reaper.remove_leftovers, folder, shm_prefix)
         self._stop_grace_s = _GRACE_S
         self._inner = Ports(self._reserve(), self.ports.grpc, self._reserve())
-        self._cleanup.enter_context(Front(self.host, self.ports, self._inner, self.access))
+        (metrics := folder / "metrics").mkdir()
+        self._metrics = MetricsFolder(metrics)
+        self._cleanup.enter_context(
+            Front(self.host, self.ports, self._inner, self.access, self._metrics)
+        )
         triton, repository = (
             find_tritonserver(folder),
             fitted(chosen(self.model_repository, self.models, folder), self.model, folder),
@@ -287,6 +285,7 @@ class TritonServer:
         environment[DRAIN_VARIABLE] = str(self._drain_file)
         environment[CANARY_VARIABLE] = self.canary_name
         environment[_GRPC_VARIABLE] = self.grpc_url
+        environment[METRICS_VARIABLE] = str(metrics)
         environment.pop("TOKEN2WAV_CONFIG", None)
         if self.config is not None:
             environment["TOKEN2WAV_CONFIG"] = str(self.config)

@@ -254,14 +254,14 @@ class Supervisor:
         wait_s = 0.0 if until_ready else pause_s
         while (failure := self._failure_within(wait_s)) is None:
             if canary and not failures:
-                batches = self._batches(batches)
+                batches = self.server.batches()
             problem = self._canary_problem(canary) if canary else None
             if isinstance(problem, _Failure):
                 return problem
             if until_ready and not problem:
                 return None
             silent = problem is not None and problem.silent
-            finished = self._batches(batches) - batches if silent else 0
+            finished = self.server.batches() - batches if silent else 0
             if problem and finished > 0:
                 self.announce(
                     f"the canary is slow: {problem.sentence}; the model works, because it has "
@@ -272,14 +272,6 @@ class Supervisor:
                 return _Failure(f"the model does not work: {problem.sentence}")
             wait_s = pause_s
         return failure
-
-    def _batches(self, before: int) -> int:
-        """Returns how many batches have finished; the earlier count if the metrics do not answer.
-
-        With 0 in its place, all batches since the start would seem to finish during the canary.
-        """
-        batches = self.server.batches()
-        return before if batches is None else batches
 
     def _canary_problem(self, canary: Canary) -> Problem | _Failure | None:
         """Runs a canary. The result is a failure if the server fails meanwhile."""

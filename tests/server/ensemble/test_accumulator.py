@@ -19,7 +19,7 @@ from token2wav.serving.door.sequences import Owner
 HELD_BACK_SECONDS = (4 * 480 + 4) / 24_000  # by the vocoder of the tiny model
 MODULES = [
     f"token2wav_server.{name}"
-    for name in ("triton_request", "triton_reply", "metrics", "voices", "ensemble.wire")
+    for name in ("triton_request", "triton_reply", "voices", "ensemble.wire")
 ]
 MODULES.append("token2wav_server.ensemble.accumulator")
 

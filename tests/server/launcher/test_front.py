@@ -1,14 +1,16 @@
-"""Request slots of the front: waiting utterances leave some slots to other requests."""
+"""Front: waiting utterances leave some slots to other requests, and metrics need Triton."""
 
 from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 
 from testkit.patience import PATIENCE_SECONDS
 from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.front import _UTTERANCES, Front
 from token2wav_server.launcher.http_ports import CONNECTIONS
+from token2wav_server.launcher.metrics_folder import MetricsFolder
 from token2wav_server.launcher.ports import LOOPBACK, Ports
 
 SPEAK = (
@@ -16,13 +18,14 @@ SPEAK = (
 )
 
 
-def test_utterances_leave_places_for_health() -> None:
+def test_utterances_leave_places_for_health(tmp_path: Path) -> None:
     ports = Ports.free()
     with ExitStack() as stack:
         silent = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=2 * CONNECTIONS))
         silent.settimeout(PATIENCE_SECONDS)
         inner = Ports(http=silent.getsockname()[1])
-        stack.enter_context(Front(LOOPBACK, ports, inner, Access(http_inference=True)))
+        access = Access(http_inference=True)
+        stack.enter_context(Front(LOOPBACK, ports, inner, access, MetricsFolder(tmp_path)))
 
         def asked(request: bytes) -> socket.socket:
             connection = stack.enter_context(
@@ -39,3 +42,14 @@ def test_utterances_leave_places_for_health() -> None:
         asked(b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n")
         relayed = stack.enter_context(silent.accept()[0])
         assert relayed.recv(1000).startswith(b"GET /v2/health/ready ")
+
+
+def test_metrics_are_unavailable_while_triton_does_not_answer(tmp_path: Path) -> None:
+    """Metrics of the models alone would make a server that is starting look alive."""
+    ports = Ports.free()
+    with (
+        Front(LOOPBACK, ports, Ports.free(), Access(), MetricsFolder(tmp_path)),
+        socket.create_connection((LOOPBACK, ports.metrics), PATIENCE_SECONDS) as connection,
+    ):
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b" 503 " in connection.recv(1000)

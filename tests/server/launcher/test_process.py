@@ -272,11 +272,6 @@ def test_a_taken_inner_port_costs_a_second_try(
     assert len(chosen) == 4
 
 
-def test_metrics_that_do_not_answer_count_no_batches() -> None:
-    server = TritonServer(".", ports=Ports.free())
-    assert server.batches() is None
-
-
 def test_same_port_twice() -> None:
     port = Ports.free().http
     with pytest.raises(PortInUseError, match=f"grpc port {port}"):
