@@ -62,9 +62,6 @@ class Observer:
             late: seconds of silence before the audio; 0 if it was in time.
         """
 
-    def delivered(self) -> None:
-        """Called after the audio of a batch was sent, once after all calls of `sent`."""
-
     def ended(self, request: Request, reason: str) -> None:
         """Called when a request is over.
 

@@ -292,7 +292,6 @@ class WorkerPool:
             self.requests.serve(
                 request, partial(deliver, result=result, send=send, lock=self.requests.lock)
             )
-        attempt(self.requests.observer.delivered)
         with self.requests.lock:
             self.requests.lock.notify()  # another worker may compute the next chunks
 
