@@ -1,7 +1,7 @@
-"""Folder of the metrics that the processes of a server write, for the launcher, which reads it.
+"""Folder in which the processes of a server store their metrics, and which the launcher reads.
 
-A process that is started with PROMETHEUS_MULTIPROC_DIR stores its values in files of this folder.
-The variable must not be set in the launcher, because prometheus_client would use it there too.
+If the environment of a process has the variable PROMETHEUS_MULTIPROC_DIR, prometheus_client stores
+the values of this process in files of the folder, which are mapped into its memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MetricsFolder(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Reads all files. `generate_latest` calls this method."""
-        # The reaper may remove the files at any time.
+        # FileNotFoundError: the reaper has removed the files after the end of the server.
         with suppress(FileNotFoundError), self._lock:
             # A file is empty for a moment after its creation, and cannot be read then.
             files = [file for file in self._path.glob("*.db") if file.stat().st_size]
