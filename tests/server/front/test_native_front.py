@@ -1,0 +1,607 @@
+"""The native front in a real tritonserver, before an engine that the test plays."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.fake_engine import (
+    AUDIO,
+    FAILED,
+    FINISHED,
+    READY,
+    FakeEngine,
+    Forwarded,
+    audio_frame,
+    failed_frame,
+    finished_frame,
+    frame,
+    tensor,
+)
+from testkit.rigs.processes import resident_mib
+from token2wav_server import Ports
+from token2wav_server.front.build import LIBRARY
+from token2wav_server.launcher.binaries import find_tritonserver
+
+CONFIG = """
+backend: "token2wav"
+max_batch_size: 0
+input [
+  {{ name: "tokens" data_type: TYPE_INT32 dims: [ -1 ] }},
+  {{ name: "prompt_mel" data_type: TYPE_FP32 dims: [ -1, 80 ] optional: true }},
+  {{ name: "voice_id" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }}
+]
+output [
+  {{ name: "audio" data_type: TYPE_FP32 dims: [ -1 ] }},
+  {{ name: "chunk_index" data_type: TYPE_INT32 dims: [ 1 ] }},
+  {{ name: "final" data_type: TYPE_BOOL dims: [ 1 ] }}
+]
+model_transaction_policy {{ decoupled: {decoupled} }}
+instance_group [ {{ kind: KIND_CPU count: {instances} }} ]
+"""
+TYPES = {"int32": "INT32", "float32": "FP32", "uint8": "UINT8"}
+ENDED = "engine: the process of the model has ended; send the utterance again"
+STARTING = "engine: the process of the model is starting; try again later"
+SLOW = "engine: it does not read fast enough; try again later"
+TOKENS = np.arange(5, dtype=np.int32)
+FRAME_LIMIT = 64 << 20
+
+
+@dataclass
+class Server:
+    """A tritonserver with the native front.
+
+    Attributes:
+        folder: has the socket of the engine, and the log.
+    """
+
+    folder: Path
+    ports: Ports
+    process: subprocess.Popen[bytes]
+
+    @property
+    def engine_path(self) -> Path:
+        return self.folder / "engine.sock"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "triton.log").read_text(errors="replace")
+
+    @property
+    def ready(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports.http, timeout=10)
+        try:
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+
+@contextmanager
+def tritonserver(
+    library: Path, *, instances: int = 1, decoupled: str = "true", engine: bool = True
+) -> Iterator[Server]:
+    """Starts tritonserver. It is not ready before there is an engine."""
+    # The path of a socket has at most 107 bytes, and pytest's folders have long names.
+    folder = Path(tempfile.mkdtemp(prefix="front-"))
+    version = folder / "repository" / "token2wav" / "1"
+    version.mkdir(parents=True)
+    shutil.copy(library, version / LIBRARY)
+    (version.parent / "config.pbtxt").write_text(
+        CONFIG.format(instances=instances, decoupled=decoupled)
+    )
+    triton = find_tritonserver(folder)
+    ports = Ports.free()
+    arguments = {
+        "model-repository": version.parent.parent,
+        "backend-directory": triton.backends,
+        "http-address": "127.0.0.1",
+        "http-port": ports.http,
+        "grpc-address": "127.0.0.1",
+        "grpc-port": ports.grpc,
+        "allow-metrics": "false",
+        "exit-timeout-secs": 10,
+    }
+    environment = dict(triton.environment)
+    if engine:
+        environment["TOKEN2WAV_ENGINE"] = str(folder / "engine.sock")
+    with (folder / "triton.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                triton.executable,
+                "--disable-auto-complete-config",
+                *(f"--{name}={value}" for name, value in arguments.items()),
+            ],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield Server(folder, ports, process)
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def server(native_library: Path) -> Iterator[Server]:
+    with tritonserver(native_library) as server:
+        first = FakeEngine(server.engine_path)
+        until(lambda: server.ready or server.process.poll() is not None)
+        assert server.process.poll() is None, server.log
+        first.stop()
+        yield server
+        assert server.process.poll() is None, "it has ended"
+
+
+@pytest.fixture
+def engine(server: Server) -> Iterator[FakeEngine]:
+    """A new engine, to which the front has connected."""
+    engine = FakeEngine(server.engine_path)
+    engine.wait_for_front()
+    yield engine
+    engine.stop()
+
+
+@dataclass
+class Client:
+    """One gRPC stream of anyone's client."""
+
+    address: str
+    _requests: queue.Queue[Any] = field(default_factory=queue.Queue)
+
+    def __enter__(self) -> Client:
+        options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        self._channel = grpc.insecure_channel(self.address, options=options)
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._responses = stub.ModelStreamInfer(iter(self._requests.get, None))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._requests.put(None)
+        self.cancel()
+        self._channel.close()
+
+    def cancel(self) -> None:
+        self._responses.cancel()
+
+    def send(
+        self,
+        inputs: dict[str, NDArray[Any]] | None = None,
+        sequence: int | str = 0,
+        parameters: dict[str, str | int | bool | float] | None = None,
+        *,
+        start: bool = False,
+        end: bool = False,
+        name: str = "",
+    ) -> None:
+        request = service_pb2.ModelInferRequest(model_name="token2wav", id=name)
+        for field_name, array in (inputs or {"tokens": TOKENS}).items():
+            datatype = TYPES[array.dtype.name]
+            request.inputs.add(name=field_name, datatype=datatype, shape=array.shape)
+            request.raw_input_contents.append(array.tobytes())
+        fields: dict[str, str | int | bool | float] = {
+            "sequence_id": sequence,
+            "sequence_start": start,
+            "sequence_end": end,
+            "triton_enable_empty_final_response": True,
+            **(parameters or {}),
+        }
+        for field_name, value in fields.items():
+            kind = {str: "string", int: "int64", bool: "bool", float: "double"}[type(value)]
+            setattr(request.parameters[field_name], f"{kind}_param", value)
+        self._requests.put(request)
+
+    def receive(self) -> Any:
+        return next(self._responses)
+
+    def error(self) -> str:
+        message: str = self.receive().error_message
+        assert message
+        return message
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+        yield client
+
+
+def is_final(response: Any) -> bool:
+    return response.infer_response.parameters["triton_final_response"].bool_param
+
+
+def outputs_of(response: Any) -> dict[str, NDArray[Any]]:
+    assert not response.error_message, response.error_message
+    types = {"FP32": np.float32, "INT32": np.int32, "BOOL": np.bool_}
+    return {
+        output.name: np.frombuffer(content, types[output.datatype]).reshape(output.shape)
+        for output, content in zip(
+            response.infer_response.outputs,
+            response.infer_response.raw_output_contents,
+            strict=True,
+        )
+    }
+
+
+def exchange(client: Client, engine: FakeEngine, *arguments: Any, **options: Any) -> Forwarded:
+    """Sends a request, and finishes it."""
+    client.send(*arguments, **options)
+    request = engine.request()
+    engine.send(finished_frame(request.slot))
+    assert is_final(client.receive())
+    return request
+
+
+def test_requests_arrive_as_they_were_sent(client: Client, engine: FakeEngine) -> None:
+    voice: dict[str, NDArray[Any]] = {
+        "tokens": np.zeros(0, np.int32),
+        "prompt_mel": np.random.default_rng(0).random((7, 80), np.float32),
+        "voice_id": np.arange(256, dtype=np.uint8),
+    }
+    parameters = {"text": 'a "quoted" \\ line\n\x01\x7f é 𝄞', "": "", "n": -(2**63), "yes": True}
+    first = exchange(client, engine, voice, 2**63 - 1, parameters, start=True)
+    second = exchange(client, engine, sequence="é" * 64, end=True)
+    third = exchange(client, engine)
+    assert (first.sequence, second.sequence, third.sequence) == (2**63 - 1, "é" * 64, 0)
+    assert (first.flags, second.flags, third.flags) == (1, 2, 0)
+    assert first.parameters == parameters
+    assert second.parameters == {}
+    assert first.inputs.keys() == voice.keys()
+    for name, array in voice.items():
+        assert first.inputs[name].dtype == array.dtype
+        assert np.array_equal(first.inputs[name], array)
+    assert first.slot < second.slot < third.slot
+
+
+def test_floats_stay_floats(client: Client, engine: FakeEngine) -> None:
+    parameters: dict[str, str | int | bool | float] = {
+        "speed": 1.0,
+        "exact": 0.1,
+        "tiny": 5e-324,
+        "large": -1.5e300,
+        "infinite": float("-inf"),
+    }
+    received = exchange(client, engine, None, 0, parameters).parameters
+    assert received == parameters
+    assert {type(value) for value in received.values()} == {float}
+
+
+def test_responses_arrive_as_they_were_sent(client: Client, engine: FakeEngine) -> None:
+    client.send()
+    slot = engine.request().slot
+    chunks = [
+        {
+            "audio": np.random.default_rng(size).random(size, np.float32),
+            "chunk_index": np.array([size], np.int32),
+            "final": np.array([size == 0]),
+        }
+        for size in (24_000, 1, 0)
+    ]
+    engine.send(*(audio_frame(slot, chunk) for chunk in chunks), finished_frame(slot))
+    for chunk in chunks:
+        response = client.receive()
+        outputs = outputs_of(response)
+        assert not is_final(response)
+        assert outputs.keys() == chunk.keys()
+        for name, array in chunk.items():
+            assert np.array_equal(outputs[name], array)
+    assert is_final(client.receive())
+
+
+def test_a_frame_in_pieces(client: Client, engine: FakeEngine) -> None:
+    client.send()
+    slot = engine.request().slot
+    audio = np.arange(1000, dtype=np.float32)
+    for byte in audio_frame(slot, {"audio": audio})[:200]:
+        engine.send(bytes([byte]))
+    engine.send(audio_frame(slot, {"audio": audio})[200:])
+    assert np.array_equal(outputs_of(client.receive())["audio"], audio)
+
+
+@pytest.mark.parametrize("status", range(5))
+def test_errors(status: int, client: Client, engine: FakeEngine) -> None:
+    client.send()
+    slot = engine.request().slot
+    text = f'tokens: "é" of status {status}'
+    engine.send(failed_frame(slot, status, text), finished_frame(slot))
+    assert client.error() == text
+    exchange(client, engine)
+
+
+def test_one_frame_finishes_many(client: Client, engine: FakeEngine) -> None:
+    for _ in range(20):
+        client.send()
+    slots = [engine.request().slot for _ in range(20)]
+    engine.send(finished_frame(10**18, *slots))
+    assert all(is_final(client.receive()) for _ in slots)
+
+
+def test_an_output_that_the_model_lacks_fails_its_request_only(
+    client: Client, engine: FakeEngine
+) -> None:
+    client.send()
+    slot = engine.request().slot
+    engine.send(audio_frame(slot, {"video": np.zeros(1, np.float32)}), finished_frame(slot))
+    assert "video" in client.error()
+    exchange(client, engine)
+
+
+def test_cancellation_reaches_the_engine_once(server: Server, engine: FakeEngine) -> None:
+    with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+        for _ in range(3):
+            client.send()
+        slots = [engine.request().slot for _ in range(3)]
+        engine.send(finished_frame(slots[0]))
+        assert is_final(client.receive())
+        client.cancel()
+        cancelled = [engine.cancelled.get(timeout=PATIENCE_SECONDS)[0] for _ in range(2)]
+        assert sorted(cancelled) == slots[1:]
+        # The engine may answer what it has computed already.
+        engine.send(*(audio_frame(slot, {"audio": np.zeros(9, np.float32)}) for slot in slots))
+        time.sleep(0.3)
+        assert engine.cancelled.empty()
+        engine.send(finished_frame(*slots))
+    with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+        exchange(client, engine)
+
+
+def test_the_end_of_the_engine_and_a_new_one(
+    server: Server, client: Client, engine: FakeEngine
+) -> None:
+    for sequence in range(10):
+        client.send(sequence=sequence)
+    for _ in range(10):
+        engine.request()
+    engine.stop()
+    assert [client.error() for _ in range(10)] == [ENDED] * 10
+    client.send()
+    assert client.error() == STARTING
+    assert server.ready, "tritonserver goes on"
+    successor = FakeEngine(server.engine_path)
+    successor.wait_for_front()
+    try:
+        until(lambda: _accepted(client, successor))
+    finally:
+        successor.stop()
+
+
+def _accepted(client: Client, engine: FakeEngine) -> bool:
+    """Sends a request, which the front may refuse for as long as it has not read the greeting."""
+    client.send()
+    try:
+        slot = engine.requests.get(timeout=0.5).slot
+    except queue.Empty:
+        assert client.error() == STARTING
+        return False
+    engine.send(finished_frame(slot))
+    return is_final(client.receive())
+
+
+def test_an_engine_that_is_not_ready(server: Server, client: Client) -> None:
+    silent = FakeEngine(server.engine_path, greeting=b"")
+    silent.wait_for_front()
+    try:
+        client.send()
+        assert client.error() == STARTING
+    finally:
+        silent.stop()
+
+
+SLOT = struct.pack("<Q", 10**18)
+BAD_FRAMES = {
+    "no kind": struct.pack("<I", 0),
+    "too long": struct.pack("<IB", FRAME_LIMIT + 1, AUDIO),
+    "longest": b"\xff" * 100,
+    "unknown kind": frame(77, b""),
+    "of the front": frame(1, b""),
+    "ready again": frame(READY, struct.pack("<I", 1)),
+    "short": frame(AUDIO, b"\0"),
+    "more tensors than there are": frame(AUDIO, SLOT + b"\xff"),
+    "rest behind": frame(AUDIO, SLOT + b"\0\0"),
+    "wrong size": frame(AUDIO, SLOT + b"\1" + tensor("a", np.zeros(2, np.int8))[:-1]),
+    "type of strings": frame(AUDIO, SLOT + b"\1" + struct.pack("<BBBqQ", 0, 13, 1, 0, 0)),
+    "overflow": frame(AUDIO, SLOT + b"\1" + struct.pack("<BBBqqqQ", 0, 12, 3, 2**62, 2**62, 4, 0)),
+    "negative": frame(AUDIO, SLOT + b"\1" + struct.pack("<BBBqqQ", 0, 2, 2, -1, -1, 1) + b"\0"),
+    "name not UTF-8": frame(AUDIO, SLOT + b"\1" + struct.pack("<BBBBqQ", 1, 255, 2, 1, 0, 0)),
+    "no slot": frame(FINISHED, b""),
+    "half a slot": frame(FINISHED, SLOT + SLOT[:4]),
+    "status": frame(FAILED, SLOT + b"\5"),
+    "text not UTF-8": frame(FAILED, SLOT + b"\1\xed\xa0\x80"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_FRAMES)
+def test_a_bad_frame_ends_the_connection_only(
+    bad: str, server: Server, client: Client, engine: FakeEngine
+) -> None:
+    client.send()
+    engine.request()
+    engine.send(BAD_FRAMES[bad])
+    assert client.error() == ENDED
+    engine.wait_for_front()
+    until(lambda: _accepted(client, engine))
+    assert server.process.poll() is None
+
+
+def test_an_engine_that_does_not_read(server: Server, client: Client, engine: FakeEngine) -> None:
+    engine.reading.clear()
+    before = resident_mib(server.process.pid)
+    tokens = {"tokens": np.zeros(25_000, np.int32)}  # 100 KB
+    for _ in range(20):
+        client.send(tokens, sequence="slow")
+    assert client.error() == SLOW, "of one sequence"
+    voice = {**tokens, "prompt_mel": np.zeros((3000, 80), np.float32)}  # 1 MB
+    client.send(voice, sequence="other")  # a message alone may be larger
+    for _ in range(150):
+        client.send(voice)
+    # The further refusals are of those 131 MB at the end, for the sum of all sequences.
+    assert {client.error() for _ in range(60)} == {SLOW}
+    grown = resident_mib(server.process.pid) - before
+    assert grown < 400, f"{grown} MiB"
+    engine.reading.set()
+    with Client(f"127.0.0.1:{server.ports.grpc}") as other:
+        until(lambda: not engine.requests.empty())
+        until(lambda: _read_all(engine))
+        exchange(other, engine, tokens, "slow")
+
+
+def _read_all(engine: FakeEngine) -> bool:
+    """Returns whether no further request has come for a while."""
+    count = engine.requests.qsize()
+    time.sleep(0.5)
+    if engine.requests.qsize() != count:
+        return False
+    while not engine.requests.empty():
+        engine.requests.get()
+    return True
+
+
+def test_a_request_that_is_too_large(client: Client, engine: FakeEngine) -> None:
+    client.send({"tokens": np.zeros(FRAME_LIMIT // 4, np.int32)})
+    error = client.error()
+    assert error.startswith("request: 67108"), error
+    assert error.endswith(" bytes; at most 67108864 are allowed")
+    exchange(client, engine)
+
+
+def test_many_messages(server: Server, engine: FakeEngine) -> None:
+    """Every one of 8,000 requests gets its own audio, and then its end."""
+
+    def answer() -> None:
+        for _ in range(8000):
+            request = engine.request()
+            audio = request.inputs["tokens"].astype(np.float32)
+            engine.send(audio_frame(request.slot, {"audio": audio}), finished_frame(request.slot))
+
+    answers = threading.Thread(target=answer, daemon=True)
+    answers.start()
+    with (
+        Client(f"127.0.0.1:{server.ports.grpc}") as first,
+        Client(f"127.0.0.1:{server.ports.grpc}") as second,
+    ):
+        for number in range(8000):
+            client = (first, second)[number % 2]
+            client.send({"tokens": np.array([number], np.int32)}, number % 2 + 1, name=str(number))
+        # Triton does not keep the order of responses to different requests of a stream.
+        audio: dict[str, float] = {}
+        finished: set[str] = set()
+        for client in (first, second):
+            for _ in range(8000):
+                response = client.receive()
+                name = response.infer_response.id
+                if is_final(response):
+                    assert name in audio
+                    finished.add(name)
+                else:
+                    [audio[name]] = outputs_of(response)["audio"]
+    assert audio == {str(number): number for number in range(8000)}
+    assert finished == audio.keys()
+    answers.join(PATIENCE_SECONDS)
+    assert not answers.is_alive()
+
+
+def test_sigterm_ends_tritonserver(native_library: Path) -> None:
+    with tritonserver(native_library) as other:
+        engine = FakeEngine(other.engine_path)
+        try:
+            until(lambda: other.ready)
+            other.process.send_signal(signal.SIGTERM)
+            assert other.process.wait(PATIENCE_SECONDS) == 0, other.log
+        finally:
+            engine.stop()
+
+
+def test_inputs_in_several_buffers(native_library: Path) -> None:
+    """Triton keeps a large body of HTTP in the pieces in which it came."""
+    tokens = np.arange(500_000, dtype=np.int32)
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "tokens",
+                    "datatype": "INT32",
+                    "shape": [tokens.size],
+                    "parameters": {"binary_data_size": tokens.nbytes},
+                }
+            ]
+        }
+    ).encode()
+    with tritonserver(native_library, decoupled="false") as server:
+        engine = FakeEngine(server.engine_path)
+        try:
+            until(lambda: server.ready)
+
+            def answer() -> None:
+                request = engine.request()
+                same = np.array_equal(request.inputs["tokens"], tokens)
+                engine.send(failed_frame(request.slot, 3, f"the same: {same}"))
+
+            threading.Thread(target=answer, daemon=True).start()
+            connection = http.client.HTTPConnection(
+                "127.0.0.1", server.ports.http, timeout=PATIENCE_SECONDS
+            )
+            connection.request(
+                "POST",
+                "/v2/models/token2wav/infer",
+                head + tokens.tobytes(),
+                {"Inference-Header-Content-Length": str(len(head))},
+            )
+            assert json.loads(connection.getresponse().read()) == {"error": "the same: True"}
+            connection.close()
+        finally:
+            engine.stop()
+
+
+def failed_start(server: Server) -> str:
+    assert server.process.wait(PATIENCE_SECONDS) != 0
+    return server.log
+
+
+def test_another_version_of_the_protocol(native_library: Path) -> None:
+    with tritonserver(native_library) as server:
+        engine = FakeEngine(server.engine_path, greeting=frame(READY, struct.pack("<I", 2)))
+        try:
+            assert (
+                "engine: it speaks version 2 of the protocol, and this front version 1"
+                in failed_start(server)
+            )
+        finally:
+            engine.stop()
+
+
+def test_two_instances_are_refused(native_library: Path) -> None:
+    with tritonserver(native_library, instances=2) as server:
+        engine = FakeEngine(server.engine_path)
+        try:
+            assert "the model has one instance; set its count to 1" in failed_start(server)
+        finally:
+            engine.stop()
+
+
+def test_without_a_socket(native_library: Path) -> None:
+    with tritonserver(native_library, engine=False) as server:
+        assert "engine: TOKEN2WAV_ENGINE does not name its socket" in failed_start(server)
