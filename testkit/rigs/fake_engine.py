@@ -143,10 +143,11 @@ class FakeEngine:
                 self.cancelled.put((*struct.unpack("<Q", payload), time.monotonic()))
             else:
                 assert kind == REQUEST
-                self.requests.put(_forwarded(payload))
+                self.requests.put(read_request(payload))
 
 
-def _forwarded(payload: bytes) -> Forwarded:
+def read_request(payload: bytes) -> Forwarded:
+    """Reads a request frame after its kind."""
     position = 0
 
     def take(layout: str) -> Any:

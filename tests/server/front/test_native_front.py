@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import queue
 import shutil
 import signal
@@ -56,7 +55,7 @@ output [
   {{ name: "chunk_index" data_type: TYPE_INT32 dims: [ 1 ] }},
   {{ name: "final" data_type: TYPE_BOOL dims: [ 1 ] }}
 ]
-model_transaction_policy {{ decoupled: {decoupled} }}
+model_transaction_policy {{ decoupled: true }}
 instance_group [ {{ kind: KIND_CPU count: {instances} }} ]
 """
 TYPES = {"int32": "INT32", "float32": "FP32", "uint8": "UINT8"}
@@ -100,18 +99,14 @@ class Server:
 
 
 @contextmanager
-def tritonserver(
-    library: Path, *, instances: int = 1, decoupled: str = "true", engine: bool = True
-) -> Iterator[Server]:
+def tritonserver(library: Path, *, instances: int = 1, engine: bool = True) -> Iterator[Server]:
     """Starts tritonserver. It is not ready before there is an engine."""
     # The path of a socket has at most 107 bytes, and pytest's folders have long names.
     folder = Path(tempfile.mkdtemp(prefix="front-"))
     version = folder / "repository" / "token2wav" / "1"
     version.mkdir(parents=True)
     shutil.copy(library, version / LIBRARY)
-    (version.parent / "config.pbtxt").write_text(
-        CONFIG.format(instances=instances, decoupled=decoupled)
-    )
+    (version.parent / "config.pbtxt").write_text(CONFIG.format(instances=instances))
     triton = find_tritonserver(folder)
     ports = Ports.free()
     arguments = {
@@ -531,47 +526,6 @@ def test_sigterm_ends_tritonserver(native_library: Path) -> None:
             until(lambda: other.ready)
             other.process.send_signal(signal.SIGTERM)
             assert other.process.wait(PATIENCE_SECONDS) == 0, other.log
-        finally:
-            engine.stop()
-
-
-def test_inputs_in_several_buffers(native_library: Path) -> None:
-    """Triton keeps a large body of HTTP in the pieces in which it came."""
-    tokens = np.arange(500_000, dtype=np.int32)
-    head = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "tokens",
-                    "datatype": "INT32",
-                    "shape": [tokens.size],
-                    "parameters": {"binary_data_size": tokens.nbytes},
-                }
-            ]
-        }
-    ).encode()
-    with tritonserver(native_library, decoupled="false") as server:
-        engine = FakeEngine(server.engine_path)
-        try:
-            until(lambda: server.ready)
-
-            def answer() -> None:
-                request = engine.request()
-                same = np.array_equal(request.inputs["tokens"], tokens)
-                engine.send(failed_frame(request.slot, 3, f"the same: {same}"))
-
-            threading.Thread(target=answer, daemon=True).start()
-            connection = http.client.HTTPConnection(
-                "127.0.0.1", server.ports.http, timeout=PATIENCE_SECONDS
-            )
-            connection.request(
-                "POST",
-                "/v2/models/token2wav/infer",
-                head + tokens.tobytes(),
-                {"Inference-Header-Content-Length": str(len(head))},
-            )
-            assert json.loads(connection.getresponse().read()) == {"error": "the same: True"}
-            connection.close()
         finally:
             engine.stop()
 
