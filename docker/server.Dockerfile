@@ -16,7 +16,7 @@ FROM ${PYTHON_IMAGE} AS project
 WORKDIR /src
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 COPY constraints.txt ./
-RUN python3 -m pip install --constraint constraints.txt setuptools wheel
+RUN python3 -m pip install --constraint constraints.txt setuptools wheel ziglang
 COPY pyproject.toml README.md LICENSE ./
 COPY token2wav ./token2wav
 COPY client ./client
@@ -25,6 +25,8 @@ COPY gateway ./gateway
 COPY voices ./voices
 COPY server ./server
 COPY model_repository ./model_repository
+# The native front, for the architecture of the image. The package ziglang has the compiler.
+RUN python3 server/token2wav_server/front/build.py "$(uname -m)"
 RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM project AS gpu-wheels

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds wheel and sdist into dist/, and tests the wheel in a clean environment for each extra that a user installs.
+# Builds wheel and sdist into dist/, with the native front for x86_64 and aarch64, and tests the wheel in a clean
+# environment for each extra that a user installs.
 # Then the client of one environment sends a request to the server of another, which runs in an empty folder with
 # tritonserver from `token2wav setup`, and pulls its model by name from a hub on this machine. For aarch64 it checks that every dependency has a wheel. dist/ receives a list of the installed
 # packages of each environment, with licences (CycloneDX). Library and exporter also run with the lowest versions that
@@ -18,6 +19,7 @@ main() {
     rm -rf dist "$ENVIRONMENTS"
     mkdir -p "$ENVIRONMENTS"
     trap cleanup EXIT
+    "$BIN/python" server/token2wav_server/front/build.py >"$ENVIRONMENTS/front.log" 2>&1 || fail "$ENVIRONMENTS/front.log"
     "$BIN/python" -m build --outdir dist . >"$ENVIRONMENTS/build.log" 2>&1 || fail "$ENVIRONMENTS/build.log"
     wheel=$(echo dist/token2wav-*.whl)
     try client token2wav_client "import importlib.util as u; assert u.find_spec('torch') is None"
@@ -27,7 +29,7 @@ main() {
     try align token2wav_gateway.pocketsphinx_aligner
     try onnx onnxruntime
     try onnx-gpu onnxruntime
-    try server token2wav "import token2wav_server"
+    try server token2wav "from token2wav_server.front.build import native_front; assert native_front()"
     try export token2wav_export
     speak
     least

@@ -262,18 +262,16 @@ void Front::handle(const EngineFrame& frame) {
 }
 
 void Front::handle(const Audio& audio) {
-    const Reply* reply;
+    Reply* reply;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         auto slot = slots_.find(audio.slot);
         if (slot == slots_.end()) return;
         reply = &slot->second.reply;
     }
-    try {
-        reply->send(audio.outputs);
-    } catch (const Refusal& refusal) {
-        fail(audio.slot, refusal.code, refusal.what());
-    }
+    if (reply->send(audio.outputs)) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    slots_.erase(audio.slot);
 }
 
 void Front::finish(uint64_t slot) {

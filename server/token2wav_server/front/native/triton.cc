@@ -62,16 +62,17 @@ bool Reply::is_cancelled() const {
     return cancelled;
 }
 
-void Reply::send(const std::vector<Tensor>& outputs) const {
-    TRITONBACKEND_Response* response;
-    check(TRITONBACKEND_ResponseNewFromFactory(&response, factory_));
+bool Reply::send(const std::vector<Tensor>& outputs) {
+    TRITONBACKEND_Response* response = nullptr;
     try {
+        check(TRITONBACKEND_ResponseNewFromFactory(&response, factory_));
         for (const Tensor& tensor : outputs) add_output(response, tensor);
-    } catch (...) {
-        log_error(TRITONBACKEND_ResponseDelete(response));
-        throw;
+    } catch (const Refusal& refusal) {
+        fail(response, refusal.code, refusal.what());
+        return false;
     }
-    check(TRITONBACKEND_ResponseSend(response, 0, nullptr));
+    log_error(TRITONBACKEND_ResponseSend(response, 0, nullptr));
+    return true;
 }
 
 void Reply::finish() {
@@ -82,14 +83,18 @@ void Reply::finish() {
 
 void Reply::fail(TRITONSERVER_Error_Code code, const std::string& text) {
     TRITONBACKEND_Response* response = nullptr;
-    TRITONSERVER_Error* problem = TRITONBACKEND_ResponseNewFromFactory(&response, factory_);
-    if (problem != nullptr) {
-        // Without a response there is at least an end.
-        log_error(problem);
+    log_error(TRITONBACKEND_ResponseNewFromFactory(&response, factory_));
+    fail(response, code, text.c_str());
+}
+
+// Triton waits for every response that was begun. So one that cannot be sent becomes the error.
+void Reply::fail(
+    TRITONBACKEND_Response* response, TRITONSERVER_Error_Code code, const char* text) {
+    if (response == nullptr) {
         finish();
         return;
     }
-    TRITONSERVER_Error* error = TRITONSERVER_ErrorNew(code, text.c_str());
+    TRITONSERVER_Error* error = TRITONSERVER_ErrorNew(code, text);
     log_error(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
     TRITONSERVER_ErrorDelete(error);
     log_error(TRITONBACKEND_ResponseFactoryDelete(std::exchange(factory_, nullptr)));

@@ -42,13 +42,16 @@ public:
     // True if the client has cancelled the request, or has gone.
     bool is_cancelled() const;
 
-    // Sends a response with one buffer for each output. Throws Refusal if Triton does not take it.
-    void send(const std::vector<Tensor>& outputs) const;
+    // Sends a response with one buffer for each output. If Triton does not take an output, the reply
+    // fails with the reason. Returns whether it goes on.
+    bool send(const std::vector<Tensor>& outputs);
 
     void finish();
     void fail(TRITONSERVER_Error_Code code, const std::string& text);
 
 private:
+    void fail(TRITONBACKEND_Response* response, TRITONSERVER_Error_Code code, const char* text);
+
     TRITONBACKEND_ResponseFactory* factory_ = nullptr;
 };
 
