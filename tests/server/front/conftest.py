@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from token2wav_server.front.build import COMPILED_FOLDER, compile_front, cxx_compiler, native_front
+from token2wav_server.front.build import compile_front, cxx_compiler, native_front
 
 
 @pytest.fixture(scope="session")
@@ -16,5 +16,5 @@ def compiler() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def native_library(compiler: list[str]) -> Path:
-    return native_front() or compile_front(compiler, COMPILED_FOLDER)
+def native_library(compiler: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return native_front() or compile_front(compiler, tmp_path_factory.mktemp("front"))

@@ -36,10 +36,6 @@ std::string sequence_key(const SequenceId& id) {
     return id.number == 0 ? "" : std::to_string(id.number);
 }
 
-std::string system_error() {
-    return std::strerror(errno);
-}
-
 }  // namespace
 
 void Backlog::add(const std::string& sequence_key, size_t bytes) {
@@ -145,7 +141,12 @@ void Front::run() {
                 socket_ = socket;
                 stopping = stopping_;
             }
-            std::string reason = stopping ? "" : exchange(socket);
+            std::string reason;
+            try {
+                if (!stopping) exchange(socket);
+            } catch (const std::exception& error) {
+                reason = error.what();
+            }
             {
                 std::lock_guard<std::mutex> lock(mutex_);
                 ready_ = false;
@@ -187,7 +188,7 @@ int Front::connect_to_engine() const {
     return -1;
 }
 
-std::string Front::exchange(int socket) {
+void Front::exchange(int socket) {
     ReceivedBytes incoming;
     bool greeted = false;
     auto next_check = Clock::now() + BETWEEN_CANCELLATION_CHECKS;
@@ -204,40 +205,36 @@ std::string Front::exchange(int socket) {
         size_t room;
         char* buffer = incoming.room(&room);
         ssize_t received = ::recv(socket, buffer, room, MSG_DONTWAIT);
-        if (received == 0) return "the process of the model has closed it";
-        if (received < 0) {
-            if (errno == EAGAIN || errno == EINTR) continue;
-            return system_error();
-        }
+        if (received < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+        if (received < 0) throw std::runtime_error(std::strerror(errno));
+        if (received == 0) throw std::runtime_error("the process of the model has closed it");
         incoming.received(static_cast<size_t>(received));
-        try {
-            while (auto bytes = incoming.next_frame()) {
-                EngineFrame frame = read_engine_frame(*bytes);
-                auto* first = std::get_if<Ready>(&frame);
-                if (greeted != (first == nullptr)) {
-                    return greeted ? "a second first frame came" : "another frame came first";
-                }
-                if (first == nullptr) {
-                    handle(frame);
-                    continue;
-                }
-                if (first->version != PROTOCOL_VERSION) {
-                    std::lock_guard<std::mutex> lock(mutex_);
-                    wrong_version_ = "engine: it speaks version " +
-                                     std::to_string(first->version) +
-                                     " of the protocol, and this front version " +
-                                     std::to_string(PROTOCOL_VERSION);
-                    changed_.notify_all();
-                    return wrong_version_;
-                }
-                greeted = true;
-                become_ready();
-                writer_ = std::thread([this, socket] { write_frames(socket); });
+        while (auto bytes = incoming.next_frame()) {
+            EngineFrame frame = read_engine_frame(*bytes);
+            auto* ready = std::get_if<Ready>(&frame);
+            if (greeted == (ready != nullptr)) {
+                throw FrameError("the frame `ready` must come once, before all others");
             }
-        } catch (const std::exception& error) {
-            return error.what();
+            if (ready == nullptr) {
+                handle(frame);
+                continue;
+            }
+            check_version(*ready);
+            greeted = true;
+            become_ready();
+            writer_ = std::thread([this, socket] { write_frames(socket); });
         }
     }
+}
+
+void Front::check_version(const Ready& ready) {
+    if (ready.version == PROTOCOL_VERSION) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    wrong_version_ = "engine: it speaks version " + std::to_string(ready.version) +
+                     " of the protocol, and this front version " +
+                     std::to_string(PROTOCOL_VERSION);
+    changed_.notify_all();
+    throw FrameError(wrong_version_);
 }
 
 void Front::become_ready() {

@@ -79,8 +79,10 @@ private:
     void run();
     // Returns a connected socket, or -1.
     int connect_to_engine() const;
-    // Exchanges frames until the connection ends, and returns the reason.
-    std::string exchange(int socket);
+    // Exchanges frames until the connection ends. Always throws an exception with the reason.
+    void exchange(int socket);
+    // Throws FrameError, and ends `wait_until_ready`, if the version is not that of this front.
+    void check_version(const Ready& ready);
     void handle(const EngineFrame& frame);
     void handle(const Audio& audio);
     void finish(uint64_t slot);
