@@ -150,9 +150,6 @@ def server(native_library: Path) -> Iterator[Server]:
         first.stop()
         yield server
         assert server.process.poll() is None, "it has ended"
-        # A reply that had no end would keep the model.
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(PATIENCE_SECONDS) == 0, server.log
 
 
 @dataclass
@@ -527,13 +524,23 @@ def test_many_messages(server: Server, engine: FakeEngine) -> None:
     assert not answers.is_alive()
 
 
-def test_sigterm_ends_tritonserver(native_library: Path) -> None:
-    with tritonserver(native_library) as other:
-        engine = FakeEngine(other.engine_path)
+def test_nothing_is_left_that_keeps_the_model(native_library: Path) -> None:
+    """Triton unloads a model only when all its requests have been let go."""
+    with tritonserver(native_library) as server:
+        engine = FakeEngine(server.engine_path)
         try:
-            until(lambda: other.ready)
-            other.process.send_signal(signal.SIGTERM)
-            assert other.process.wait(PATIENCE_SECONDS) == 0, other.log
+            until(lambda: server.ready)
+            with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+                exchange(client, engine)
+                client.send()
+                engine.send(failed_frame(engine.request().slot, 3, "tokens: wrong"))
+                assert client.error() == "tokens: wrong"
+                client.send()
+                slot = engine.request().slot
+                engine.send(audio_frame(slot, {"video": np.zeros(1, np.float32)}))
+                assert "video" in client.error()
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(PATIENCE_SECONDS) == 0, server.log
         finally:
             engine.stop()
 
