@@ -42,9 +42,10 @@ faults: ## [ARGS=]: put faults into the code, one at a time, and run the tests t
 lab-test: lint ## run the tests of lab/: simulations, launch counters, quality of the demo voice, its recipe (5 minutes)
 	$(BIN)/pytest -n 2 -m "not slow" lab/tests
 
-release-test: lint gpu-stack ## run the tests that are too slow for `make test`: kernels compiled for GPUs, most exports, soaks (25 minutes)
+release-test: lint gpu-stack ## run the tests that are too slow for `make test`: kernels compiled for GPUs, most exports, soaks, the server with the Python front (40 minutes)
 	$(BIN)/pytest -n 2 -m slow
 	$(BIN)/pytest -n 2 -m slow lab/tests
+	TEST_FRONT=python $(BIN)/pytest -n 2 tests/served
 
 gpu-stack: ## rehearse, collect, compile and emulate the GPU path with the packages of a GPU machine (10 minutes, 5 GB; no GPU)
 	@scripts/gpu_stack.sh

@@ -308,20 +308,43 @@ def as_line(result: Mapping[str, Any]) -> str:
     )
 
 
-def measure(
-    python: Path, folder: Path, subject: Subject, load: Load, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Starts a server, and returns its figures under a load.
+@dataclass(frozen=True)
+class Server:
+    """Server to measure.
 
-    Args:
-        python: interpreter of the environment of the server.
+    Attributes:
+        python: interpreter of its environment.
+        front: its setting `server.front`; empty for none, which older checkouts do not know.
     """
+
+    python: Path
+    front: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Server:
+        """Reads PYTHON or PYTHON@FRONT.
+
+        Raises:
+            ValueError: there is no such interpreter.
+        """
+        python, _, front = text.partition("@")
+        if not Path(python).is_file():
+            raise ValueError(f"{python}: there is no such interpreter")
+        return cls(Path(python).absolute(), front)
+
+
+def measure(
+    server: Server, folder: Path, subject: Subject, load: Load, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Starts a server, and returns its figures under a load."""
     settings = load.settings(settings)
     script = Script.of(subject, load, settings)
+    if server.front:
+        settings["server"] = {"front": server.front}
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(settings, file)
         file.flush()
-        with Serving.start(folder, f"--config={file.name}", python=python) as serving:
+        with Serving.start(folder, f"--config={file.name}", python=server.python) as serving:
             serving.wait_for_line("ready, gRPC ")
             # The first utterance registers the voice.
             quick = replace(script, gap_s=_WARM_UP_S)
@@ -373,19 +396,14 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     save_picture(figure, path, dpi=80)
 
 
-def servers_of(words: Sequence[str]) -> dict[str, Path]:
-    """Reads NAME=PYTHON of each server.
+def servers_of(words: Sequence[str]) -> dict[str, Server]:
+    """Reads NAME=PYTHON or NAME=PYTHON@FRONT of each server.
 
     Raises:
         ValueError: a word has another form, or there is no such interpreter.
     """
-    servers = {}
-    for word in words:
-        name, _, python = word.partition("=")
-        if not name or not Path(python).is_file():
-            raise ValueError(f"{word}: not NAME=PYTHON, or there is no such interpreter")
-        servers[name] = Path(python).absolute()
-    return servers
+    pairs = [word.partition("=") for word in words]
+    return {name: Server.of(text) for name, _, text in pairs}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -393,8 +411,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--servers",
         nargs="+",
         required=True,
-        metavar="NAME=PYTHON",
-        help="servers to compare: a name, and the interpreter of the environment",
+        metavar="NAME=PYTHON[@FRONT]",
+        help="servers to compare: a name, the interpreter of the environment, and for checkouts "
+        "that know the setting server.front its value",
     )
     parser.add_argument(
         "--loads",
@@ -422,8 +441,8 @@ def main(options: argparse.Namespace) -> None:
         subject = Subject.of(folder, options.tokens / subject.config.token_frame_rate)
         for load in loads:
             for turn in range(1, options.turns + 1):
-                for name, python in servers.items():
-                    figures = measure(python, folder, subject, load, settings)
+                for name, server in servers.items():
+                    figures = measure(server, folder, subject, load, settings)
                     rows.append({"server": name, "turn": turn, **figures})
                     print(as_line(rows[-1]), flush=True)
                     # After each row, because all rows together take many minutes.

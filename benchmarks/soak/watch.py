@@ -105,11 +105,11 @@ class Watch(threading.Thread):
 
 
 class ServerProbe:
-    """Probe of a running server: the process of its model, its shared memory and its metrics."""
+    """Probe of a running server: its processes, its shared memory and its metrics."""
 
     def __init__(self, server: TritonServer) -> None:
         self._server, self._traces = server, Traces.of(server.pid)
-        _, self._tritonserver, self._model, *_ = self._traces.processes
+        self._tritonserver = self._traces.processes[1]
 
     def read(self) -> Reading:
         """Takes a reading.
@@ -120,8 +120,9 @@ class ServerProbe:
         metrics = scrape(self._server.metrics_url)
         segments = Path("/dev/shm").glob(f"{self._traces.shm_prefix}*")
         return {
-            **process_reading("model", self._model),
+            **process_reading("model", self._traces.engine),
             "tritonserver_mib": resident_mib(self._tritonserver),
+            "tritonserver_descriptors": entries(self._tritonserver, "fd"),
             "shared_memory_mib": round(sum(file.stat().st_size for file in segments) / 2**20, 1),
             "open_streams": max(labelled(metrics, "token2wav_open_streams").values()),
             "cache_pages": metrics['token2wav_cache_pages{state="used"}'],

@@ -32,10 +32,11 @@ EXIT_CODES: dict[int, str] = {
 # Parts of messages from a server that works but refuses an utterance. A response in a gRPC stream
 # carries no status code, so the client recognizes errors by their text (docs/wire.md).
 SHUTTING_DOWN = "server: it is shutting down"
+ENGINE = "engine: "  # the process with the model has ended, or starts
 FULL = "try again later"
 _TRANSIENT = re.compile(  # includes messages of Triton itself
-    f"^{SHUTTING_DOWN}|{FULL}$|is no open stream|[Ss]tub process .* is not healthy|has no "
-    f"available versions"
+    f"^{SHUTTING_DOWN}|^{ENGINE}|{FULL}$|is no open stream|[Ss]tub process .* is not healthy|"
+    "has no available versions"
 )
 _TLS_FAILED = re.compile("[Hh]andshake failed|[Vv]erification [Cc]heck failed")
 # Errors of gRPC if the port is Triton's HTTP port, or if the server rejects a client without a

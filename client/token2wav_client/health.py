@@ -16,6 +16,7 @@ import numpy as np
 
 from token2wav_client.audio import AudioChunk
 from token2wav_client.errors import (
+    ENGINE,
     FULL,
     SHUTTING_DOWN,
     ClientError,
@@ -84,10 +85,10 @@ class Examination:
     def judging(self) -> Iterator[None]:
         """Context manager that converts errors of the utterance into results of the health check.
 
-        If the server is shutting down, the context raises ModelNotReadyError. If the server is
-        full, the context raises nothing, because only a model process that works can answer so.
-        After `timeout_s` every error becomes a ResponseTimeoutError, because a call that gRPC ends
-        on its deadline can fail in many ways.
+        If the server is shutting down, or its engine has ended or starts, the context raises
+        ModelNotReadyError. If the server is full, the context raises nothing, because only an
+        engine that works can answer so. After `timeout_s` every error becomes a
+        ResponseTimeoutError, because a call that gRPC ends on its deadline can fail in many ways.
         """
         try:
             yield
@@ -98,7 +99,7 @@ class Examination:
                     f"{self.timeout_s:.2g} s"
                 )
                 raise ResponseTimeoutError(message) from None
-            if str(error).startswith(SHUTTING_DOWN):
+            if str(error).startswith((SHUTTING_DOWN, ENGINE)):
                 raise ModelNotReadyError(str(error)) from None
             if not str(error).endswith(FULL):
                 raise

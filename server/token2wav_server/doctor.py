@@ -28,6 +28,7 @@ from token2wav.commands import CommandParser, missing
 from token2wav.config.values import number
 from token2wav.errors import Token2WavError
 from token2wav.hub import MODEL_HELP, model_folder
+from token2wav_server.front.build import native_front
 from token2wav_server.launcher.binaries import find_tritonserver
 from token2wav_server.launcher.errors import PortInUseError, ServerError
 from token2wav_server.launcher.memory import default_bound_mib
@@ -42,7 +43,16 @@ _EXIT_CODES = (
     "  3    an error was found, with which a server cannot run\n"
 )
 _PYTHONS = ((3, 10), (3, 12))  # first and last version with a Python backend of Triton
-_MODULES = ("aiohttp", "huggingface_hub", "safetensors", "soxr", "torch", "yaml")  # of the extra
+# Modules of the extra `server`.
+_MODULES = (
+    "aiohttp",
+    "huggingface_hub",
+    "prometheus_client",
+    "safetensors",
+    "soxr",
+    "torch",
+    "yaml",
+)
 # Distributions of the extras, and of the image of NVIDIA.
 _TENSORRT = ("tensorrt-rtx-cu13", "tensorrt-cu13", "tensorrt")
 # A model needs 1 MiB of shared memory to start, and room for its largest requests and their audio.
@@ -222,6 +232,19 @@ def triton_server() -> Finding:
     with tempfile.TemporaryDirectory(prefix="token2wav-doctor-") as folder:
         triton = find_tritonserver(Path(folder))
     return Finding("triton server", "ok", str(triton.executable))
+
+
+def front() -> Finding:
+    """Reports which front passes requests from Triton to the engine, by default."""
+    name = "front"
+    if (library := native_front()) is not None:
+        return Finding(name, "ok", f"native, {library}")
+    return Finding(
+        name,
+        "warning",
+        "python, which takes in fewer requests a second; for the native one install g++ and run "
+        "`token2wav setup`",
+    )
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
@@ -440,6 +463,7 @@ def _all_checks(options: argparse.Namespace) -> dict[str, Check]:
         **(with_torch if _installed("torch") else {}),
         "tensorrt": lambda: [tensorrt()],
         **BEFORE_START,
+        "front": lambda: [front()],
         "ports": lambda: [ports(options.host, numbers)],
         "cache": lambda: [cache()],
         "clock": lambda: [clock()],

@@ -139,6 +139,12 @@ class ServerMetrics(Observer):
             multiprocess_mode="livemax",
             registry=registry,
         )
+        Gauge(
+            "token2wav_start_time_seconds",
+            "Unix time at which the model was loaded; a new value follows a restart",
+            multiprocess_mode="livemax",
+            registry=registry,
+        ).set_to_current_time()
         self._refused = refusals(registry)
         self.changed(0)
 

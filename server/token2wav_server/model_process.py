@@ -24,6 +24,8 @@ SUMMARY = "token2wav: "
 # Environment variable with the path of a file. The models refuse new utterances once the file
 # exists.
 DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"
+# Environment variable with the path of the Unix socket on which the engine listens.
+ENGINE_VARIABLE = "TOKEN2WAV_ENGINE"
 # Environment variable with the client name of the launcher's canary. The name is a secret, because
 # no limit refuses the canary, and the workers serve it first.
 CANARY_VARIABLE = "TOKEN2WAV_CANARY"

@@ -64,7 +64,8 @@ def audio_frame(slot: int, outputs: dict[str, NDArray[Any]]) -> bytes:
 
 
 def finished_frame(*slots: int) -> bytes:
-    return frame(FINISHED, struct.pack(f"<{len(slots)}Q", *slots))
+    """Returns a frame for each slot."""
+    return b"".join(frame(FINISHED, struct.pack("<Q", slot)) for slot in slots)
 
 
 def failed_frame(slot: int, status: int, text: str) -> bytes:

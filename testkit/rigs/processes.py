@@ -12,6 +12,18 @@ def stat_fields(process: int) -> list[str]:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 
 
+def program(process: int) -> str:
+    """Returns the first 15 characters of the name of a process's program."""
+    return Path(f"/proc/{process}/comm").read_text().strip()
+
+
+def environment(process: int) -> bytes:
+    """Returns the environment with which a process was started; empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/environ").read_bytes()
+    return b""
+
+
 def parent(process: int) -> int:
     return int(stat_fields(process)[1])
 

@@ -21,14 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.processes import children
+from testkit.rigs.processes import children, program
+from testkit.rigs.settings import FRONT
 from testkit.rigs.traces import Traces
 from token2wav_client import Client, ClientError, ClientVoice, Tls
 from token2wav_server.launcher import reaper
 from token2wav_server.launcher.ports import Ports
 
 TOKENS_PER_SECOND = 25
-WHOLE_BLOCKS = Path(__file__).parent / "whole_blocks.yaml"
+# Settings of servers under test, with the front that TEST_FRONT names (auto or python).
+WHOLE_BLOCKS = Path(__file__).parent / f"whole_blocks_{FRONT}.yaml"
 
 
 @dataclass
@@ -109,9 +111,13 @@ class Serving:
 
     @property
     def traces(self) -> Traces:
-        """Returns the traces of the running server: reaper, tritonserver and model process."""
-        [reaper] = children(self.process.pid)
-        [server] = children(reaper)
+        """Returns the traces of the running server: reaper, tritonserver, fronts and engine."""
+        [server] = [
+            process
+            for child in children(self.process.pid)
+            for process in children(child)
+            if program(process) == "tritonserver"
+        ]
         return Traces.of(server)
 
     def wait_for_line(self, pattern: str) -> str:

@@ -22,6 +22,7 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
 from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.settings import comparable
 from token2wav import Voice
 from token2wav_server import ServerStartError
 from token2wav_server.launcher.access import Access
@@ -60,10 +61,8 @@ class Rig:
         """Starts a server. Unless the settings describe streams, streams wait for whole blocks, so
         that audio can be compared.
         """
-        config, settings = folder / "server.yaml", settings or ""
-        config.write_text(
-            settings if "stream:" in settings else f"stream: {{first_tokens: 0}}\n{settings}"
-        )
+        config = folder / "server.yaml"
+        config.write_text(comparable(settings or ""))
         server = TritonServer(
             model,
             config=config,

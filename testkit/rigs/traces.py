@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from testkit.rigs.processes import descendants, parent, stat_fields
+from testkit.rigs.processes import children, descendants, environment, parent, stat_fields
 from token2wav_server.launcher import reaper
 
 # time for the reaper of another test's ending server to remove a backend folder of that server
@@ -19,7 +19,9 @@ class Traces:
     """Processes, shared memory and private folder of one server.
 
     Attributes:
-        processes: ids of the reaper, of tritonserver, and of its stubs and all their children.
+        processes: ids of the reaper, of tritonserver, of its stubs and all their children, and of
+            the engine. The native front has no stub.
+        engine: id of the process with the model; 0 if the server has none.
         shm_prefix: prefix of the names of the server's segments in /dev/shm.
         folders: temporary folder of the server, and folders of Python backends unless another
             server may have made them.
@@ -28,6 +30,7 @@ class Traces:
     processes: tuple[int, ...]
     shm_prefix: str
     folders: tuple[Path, ...]
+    engine: int
 
     @classmethod
     def of(cls, server: int) -> Traces:
@@ -35,10 +38,18 @@ class Traces:
         command = Path(f"/proc/{server}/cmdline").read_text().replace("\0", "\n")
         folder = Path(_only(r"--backend-directory=(.+)/backends", command))
         backends = [] if reaper.running_servers() - {server} else Path("/tmp").glob("python_env_*")
+        reaper_process = parent(server)
+        # The engine is the other child of the launcher that knows the private folder.
+        engines = [
+            child
+            for child in children(parent(reaper_process))
+            if child != reaper_process and bytes(folder) in environment(child)
+        ]
         return cls(
-            processes=(parent(server), server, *descendants(server)),
+            processes=(reaper_process, server, *descendants(server), *engines),
             shm_prefix=_only(r"shm-region-prefix-name=(.+)", command),
             folders=(folder, *backends),
+            engine=engines[0] if engines else 0,
         )
 
     def remaining(self) -> list[str]:

@@ -135,8 +135,12 @@ def test_loads_and_servers_of_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'80x25' is no load, such as 80x25x1"):
         servers.Load.of("80x25")
     (tmp_path / "python").touch()
-    assert servers.servers_of([f"old={tmp_path}/python"]) == {"old": tmp_path / "python"}
-    with pytest.raises(ValueError, match="not NAME=PYTHON, or there is no such interpreter"):
+    python = tmp_path / "python"
+    assert servers.servers_of([f"old={python}", f"new={python}@native"]) == {
+        "old": servers.Server(python),
+        "new": servers.Server(python, "native"),
+    }
+    with pytest.raises(ValueError, match="nowhere: there is no such interpreter"):
         servers.servers_of(["old=nowhere"])
 
 

@@ -154,6 +154,7 @@ def test_error_class_of_a_failed_call(
     [
         ("streams: all 64 are in use; try again later", True),
         ("server: it is shutting down; try another one", True),
+        ("engine: its process has ended; send the utterance again", True),
         ("Stub process 'token2wav_0_0' is not healthy.", True),
         ("Request for unknown model: 'token2wav' has no available versions", True),
         ("sequence_id: 'x' is no open stream; it ended, failed, was idle for too long", True),

@@ -121,6 +121,11 @@ def test_no_room_is_no_illness(capsys: pytest.CaptureFixture[str]) -> None:
             6,
             "server: it is shutting down; try another one",
         ),
+        (
+            refused("engine: it is starting; send the utterance again in some seconds"),
+            6,
+            "engine: it is starting; send the utterance again in some seconds",
+        ),
     ],
 )
 def test_ill(

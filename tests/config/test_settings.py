@@ -13,6 +13,7 @@ from testkit.models.tiny_model import TINY, one_line
 from testkit.tables import table
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.config import LimitConfig, ServerConfig, config_hash, load_server_config
+from token2wav.config.settings import FrontConfig
 from token2wav.config.strict_yaml import MAX_FILE_BYTES
 from token2wav.config.values import Bounds, kinds
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -63,6 +64,7 @@ limits:
     streams_per_client: 2
     batch_streams: 5
     player_buffer_seconds: 0.1
+server: {front: native}
 voices: [anna.safetensors, /voices/bob.safetensors]
 """
 
@@ -82,6 +84,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
         ),
         RuntimeConfig("cuda:1", "torch", "made", "float16", 3, 512, "int8", 20, 0.5),
         LimitConfig(3, 20, 2.5, 2, batch_streams=5, player_buffer_seconds=0.1),
+        FrontConfig("native"),
         voices=(str(tmp_path / "anna.safetensors"), "/voices/bob.safetensors"),
     )
     for part in dataclasses.fields(ServerConfig):  # no setting is missing in the file above

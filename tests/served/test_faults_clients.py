@@ -114,13 +114,13 @@ def test_streams_that_open_and_leave_without_a_word(rig: Rig, voice: ClientVoice
 
 
 def resources(rig: Rig) -> dict[str, int]:
-    """Returns the number of each resource that the process of the model holds."""
+    """Returns the number of each resource that the engine holds, and the shared memory."""
     traces = Traces.of(rig.server.pid)
-    stub = Path(f"/proc/{traces.processes[2]}")
+    engine = Path(f"/proc/{traces.engine}")
     segments = list(Path("/dev/shm").glob(f"{traces.shm_prefix}*"))
     return {
         "segments": len(segments),
         "shared bytes": sum(segment.stat().st_blocks for segment in segments) * 512,
-        "files": len(list((stub / "fd").iterdir())),
-        "threads": len(list((stub / "task").iterdir())),
+        "files": len(list((engine / "fd").iterdir())),
+        "threads": len(list((engine / "task").iterdir())),
     }

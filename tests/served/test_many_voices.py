@@ -28,7 +28,7 @@ STREAMS = 16
 KEPT = 4 * STREAMS  # voices that this server remembers: at most 26 MB of the large ones
 PROMPT_TOKENS = 625  # 25 s, in a voice of 400 kB
 UNKNOWN_TOKEN = 100_000
-# Growth of the model process after the first voices. All of the others would be over 90 MiB.
+# Growth of the engine after the first voices. All of the others would be over 90 MiB.
 WARM, GROWTH_MIB = 2 * KEPT, 60.0
 
 
@@ -60,8 +60,7 @@ def test_memory_is_bounded(narrow: Rig, golden: GoldenSet) -> None:
     """Large voices, each with an utterance that is refused: to compute their prompts would take
     minutes.
     """
-    server = narrow.server.pid
-    [process] = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    process = narrow.server.engine_pid
     before = 0.0
     with narrow.connect() as connection:
         for numbers in batches(range(WARM + VOICES)):
@@ -91,7 +90,7 @@ def large(like: Voice, number: int) -> Voice:
     )
 
 
-def resident_mib(process: str) -> float:
+def resident_mib(process: int) -> float:
     """Returns the memory of a process without file-backed and shared memory."""
     status = Path(f"/proc/{process}/status").read_text()
     match = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)

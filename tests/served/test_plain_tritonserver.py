@@ -15,7 +15,7 @@ from testkit.patience import PATIENCE_SECONDS
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ModelNotReadyError, ServerUnavailable
-from token2wav_server.launcher.ports import Ports
+from token2wav_server.launcher.ports import Ports, fetched
 
 
 def recipe(ports: Ports) -> str:
@@ -23,7 +23,7 @@ def recipe(ports: Ports) -> str:
     assert "0.0.0.0" not in script, (
         "who calls is not asked: only this machine may, unless TOKEN2WAV_HOST says otherwise"
     )
-    for port, free in (("8001", ports.grpc), ("8002", ports.metrics)):
+    for port, free in (("8001", ports.grpc), ("8002", ports.metrics), ("8003", ports.http)):
         assert script.count(f"={port}") == 1
         script = script.replace(f"={port}", f"={free}")
     return script
@@ -56,6 +56,9 @@ def test_plain_tritonserver_serves_the_model(
                 np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max()
                 <= SERVER_EQUALS_LIBRARY
             )
+            metrics = fetched(ports.http, "/metrics")
+            assert metrics is not None
+            assert b'token2wav_streams_ended_total{reason="finished"}' in metrics
         finally:
             server.terminate()
             server.wait(PATIENCE_SECONDS)

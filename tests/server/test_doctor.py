@@ -55,6 +55,19 @@ def test_python(version: str, system: str, state: str, part: str) -> None:
     assert part in finding.message
 
 
+@pytest.mark.parametrize(
+    ("library", "state", "part"),
+    [(Path("a.so"), "ok", "native, a.so"), (None, "warning", "install g++ and run")],
+)
+def test_front(
+    library: Path | None, state: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "native_front", lambda: library)
+    finding = doctor.front()
+    assert finding.state == state
+    assert part in finding.message
+
+
 @pytest.mark.parametrize(("capability", "architectures", "runs"), ARCHITECTURES)
 def test_a_gpu_needs_code_for_it(capability: str, architectures: str, runs: str) -> None:
     major, minor = map(int, capability.split("."))

@@ -92,6 +92,8 @@ def float_array(
 
 def _array(field: str, values: ArrayLike) -> NDArray[Any]:
     """Converts an argument to an array of any type."""
+    if isinstance(values, np.ndarray):
+        return values
     # NumPy has no bfloat16. Its values are the same in float32.
     if str(getattr(values, "dtype", "")) == "torch.bfloat16":
         values = cast(Any, values).float()

@@ -220,6 +220,19 @@ class LimitConfig:
 
 
 @dataclass(frozen=True)
+class FrontConfig:
+    """Settings of the program that `token2wav serve` starts.
+
+    Attributes:
+        front: program inside tritonserver that passes requests to the process with the model:
+            `native` (C++, takes in more requests a second), `python` (needs no compiled library),
+            or `auto` for the native one if its library is installed.
+    """
+
+    front: Literal["auto", "native", "python"] = "auto"
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """Configuration of a server, with the keys of its file. Every key is optional.
 
@@ -232,6 +245,7 @@ class ServerConfig:
     stream: StreamConfig = field(default_factory=StreamConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     limits: LimitConfig = field(default_factory=LimitConfig)
+    server: FrontConfig = field(default_factory=FrontConfig)
     voices: tuple[str, ...] = ()
 
 

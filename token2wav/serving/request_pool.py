@@ -225,6 +225,13 @@ class RequestPool:
         if isinstance(reason, DeviceLostError):
             attempt(self._on_device_lost)
 
+    def cancel_all(self) -> None:
+        """Ends all open requests as if their clients had cancelled them."""
+        with self.lock:
+            requests = list(self.scheduler.requests)
+        for request in requests:
+            self.cancel(request)
+
     def drop_abandoned(self) -> None:
         with self.lock:
             overdue: list[tuple[Request, Token2WavError | None]] = [*self.scheduler.overdue()]

@@ -118,10 +118,12 @@ class Scheduler:
                 f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of "
                 f"one stream",
             )
-        request.chunker.push(tokens, end=end)
-        if request.status is not Status.RUNNING:
+        chunker = request.chunker
+        waits = chunker.next_chunk is not None and request.status is not Status.RUNNING
+        chunker.push(tokens, end=end)
+        if waits:
             # A provisional chunk that waits for a worker may become longer by the new tokens.
-            request.chunker.decide()
+            chunker.decide()
 
     def finish_consumed_messages(self, request: Request) -> list[Reply]:
         """Removes the consumed messages of a request, and returns the replies to finish.

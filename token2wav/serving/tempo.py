@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 
 import torch
 
@@ -14,6 +15,7 @@ _SLOWEST, _FASTEST = 0.5, 2.0
 _HALF = Fraction(1, 2)
 
 
+@lru_cache(maxsize=64, typed=True)
 def exact_speed(speed: float) -> Fraction:
     """Returns a speed as the exact number of its decimals: 11/10 for 1.1.
 

@@ -1,1 +1,1 @@
-"""Fronts: models of Triton that forward requests to the engine, the process with the model."""
+"""Fronts: the programs inside tritonserver that forward requests to the engine."""

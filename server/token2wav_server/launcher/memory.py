@@ -33,18 +33,20 @@ def default_bound_mib(root: Path = Path("/")) -> int:
     return int(_SHARE * memory_bytes) >> 20
 
 
-def resident_mib(server: int) -> int:
-    """Returns the resident memory of a tritonserver and its model processes, in MiB.
+def resident_mib(server: int, *others: int) -> int:
+    """Returns the resident memory of a server, in MiB.
 
     Pages that processes share are counted once, for tritonserver: messages in /dev/shm, libraries
     and mapped weights.
 
     Args:
-        server: process id of tritonserver. The result is 0 if the process has ended.
+        server: process id of tritonserver. Its children are model processes of Triton.
+        others: process ids of other processes of the server, such as the engine. A process that has
+            ended counts nothing.
     """
     pages, _ = _pages(server)
-    for model in children(server):
-        resident, shared = _pages(model)
+    for process in (*children(server), *others):
+        resident, shared = _pages(process)
         pages += resident - shared
     return pages * _PAGE_BYTES >> 20
 

@@ -1,4 +1,4 @@
-"""Process of one tritonserver: starts it, waits for it, drains it, stops it and cleans up."""
+"""Processes of one server: tritonserver and its engine. Starts them, drains them, stops them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,36 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
+from token2wav.config import load_server_config
+from token2wav_server.front.build import native_front
 from token2wav_server.launcher import reaper
 from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.binaries import find_tritonserver
+from token2wav_server.launcher.engine_process import EngineProcess
 from token2wav_server.launcher.errors import ServerError, ServerStartError
 from token2wav_server.launcher.log import LogPump, failure_reason, is_relevant, last_lines, show
 from token2wav_server.launcher.memory import resident_mib
 from token2wav_server.launcher.metrics_folder import VARIABLE as METRICS_VARIABLE
 from token2wav_server.launcher.metrics_folder import MetricsFolder
 from token2wav_server.launcher.ports import LOOPBACK, Ports, client_host, fetched, reserved
-from token2wav_server.launcher.repository import chosen, fitted, models_in, usual_models
-from token2wav_server.model_process import CANARY_VARIABLE, DRAIN_VARIABLE, SUMMARY
+from token2wav_server.launcher.repository import (
+    chosen,
+    fitted,
+    has_front,
+    models_in,
+    usual_models,
+    with_native_front,
+)
+from token2wav_server.model_process import (
+    CANARY_VARIABLE,
+    DRAIN_VARIABLE,
+    ENGINE_VARIABLE,
+    SUMMARY,
+)
 
 _REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
 # Time from SIGTERM to SIGKILL, in which clients can read the audio of utterances that have ended.
@@ -46,10 +61,14 @@ _SAID_EVERY_S = 10.0  # interval of the lines about a start that takes long
 _CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
 _DRAIN_POLL_S = 0.1
 _SECRET_BYTES = 32
+_LONGEST_PARENT = 70  # bytes of the path of the folder with the run folder
 
 
 class TritonServer:
-    """Server process of Triton for one model folder; use it as a context manager.
+    """Server for one model folder, of tritonserver and an engine; use it as a context manager.
+
+    The engine is the process with the model (`token2wav_server.engine`). It is started if Triton
+    loads the model `token2wav`, which is its front.
 
     Entering the context starts the server, and waits until its models are loaded. Leaving it stops
     the server, and removes its processes, its shared memory and its temporary files. The same
@@ -76,6 +95,7 @@ class TritonServer:
     Attributes:
         grpc_url, http_url, metrics_url: HOST:PORT of each service, for clients on this machine.
         version: version of tritonserver; empty before the server has been ready.
+        front: `native` or `python`; empty before the start, and without an engine.
         canary_name: secret client name of the canary, which the models read from an environment
             variable.
     """
@@ -108,6 +128,7 @@ class TritonServer:
         self._ready_timeout_s = ready_timeout_s
         self._reaper: subprocess.Popen[bytes] | None = None
         self._log: LogPump | None = None
+        self._engine: EngineProcess | None = None
         self._metrics: MetricsFolder | None = None
         self._drain_file = Path()
         self._stop_grace_s = _GRACE_S
@@ -117,7 +138,7 @@ class TritonServer:
             f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
             for port in (self.ports.grpc, self.ports.http, self.ports.metrics)
         )
-        self.version = ""
+        self.version = self.front = ""
         self.canary_name = secrets.token_urlsafe(_SECRET_BYTES)
         self._cleanup = contextlib.ExitStack()
 
@@ -126,6 +147,11 @@ class TritonServer:
         """Process id of tritonserver itself, which is the parent of the model processes."""
         reaper_pid = self._running().pid
         return int(Path(f"/proc/{reaper_pid}/task/{reaper_pid}/children").read_text().split()[0])
+
+    @property
+    def engine_pid(self) -> int:
+        """Process id of the engine; 0 if no model of Triton needs it."""
+        return 0 if self._engine is None else self._engine.pid
 
     @property
     def running(self) -> bool:
@@ -175,7 +201,7 @@ class TritonServer:
                 self._launch()
                 self._become_ready(last=True)
         except BaseException:
-            self.stop()
+            self.stop(at_once=True)
             raise
 
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -190,10 +216,35 @@ class TritonServer:
         except subprocess.TimeoutExpired:
             return None
 
+    def restart_engine(self) -> None:
+        """Restarts the engine alone, and returns when the front is connected to it.
+
+        Ports and connections of clients stay open. Open utterances are lost.
+
+        Raises:
+            ServerStartError: the server has no engine; or the engine ended, or was not ready in
+                time; or tritonserver ended meanwhile.
+        """
+        if self._engine is None:
+            raise ServerStartError("the server has no engine")
+        assert self._metrics is not None
+        engine, former_pid = self._engine, self._engine.pid
+        engine.stop()
+        self._metrics.forget(former_pid)
+        engine.start()
+        if self._wait_for(lambda: engine.is_connected) is not None:
+            raise ServerStartError(f"tritonserver ended: {self.failure_reason()}")
+
+    def engine_failure(self) -> str:
+        """Returns why the engine has ended by itself; empty if it has not."""
+        if self._engine is None or not self._engine.has_ended:
+            return ""
+        return self._engine.failure_reason()
+
     def memory_mib(self) -> int:
-        """Returns the resident memory of tritonserver and its models in MiB; 0 after its end."""
+        """Returns the resident memory of all processes in MiB; 0 after the end of tritonserver."""
         try:
-            return resident_mib(self.pid)
+            return resident_mib(self.pid, self.engine_pid)
         except (OSError, IndexError):  # the server has ended
             return 0
 
@@ -235,7 +286,7 @@ class TritonServer:
         assert self._metrics is not None
         while True:
             # During this pause an utterance that was just admitted appears in the metrics.
-            if self.wait(_DRAIN_POLL_S) is not None:
+            if self.wait(_DRAIN_POLL_S) is not None or self.engine_failure():
                 return open_utterances
             # The gauge has one value for each part of the server that holds streams.
             open_utterances = int(max(self._metrics.values("token2wav_open_streams"), default=0))
@@ -263,7 +314,7 @@ class TritonServer:
         from token2wav_server.launcher.front import Front
 
         shm_prefix = f"token2wav-{uuid.uuid4().hex[:12]}-"
-        folder = Path(tempfile.mkdtemp(prefix="token2wav-server-"))
+        folder = _run_folder()
         self._cleanup.callback(setattr, self, "_reaper", None)
         self._cleanup.callback(reaper.remove_leftovers, folder, shm_prefix)
         self._stop_grace_s = _GRACE_S
@@ -289,6 +340,20 @@ class TritonServer:
         environment.pop("TOKEN2WAV_CONFIG", None)
         if self.config is not None:
             environment["TOKEN2WAV_CONFIG"] = str(self.config)
+        socket = folder / "engine.sock"
+        environment[ENGINE_VARIABLE] = str(socket)
+        shown = (lambda _: True) if self._verbose or self._log_file is not None else is_relevant
+        self._engine = None
+        if has_front(repository):
+            library = self._native_library()
+            self.front = "python" if library is None else "native"
+            if library is not None:
+                repository = with_native_front(repository, library, folder)
+            # The libraries of tritonserver must not take the place of those of this Python.
+            libraries = {name: os.environ.get(name, "") for name in ("LD_LIBRARY_PATH", "PATH")}
+            self._engine = EngineProcess(socket, environment | libraries, sink, shown)
+            self._cleanup.callback(self._engine.stop)
+            self._engine.start()
         command = [
             triton.executable,
             *self._server_arguments(repository, triton.backends, shm_prefix),
@@ -304,11 +369,23 @@ class TritonServer:
         )
         self._cleanup.callback(self._stop_reaper, self._reaper)
         assert self._reaper.stdout is not None
-        show_all = self._verbose or self._log_file is not None
-        self._log = LogPump(
-            self._reaper.stdout, sink, (lambda _: True) if show_all else is_relevant
-        )
+        self._log = LogPump(self._reaper.stdout, sink, shown)
         self._log.start()
+
+    def _native_library(self) -> Path | None:
+        """Returns the library of the native front, if the settings choose it.
+
+        Raises:
+            ServerStartError: the settings choose the native front, which is not installed.
+        """
+        front = load_server_config(self.config).server.front
+        library = None if front == "python" else native_front()
+        if front == "native" and library is None:
+            raise ServerStartError(
+                "server.front: native, but its library is not installed for this machine; install "
+                "g++ and run `token2wav setup`, or choose auto or python"
+            )
+        return library
 
     def _server_arguments(self, repository: Path, backends: Path, shm_prefix: str) -> list[str]:
         return [
@@ -348,17 +425,37 @@ class TritonServer:
         Raises:
             ServerStartError: the server ended, or was not ready in time.
         """
-        assert self._log is not None
-        began, said_s, inner = time.monotonic(), 0.0, self._inner
+        inner = self._inner
         # Both services are polled, because the metrics service starts last.
-        while (
-            fetched(inner.http, "/v2/health/ready") is None
-            or fetched(inner.metrics, "/metrics") is None
-        ):
+        status = self._wait_for(
+            lambda: (
+                fetched(inner.http, "/v2/health/ready") is not None
+                and fetched(inner.metrics, "/metrics") is not None
+            )
+        )
+        if status is not None:
+            if not last and (status in _CRASHES or self._inner_port_is_taken()):
+                return False
+            raise ServerStartError(f"tritonserver could not start: {self.failure_reason()}")
+        self.version = json.loads(fetched(inner.http, "/v2") or b"{}").get("version", "")
+        return True
+
+    def _wait_for(self, ready: Callable[[], bool]) -> int | None:
+        """Waits until a condition holds.
+
+        Returns:
+            The exit status of tritonserver, if it ended before the condition held; else None.
+
+        Raises:
+            ServerStartError: the engine ended, or the time limit for loading the models is over.
+        """
+        assert self._log is not None
+        began, said_s = time.monotonic(), 0.0
+        while not ready():
             if (status := self.wait(timeout_s=_POLL_S)) is not None:
-                if not last and (status in _CRASHES or self._inner_port_is_taken()):
-                    return False
-                raise ServerStartError(f"tritonserver could not start: {self.failure_reason()}")
+                return status
+            if reason := self.engine_failure():
+                raise ServerStartError(f"the server could not start: {reason}")
             elapsed_s = time.monotonic() - began
             if elapsed_s - said_s > _SAID_EVERY_S:
                 said_s = elapsed_s
@@ -370,8 +467,7 @@ class TritonServer:
                     "the time limit, or read the full log (--verbose), which ends with: "
                     f"{end_of_log}"
                 )
-        self.version = json.loads(fetched(inner.http, "/v2") or b"{}").get("version", "")
-        return True
+        return None
 
     def _reserve(self) -> int:
         """Reserves a free port of the loopback for tritonserver until the server is stopped."""
@@ -406,3 +502,14 @@ class TritonServer:
         if self._reaper is None:
             raise ServerError("the server is not running: start it first")
         return self._reaper
+
+
+def _run_folder() -> Path:
+    """Makes the private folder of a server.
+
+    It is in /tmp if the usual folder has a long path, because the path of a socket in it may have
+    at most 107 bytes.
+    """
+    usual = Path(tempfile.gettempdir())
+    parent = usual if len(os.fsencode(usual)) < _LONGEST_PARENT else Path("/tmp")
+    return Path(tempfile.mkdtemp(prefix="token2wav-server-", dir=parent))

@@ -14,6 +14,7 @@ from pathlib import Path
 from token2wav.config.token_format import LATENTS_FP16, TokenFormat
 from token2wav.errors import ConfigError
 from token2wav.families.registry import read_config
+from token2wav_server.front.build import LIBRARY
 
 _CONFIG = "config.pbtxt"
 # Sizes in the files of this package. A token is a number there.
@@ -21,6 +22,7 @@ _BANDS, _SPEAKER_SIZE, _VOCABULARY = 80, 192, 6561
 
 
 _USUAL = "token2wav"
+_FRONT = "token2wav_server.front"  # package that this model imports
 _OF_TOKENS = f"tokens|latents|{LATENTS_FP16}|prompt_tokens|chunk_tokens"  # a row for each token
 # Triton accepts one type for each input, so latents of half precision are an input of their own.
 _TOKENS = re.compile(r'  \{\n    name: "tokens"[^\n]*\n    data_type: TYPE_INT32\n[^}]*\}')
@@ -66,6 +68,35 @@ def chosen(repository: Path, names: Sequence[str], folder: Path) -> Path:
     for name in sorted(selection):
         (links / name).symlink_to(repository / name)
     return links
+
+
+def has_front(repository: Path) -> bool:
+    """Returns whether a repository has the model `token2wav`, which needs an engine."""
+    file = repository / _USUAL / "1" / "model.py"
+    return file.is_file() and _FRONT in file.read_text(encoding="utf-8")
+
+
+def with_native_front(repository: Path, library: Path, folder: Path) -> Path:
+    """Returns a copy of a repository whose model `token2wav` is the native front.
+
+    Args:
+        library: library of the native front.
+        folder: folder for the copy.
+    """
+    copy = folder / "native_models"
+    copy.mkdir()
+    for entry in repository.iterdir():
+        if entry.name != _USUAL:
+            (copy / entry.name).symlink_to(entry.resolve())
+    model = copy / _USUAL
+    (model / "1").mkdir(parents=True)
+    text = (repository / _USUAL / _CONFIG).read_text(encoding="utf-8")
+    (model / _CONFIG).write_text(
+        text.replace('backend: "python"', f'backend: "{_USUAL}"'), encoding="utf-8"
+    )
+    # Triton looks for the library of a backend in the folder of the model first.
+    (model / LIBRARY).symlink_to(library)
+    return copy
 
 
 def fitted(repository: Path, model: Path, folder: Path) -> Path:

@@ -1,9 +1,11 @@
 """Supervisor of a server: restarts it after a failure, and drains it at the end.
 
-The supervisor always restarts the whole tritonserver. Triton can reload a single model, but that
-does not help (tried with server 2.51). `load` does nothing for a model whose process has died.
-`unload` before `load` leaves the old process, its shared memory and all its waiting requests
-behind. When the whole server ends, clients and load balancers notice at once.
+If the engine fails, the supervisor restarts the engine alone, so that ports and connections stay
+open. If that does not help, or if anything else fails, it restarts the whole server.
+
+It never reloads a single model of Triton, because that does not help (tried with server 2.51).
+`load` does nothing for a model whose process has died. `unload` before `load` leaves the old
+process, its shared memory and all its waiting requests behind.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from token2wav.serving.door.sequences import CLIENT_HEADER
-from token2wav_server.launcher.errors import ServerError
+from token2wav_server.launcher.errors import ServerError, ServerStartError
 from token2wav_server.launcher.http_ports import Status
 from token2wav_server.launcher.process import TritonServer
 
@@ -152,10 +154,12 @@ class _Failure:
     Attributes:
         reason: sentence for the operator.
         works: whether the server still works, so that it can be drained before the restart.
+        of_engine: whether a restart of the engine alone may help.
     """
 
     reason: str
     works: bool = False
+    of_engine: bool = False
 
 
 @dataclass
@@ -206,38 +210,66 @@ class Supervisor:
             ServerError: the server could not be started, or failed before its first canary
                 succeeded.
         """
-        server, pause_s = self.server, 0.0
+        server, pause_s, engine_only = self.server, 0.0, False
         try:
             while True:
                 self._check_interrupted()
-                server.start()
-                if failure := self._failure(until_ready=True):
-                    raise ServerError(
-                        failure.reason + (" at its start; raise the limit" if failure.works else "")
+                failure = self._failure_at_start(engine_only=engine_only)
+                if failure is None:
+                    note = " again with a new engine" if engine_only else ""
+                    self.announce(
+                        f"ready{note}, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics "
+                        f"{server.metrics_url}; Triton {server.version}{_front_note(server)}, with "
+                        "a proxy for its HTTP and metrics ports"
                     )
-                self.announce(
-                    f"ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics "
-                    f"{server.metrics_url}; Triton {server.version}, with a proxy in front "
-                    "of its HTTP and metrics ports"
-                )
-                self.set_status(Status.READY)
-                ready_at = self.clock()
-                failure = self._failure()
-                assert failure is not None
-                if self.clock() - ready_at >= _SETTLED_S:
-                    pause_s = 0.0
+                    self.set_status(Status.READY)
+                    ready_at = self.clock()
+                    failure = self._failure()
+                    assert failure is not None
+                    engine_only = failure.of_engine
+                    if self.clock() - ready_at >= _SETTLED_S:
+                        pause_s = 0.0
+                else:  # the restart of the engine alone has not helped
+                    engine_only = False
                 cut_off = self._drained(failure.reason) if failure.works else 0
                 self.set_status(Status.STARTING)
                 cut_off_note = f"; streams that were cut off: {cut_off}" if cut_off else ""
                 pause_note = f" in {pause_s:g} s" if pause_s else ""
-                self.announce(f"{failure.reason}{cut_off_note}; restarting the server{pause_note}")
-                server.stop(at_once=cut_off > 0 or not failure.works)
+                part = "engine" if engine_only else "server"
+                self.announce(f"{failure.reason}{cut_off_note}; restarting the {part}{pause_note}")
+                if not engine_only:
+                    server.stop(at_once=cut_off > 0 or not failure.works)
                 self.sleep(pause_s)
                 pause_s = min(max(1.0, 2 * pause_s), _LONGEST_PAUSE_S)
         except KeyboardInterrupt:
             return self._drain()
         finally:
             server.stop()
+
+    def _failure_at_start(self, *, engine_only: bool) -> _Failure | None:
+        """Starts the server, and waits for the first success of its canary.
+
+        Args:
+            engine_only: whether to restart only the engine.
+
+        Returns:
+            The failure of a new engine; None after a success.
+
+        Raises:
+            ServerError: the whole server could not be started, or failed.
+        """
+        if engine_only:
+            try:
+                self.server.restart_engine()
+            except ServerStartError as error:
+                return _Failure(str(error))
+            return self._failure(until_ready=True)
+        self.server.start()
+        if failure := self._failure(until_ready=True):
+            raise ServerError(
+                failure.reason + (" at its start; raise the limit" if failure.works else "")
+            )
+        return None
 
     def _failure(self, *, until_ready: bool = False) -> _Failure | None:
         """Waits until the server fails, running the canary at regular intervals.
@@ -269,7 +301,10 @@ class Supervisor:
                 )
             failures = failures + 1 if problem and finished <= 0 else 0
             if problem and failures == _CANARIES:
-                return _Failure(f"the model does not work: {problem.sentence}")
+                return _Failure(
+                    f"the model does not work: {problem.sentence}",
+                    of_engine=self.server.engine_pid > 0,
+                )
             wait_s = pause_s
         return failure
 
@@ -285,7 +320,7 @@ class Supervisor:
         return outcome.result()
 
     def _failure_within(self, seconds: float | None) -> _Failure | None:
-        """Waits until the server ends or exceeds its memory limit.
+        """Waits until the server or its engine ends, or the server exceeds its memory limit.
 
         Args:
             seconds: longest time to wait; None for no limit.
@@ -301,6 +336,8 @@ class Supervisor:
                 return _Failure(
                     f"the server ended by itself (status {status}): {self.server.failure_reason()}"
                 )
+            if reason := self.server.engine_failure():
+                return _Failure(reason, of_engine=True)
             if self.memory_mib and (memory_mib := self.server.memory_mib()) > self.memory_mib:
                 return _Failure(
                     f"the server takes {memory_mib} MiB of memory, more than "
@@ -349,3 +386,7 @@ class Supervisor:
         # during this time.
         self.server.stop(at_once=hurry or cut_off > 0)
         return cut_off
+
+
+def _front_note(server: TritonServer) -> str:
+    return f" with the {server.front} front" if server.front else ""

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
-from tests.server.test_triton_service import FakeTriton
+from testkit.triton import FakeTriton
 from token2wav.config import ServerConfig
 from token2wav.serving.door.message import Message
 from token2wav.serving.door.sequences import Owner

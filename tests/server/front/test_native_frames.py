@@ -38,7 +38,6 @@ VALID = [
     audio_frame(2, {"audio": np.arange(5, dtype=np.float32), "final": np.array([True])}),
     audio_frame(3, {"é": np.zeros((2, 0, 3), np.int16), "scalar": np.array(1.0)}),
     finished_frame(1),
-    finished_frame(*range(9)),
     failed_frame(4, 3, ""),
     failed_frame(5, 4, "tokens: é is too many"),
 ]
@@ -97,8 +96,7 @@ def _read_frame(content: bytes) -> None:
     if kind == READY:
         struct.unpack("<I", payload)
     elif kind == FINISHED:
-        if not payload or len(payload) % 8:
-            raise ValueError
+        struct.unpack("<Q", payload)
     elif kind == FAILED:
         _, status = struct.unpack_from("<QB", payload)
         payload[9:].decode()
@@ -123,10 +121,10 @@ def _read_tensor(payload: bytes, position: int) -> int:
     position += 8 * dimensions + 8
     name.decode()
     wanted = np.dtype(DTYPES.get(datatype, "V0")).itemsize
-    for dimension in shape:
-        wanted *= dimension
-        if dimension < 0 or wanted >= 2**64:
-            raise ValueError
+    counted = math.prod(dimension or 1 for dimension in shape) * wanted
+    if min(shape, default=0) < 0 or counted > LARGEST_FRAME:
+        raise ValueError
+    wanted *= math.prod(shape)
     if datatype not in DTYPES or size != wanted or position + size > len(payload):
         raise ValueError
     return position + size

@@ -40,7 +40,7 @@ def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
         assert starting.startswith(f"token2wav: starting a server for {TINY}")
         assert re.fullmatch(
             r"token2wav: ready, gRPC 127.0.0.1:\d+, HTTP 127.0.0.1:\d+, metrics 127.0.0.1:\d+; "
-            r"Triton \d+\.\d+\.\d+, with a proxy in front of its HTTP and metrics ports\n",
+            r"Triton \d+\.\d+\.\d+, with a proxy for its HTTP and metrics ports\n",
             ready,
         )
         reaper = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS
-from token2wav_server import PortInUseError, ServerError, TritonServer
+from token2wav_server import PortInUseError, ServerError, ServerStartError, TritonServer
 from token2wav_server.launcher.http_ports import Status
 from token2wav_server.launcher.supervisor import Canary, Problem, Supervisor
 
@@ -22,7 +22,8 @@ from token2wav_server.launcher.supervisor import Canary, Problem, Supervisor
 class Script(TritonServer):
     """Server that follows a script: every call takes the next step of its kind.
 
-    A step that is an exception is raised; any other step is returned.
+    A step that is an exception is raised; any other step is returned. A server with steps of its
+    engine has one.
     """
 
     def __init__(
@@ -33,10 +34,14 @@ class Script(TritonServer):
         drains: Iterable[object] = (),
         memory: Iterable[object] = (),
         batches: Iterable[int] = (),
+        engine: Iterable[object] | None = None,
+        engine_failures: Iterable[str] = (),
     ) -> None:
         super().__init__(".")
-        self._batches = iter(batches)
+        self._batches, self._failures = iter(batches), iter(engine_failures)
+        self._has_engine = engine is not None
         scripts = {"start": starts, "wait": waits, "drain": drains, "memory": memory}
+        scripts["engine"] = engine or ()
         self._steps = {call: iter(steps) for call, steps in scripts.items()}
         self.calls: list[str] = []
         self.up = False
@@ -51,6 +56,16 @@ class Script(TritonServer):
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         return self._next("wait")
+
+    @property
+    def engine_pid(self) -> int:
+        return int(self._has_engine)
+
+    def restart_engine(self) -> None:
+        self._next("engine")
+
+    def engine_failure(self) -> str:
+        return next(self._failures, "")
 
     def memory_mib(self) -> int:
         return self._next("memory") or 0
@@ -214,6 +229,65 @@ def test_a_server_that_works_no_more_is_restarted() -> None:
     _, log = serve(server, canary=Answers("first", "", "second", "", "third", "fourth", ""))
     assert log[0] == "the model does not work: fourth; restarting the server"
     assert server.calls[:9] == ["start", *["wait"] * 6, "stop at once", "start"]
+
+
+KILLED = "the engine was killed by signal SIGKILL"
+
+
+def test_an_engine_that_ends_is_restarted_alone() -> None:
+    server = Script(
+        waits=[None] * 4 + [KeyboardInterrupt()], engine=[], engine_failures=["", KILLED]
+    )
+    statuses: list[Status] = []
+    log: list[str] = []
+    supervisor = Supervisor(server, None, 30.0, log.append, statuses.append, sleep=lambda _: None)
+    assert supervisor.serve() == 0
+    assert log[1] == f"{KILLED}; restarting the engine"
+    assert log[2].startswith("ready again with a new engine, ")
+    assert statuses[:3] == [Status.READY, Status.STARTING, Status.READY]
+    assert server.calls == [
+        "start",
+        "wait",
+        "wait",
+        "engine",
+        "wait",
+        "wait",
+        "wait",
+        "drain 30",
+        "stop",
+    ]
+
+
+def test_an_engine_that_works_no_more_is_restarted_alone() -> None:
+    server = Script(waits=[None] * 4 + [KeyboardInterrupt()], engine=[])
+    _, log = serve(server, canary=Answers("", "first", "second", ""))
+    assert log[0] == "the model does not work: second; restarting the engine"
+    assert "start" not in server.calls[1:]
+
+
+@pytest.mark.parametrize(
+    ("restart", "answers", "reason"),
+    [
+        (ServerStartError("no GPU"), [""], "no GPU"),
+        (None, ["a", "b", ""], "the model does not work: b"),
+    ],
+)
+def test_a_new_engine_that_does_not_work_either_costs_the_server(
+    restart: Exception | None, answers: list[str], reason: str
+) -> None:
+    """The fault may be in the front, or in Triton."""
+    server = Script(
+        waits=[None] * (2 + len(answers)) + [KeyboardInterrupt()],
+        engine=[restart],
+        engine_failures=["", KILLED],
+    )
+    _, log = serve(server, canary=Answers("", *answers))
+    assert log[:2] == [
+        f"{KILLED}; restarting the engine",
+        f"{reason}; restarting the server in 1 s",
+    ]
+    assert server.calls.count("start") == 2
+    assert server.calls.count("engine") == 1
 
 
 BUSY = "the canary is slow: {}; the model works, because it has computed {} batches meanwhile, so "

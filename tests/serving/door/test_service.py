@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,8 +16,9 @@ from testkit.replies import Expected, RecordingReply
 from token2wav import Token2Wav, Voice
 from token2wav.cache.block_pool import OutOfBlocksError
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig, StreamConfig
-from token2wav.errors import IdleError, LimitError
+from token2wav.errors import IdleError, InputError, LimitError
 from token2wav.serving.door.message import Message
+from token2wav.serving.request_pool import Observer
 
 
 @pytest.fixture
@@ -45,6 +48,26 @@ def test_an_error_of_the_reader_refuses_the_message(door: Door) -> None:
     door.service.take(read, reply)
     assert str(reply.failed()) == "backend: IndexError: list index out of range"
     assert door.refusals.errors == [reply.error]
+
+
+def test_a_refused_message_is_freed_at_once(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cycle of its error and its frame would keep its tensors until Python looks for cycles."""
+    monkeypatch.setattr(door.service, "_observer", Observer())  # it keeps no errors
+    reply = RecordingReply()
+    freed = weakref.ref(reply)
+
+    def read() -> Message:
+        raise InputError("tokens", "none")
+
+    gc.disable()
+    try:
+        door.service.take(read, reply)
+        assert reply.error is not None
+        reply.error = None  # its traceback names the frames
+        del reply
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_a_full_cache_counts_as_a_refusal(

@@ -33,6 +33,7 @@ PARAMETERS = (
     STREAM_KEY,
     CLIENT_HEADER,
 )
+_OWNER = frozenset((STREAM_KEY, CLIENT_HEADER))
 _DELAYS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4}){0,63}")
 
 Parameters = dict[str, Any]  # parameters of a message by name: strings, numbers and booleans
@@ -60,6 +61,9 @@ class Options:
         Raises:
             InputError: a parameter is unknown, or its value is not allowed.
         """
+        # Most messages continue an utterance, and have only its key.
+        if parameters.keys() <= _OWNER:
+            return cls()
         for name in parameters:
             if name not in PARAMETERS:
                 known = ", ".join(key for key in PARAMETERS if key != CLIENT_HEADER)

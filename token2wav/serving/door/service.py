@@ -95,6 +95,17 @@ class Service:
             self._observer.refused(error)
             reply.fail(error)
 
+    def drop_abandoned(self) -> None:
+        """Ends the utterances whose replies are cancelled now.
+
+        The workers find such utterances by themselves, 20 times a second.
+        """
+        self._requests.drop_abandoned()
+
+    def cancel_all(self) -> None:
+        """Ends all open utterances as if their clients had cancelled them."""
+        self._requests.cancel_all()
+
     def close(self) -> None:
         """Ends all utterances. All their replies are over when this method returns."""
         self._workers.close()

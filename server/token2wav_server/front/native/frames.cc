@@ -104,9 +104,15 @@ std::optional<uint64_t> tensor_bytes(uint8_t datatype, const std::vector<int64_t
         default:
             return std::nullopt;
     }
+    // NumPy, in which the engine holds the tensor, refuses some shapes of empty tensors. It counts a
+    // dimension of 0 as 1.
+    uint64_t counted = bytes;
     for (int64_t dimension : shape) {
-        if (dimension < 0 || __builtin_mul_overflow(bytes, dimension, &bytes)) return std::nullopt;
+        uint64_t factor = dimension == 0 ? 1 : static_cast<uint64_t>(dimension);
+        if (dimension < 0 || __builtin_mul_overflow(counted, factor, &counted)) return std::nullopt;
+        bytes *= static_cast<uint64_t>(dimension);
     }
+    if (counted > LARGEST_FRAME) return std::nullopt;
     return bytes;
 }
 
@@ -173,9 +179,8 @@ EngineFrame read_engine_frame(std::string_view frame) {
             return audio;
         }
         case FINISHED: {
-            Finished finished;
-            do finished.slots.push_back(reader.number<uint64_t>());
-            while (reader.left() > 0);
+            Finished finished{reader.number<uint64_t>()};
+            reader.end();
             return finished;
         }
         case FAILED: {

@@ -33,7 +33,7 @@ struct Tensor {
 };
 
 // Number of bytes of a tensor, or nothing if the type has no fixed size, a dimension is negative, or
-// the number does not fit into 64 bits.
+// the tensor would be larger than a frame if its dimensions of 0 were 1.
 std::optional<uint64_t> tensor_bytes(uint8_t datatype, const std::vector<int64_t>& shape);
 
 // Id of a sequence: a number, or a text.
@@ -67,7 +67,7 @@ struct Audio {
     std::vector<Tensor> outputs;  // one buffer each
 };
 struct Finished {
-    std::vector<uint64_t> slots;
+    uint64_t slot;
 };
 struct Failed {
     uint64_t slot;

@@ -18,15 +18,16 @@ using std::chrono::milliseconds;
 
 constexpr size_t MOST_UNSENT = 64 << 20;
 constexpr size_t MOST_UNSENT_OF_SEQUENCE = 256 << 10;
+constexpr uint8_t SEQUENCE_START = 1;
 constexpr size_t LARGEST_IDLE_STORAGE = 1 << 20;
 constexpr milliseconds BETWEEN_CONNECTIONS(100);
 constexpr milliseconds BETWEEN_CANCELLATION_CHECKS(50);
 
 const char* const ENGINE_STARTING =
-    "engine: the process of the model is starting; try again later";
+    "engine: it is starting; send the utterance again in some seconds";
 const char* const ENGINE_ENDED =
-    "engine: the process of the model has ended; send the utterance again";
-const char* const ENGINE_SLOW = "engine: it does not read fast enough; try again later";
+    "engine: its process has ended; send the utterance again";
+const char* const ENGINE_SLOW = "engine: it does not read fast enough; send the utterance again";
 const char* const SHUTTING_DOWN = "server: it is shutting down; try another one";
 
 // Key of a sequence in the backlog, or an empty text for a request that belongs to no sequence: its
@@ -119,7 +120,8 @@ void Front::submit(const Request& request, Reply& reply) {
         throw Refusal(TRITONSERVER_ERROR_UNAVAILABLE, ENGINE_SLOW);
     }
     slots_.emplace(request.slot, Slot{std::move(reply)});
-    append(frame, key);
+    // The voice in the first request of an utterance may be larger than the bound by itself.
+    append(frame, request.flags & SEQUENCE_START ? "" : key);
 }
 
 // Appends a frame for the writer. The mutex is held.
@@ -252,7 +254,7 @@ void Front::handle(const EngineFrame& frame) {
     if (auto* audio = std::get_if<Audio>(&frame)) {
         handle(*audio);
     } else if (auto* finished = std::get_if<Finished>(&frame)) {
-        for (uint64_t slot : finished->slots) finish(slot);
+        finish(finished->slot);
     } else if (auto* failed = std::get_if<Failed>(&frame)) {
         fail(failed->slot, static_cast<TRITONSERVER_Error_Code>(failed->status), failed->text);
     }

@@ -1,51 +1,20 @@
-"""Messages of Triton requests, with stand-ins for Triton's objects of a Python backend."""
+"""Requests of Triton, read into messages."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 from testkit.models.tiny_model import demo_tokens, demo_voice
-from tests.server.test_triton_service import FakeRequest, FakeTriton, tensors_of
 from token2wav import InputError
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.door.sequences import CLIENT_HEADER, Owner
 from token2wav.serving.options import UtteranceOptions
+from token2wav_server.requests import message_of
 
 START, END = 1, 2
-
-
-class TritonRequest(FakeRequest):
-    """Request with an id, flags and parameters."""
-
-    def __init__(
-        self, sequence_id: int | str = 7, flags: int = 0, parameters: object = None, **inputs: Any
-    ) -> None:
-        super().__init__(**inputs)
-        self._id, self._flags, self._parameters = sequence_id, flags, parameters
-
-    def correlation_id(self) -> Any:
-        return self._id
-
-    def flags(self) -> int:
-        return self._flags
-
-    def parameters(self) -> str:
-        return json.dumps(self._parameters) if self._parameters else ""
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The function `read_message`."""
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeTriton())
-    yield importlib.import_module("token2wav_server.triton_request").read_message
-    sys.modules.pop("token2wav_server.triton_request", None)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +29,13 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     ],
 )
 def test_position_in_the_utterance(
-    read: Any, sequence_id: int | str, flags: int, start: bool, end: bool
+    sequence_id: int | str, flags: int, start: bool, end: bool
 ) -> None:
-    message = read(TritonRequest(sequence_id, flags))
+    message = message_of(sequence_id, flags, "", {})
     assert (message.sequence_id, message.start, message.end) == (sequence_id, start, end)
 
 
-def test_all_values_of_a_first_request(read: Any) -> None:
+def test_all_values_of_a_first_request() -> None:
     voice = demo_voice(4)
     parameters = {
         "audio_format": "int16",
@@ -82,7 +51,9 @@ def test_all_values_of_a_first_request(read: Any) -> None:
         "triton_enable_empty_final_response": True,
         "sequence_id": 7,
     }
-    message = read(TritonRequest(7, START, parameters, tokens=demo_tokens(3), **tensors_of(voice)))
+    message = message_of(
+        7, START, json.dumps(parameters), {"tokens": demo_tokens(3), **vars(voice)}
+    )
     assert message.owner == Owner("alice", "secret")
     assert np.array_equal(message.tokens, demo_tokens(3))
     assert set(message.voice_inputs) == {"prompt_tokens", "prompt_mel", "speaker_embedding"}
@@ -93,8 +64,8 @@ def test_all_values_of_a_first_request(read: Any) -> None:
     )
 
 
-def test_a_request_may_have_neither_tokens_nor_parameters(read: Any) -> None:
-    message = read(TritonRequest())
+def test_a_request_may_have_neither_tokens_nor_parameters() -> None:
+    message = message_of(7, 0, "", {})
     assert (message.tokens.shape, message.owner, message.voice_inputs) == ((0,), Owner(), {})
     assert message.options().utterance == UtteranceOptions()
 
@@ -103,6 +74,6 @@ def test_a_request_may_have_neither_tokens_nor_parameters(read: Any) -> None:
     "parameters",
     [{CLIENT_HEADER: 5}, {CLIENT_HEADER: "a" * 129}, {"stream_key": ""}, {"stream_key": "k" * 129}],
 )
-def test_an_owner_that_cannot_be_read_refuses_the_request(read: Any, parameters: object) -> None:
+def test_an_owner_that_cannot_be_read_refuses_the_request(parameters: object) -> None:
     with pytest.raises(InputError, match=f"^{next(iter(parameters))}: not a"):  # type: ignore[call-overload]
-        read(TritonRequest(7, START, parameters))
+        message_of(7, START, json.dumps(parameters), {})
