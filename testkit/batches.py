@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav import BackendError, StreamConfig, UtteranceOptions
+from token2wav import StreamConfig, Token2WavError, UtteranceOptions
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.pipeline import Pipeline
 from token2wav.stages.stage import FlowStage
@@ -42,7 +42,7 @@ def spoken_together(
             requests[running[-1]].chunker.push(utterances[running[-1]][1], end=True)
         chunks = pipeline.advance([requests[index] for index in running])
         for index, chunk in zip(running, chunks, strict=True):
-            assert not isinstance(chunk, BackendError)
+            assert not isinstance(chunk, Token2WavError)
             audio[index] += [] if chunk is None else [chunk.audio]
             requests[index].chunker.finish_chunk()
         ended = [index for index in running if not requests[index].chunker.next_chunk]

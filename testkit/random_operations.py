@@ -48,7 +48,7 @@ from token2wav import (
     Voice,
 )
 from token2wav.config import LimitConfig
-from token2wav.serving.pipeline import Timed
+from token2wav.serving.pipeline import Result, Timed
 from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool
 from token2wav.stages.cached_flow import CachedFlow
@@ -163,9 +163,7 @@ class Round:
         pipeline = self._model.pipeline
         advance = pipeline.advance
 
-        def noting(
-            requests: Sequence[Request], timed: Timed | None = None
-        ) -> list[AudioChunk | BackendError | None]:
+        def noting(requests: Sequence[Request], timed: Timed | None = None) -> list[Result]:
             chunks = [request.chunker.next_chunk for request in requests]
             audio = advance(requests, timed)
             for request, chunk in zip(requests, chunks, strict=True):

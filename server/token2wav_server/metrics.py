@@ -21,8 +21,8 @@ from prometheus_client import (
 
 from token2wav.config.model_config import StageName
 from token2wav.errors import Token2WavError
-from token2wav.model import Token2Wav
 from token2wav.serving.delivery import attempt
+from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.request import Request
 from token2wav.serving.request_pool import Observer
 
@@ -70,8 +70,8 @@ class ServerMetrics(Observer):
         registry: registry of these metrics, for a metrics port of this process.
     """
 
-    def __init__(self, model: Token2Wav) -> None:
-        self._model = model
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
         self.registry = registry = CollectorRegistry()
         # The gauge of open streams is created first, so that its values come first in its file.
         # `MetricsFolder` explains why.
@@ -153,17 +153,17 @@ class ServerMetrics(Observer):
         self._admitted.set(open_requests)
 
     def changed(self, open_requests: int) -> None:
-        usage = self._model.pipeline.usage()
+        usage = self._pipeline.usage()
         for state, gauge in self._pages.items():
             gauge.set(getattr(usage, state))
         self._bytes.set(usage.used * usage.page_bytes)
         for result, count in (("hit", usage.prompt_hits), ("miss", usage.prompt_misses)):
             self._prompts[result].inc(count - self._prompts_counted[result])
             self._prompts_counted[result] = count
-        self._provisional.set(self._model.pipeline.load.provisional_streams)
+        self._provisional.set(self._pipeline.load.provisional_streams)
         # These gauges are set last. Once a reader of the metrics port sees that no stream is open,
         # all other values are up to date.
-        self._opened.set(self._model.pipeline.open_streams)
+        self._opened.set(self._pipeline.open_streams)
         self._admitted.set(open_requests)
 
     def on_batch(self, waited: list[float], stages: Mapping[StageName, float]) -> None:
@@ -224,8 +224,7 @@ def open_streams(owner: str) -> Callable[[int], None]:
     """Creates the gauge of the streams that are open in a stage.
 
     Args:
-        owner: label of the stage: `flow`, `vocoder`, or `scheduler` for the accumulator, which
-            admits streams as the scheduler of the one-process model does.
+        owner: label of the stage: `flow` or `vocoder`.
 
     Returns:
         A function that sets the gauge.
@@ -247,17 +246,6 @@ def batch_streams(model: str) -> Callable[[int], None]:
         _BATCH_STREAMS(labelnames=["model"], registry=None).labels(model).observe
     )
     return observe
-
-
-def first_audio() -> Callable[[str, float], None]:
-    """Creates the histograms of the first audio and the first sound of utterances.
-
-    Returns:
-        A function that records the seconds since the admission of an utterance. Its first argument
-        is `audio` or `sound`.
-    """
-    families = {"audio": _FIRST_AUDIO(registry=None), "sound": _FIRST_SOUND(registry=None)}
-    return lambda kind, seconds: families[kind].observe(seconds)
 
 
 def starts(registry: CollectorRegistry | None = None) -> Callable[[bool], None]:

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from numpy.typing import NDArray
 
 from token2wav.errors import Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav_server.replies import outputs_of, status_of
+
+Outputs = Mapping[str, Any]
 
 
 class TritonReply:
@@ -33,15 +34,22 @@ class TritonReply:
     def send(self, chunk: AudioChunk) -> None:
         self.send_outputs(outputs_of(chunk))
 
-    def send_outputs(self, outputs: Mapping[str, NDArray[Any]]) -> None:
-        """Sends a response with these output tensors, by name."""
-        tensors = [pb_utils.Tensor.from_dlpack(name, array) for name, array in outputs.items()]
-        with self._lock:
-            if not self._over:  # false if the utterance was cancelled while the chunk was computed
-                self._sender.send(pb_utils.InferenceResponse(tensors))
+    def send_outputs(self, outputs: Outputs) -> bool:
+        """Sends a response, unless the reply is over, and returns whether it was sent.
 
-    def finish(self) -> None:
-        self._send_final()
+        Args:
+            outputs: output tensors by name, as NumPy arrays or torch tensors.
+        """
+        response = _response(outputs)
+        with self._lock:
+            if self._over:  # the utterance was cancelled while the chunk was computed
+                return False
+            self._sender.send(response)
+            return True
+
+    def finish(self, outputs: Outputs | None = None) -> None:
+        """Ends the reply, with a last response if `outputs` is given."""
+        self._send_final(*([] if outputs is None else [_response(outputs)]))
 
     def fail(self, error: Token2WavError) -> None:
         self.fail_with(status_of(error), str(error))
@@ -65,3 +73,8 @@ class TritonReply:
             if not self._over:
                 self._over = True
                 self._sender.send(*response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def _response(outputs: Outputs) -> Any:
+    tensors = [pb_utils.Tensor.from_dlpack(name, values) for name, values in outputs.items()]
+    return pb_utils.InferenceResponse(tensors)

@@ -154,7 +154,7 @@ def test_abandoned_streams_are_freed_in_all_stages(ensemble: Rig, golden: Golden
     with ensemble.connect(MODEL) as connection:
         connection.send(golden.tokens[:60], golden.voice, "abandoned", start=True)
         assert len(connection.answers().chunks) == 1
-        assert ensemble.open_streams() == {"scheduler": 1, "flow": 1, "vocoder": 1}
+        assert ensemble.open_streams() == {"scheduler": 1, "engine": 1, "flow": 1, "vocoder": 1}
         connection.send(golden.tokens, golden.voice)  # and leaves while this is computed
     with ensemble.connect(MODEL) as connection:
         connection.send([1], golden.voice, "silent", start=True)

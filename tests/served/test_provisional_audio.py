@@ -108,11 +108,6 @@ def value(served: Rig, metric: str) -> float:
 def test_no_gap_at_the_pace_of_speech_with_200_ms_held(
     rig: Rig, name: str, golden: GoldenSet, voice: ClientVoice
 ) -> None:
-    if name != "token2wav":
-        pytest.skip(
-            "the ensemble decides when tokens come alone, and may be late by the time of one token"
-        )
-
     late_s = 0.0  # of tokens, behind their pace
 
     def paced() -> Iterator[NDArray[np.int32]]:
@@ -124,7 +119,7 @@ def test_no_gap_at_the_pace_of_speech_with_200_ms_held(
             yield token[None]
 
     busy = True
-    with Client(rig.server.grpc_url) as client:
+    with Client(rig.server.grpc_url, model=name) as client:
         for _ in range(ATTEMPTS):
             heard = summarize(
                 [ChunkTiming.of(chunk) for chunk in client.synthesize(paced(), voice)]

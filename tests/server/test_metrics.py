@@ -113,7 +113,7 @@ def test_a_metric_that_fails_harms_no_request(tmp_path: Path) -> None:
 
 
 def test_metrics_without_the_launcher(model: Token2Wav) -> None:
-    metrics = ServerMetrics(model)
+    metrics = ServerMetrics(model.pipeline)
     with ThreadPoolExecutor(8) as threads:
         for _ in range(1000):
             threads.submit(metrics.on_batch, [0.01, 0.2], {"flow": 0.1})

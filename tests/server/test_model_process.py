@@ -43,18 +43,17 @@ def test_a_stage_of_the_ensemble_that_hangs_ends_its_process() -> None:
     code = """
 import time
 from unittest import mock
-from token2wav.config import LimitConfig
 from token2wav.serving.audio_output import AudioFormat
-from token2wav_server.ensemble import ordered_stage
+from token2wav_server.ensemble import stage_streams
 from token2wav_server.model_process import end_process
 
-ordered_stage.hang_seconds = lambda tokens: 0.2
+stage_streams.hang_seconds = lambda tokens: 0.2
 stage = mock.Mock(advance=lambda batch: time.sleep(600))
 hang = lambda seconds: end_process(f"hangs (its batch has run for {seconds:.0f} s)")
-ordered = ordered_stage.OrderedStage(stage, LimitConfig(), on_hang=hang)
-ordered_stage.ticker(ordered.expire, 0.1)
-ordered_stage.ticker(ordered.watch, 0.1)
-ordered.run([ordered_stage.Part(ordered_stage.Label(1, 0, True, AudioFormat(), 0.0), "", print)])
+streams = stage_streams.StageStreams(stage, 1, 60.0, on_hang=hang)
+stage_streams.ticker(streams.check, 0.1)
+label = stage_streams.Label(1, 0, True, AudioFormat())
+streams.run([stage_streams.Part(label, "", print)])
 """
     ended = subprocess.run(
         [sys.executable, "-c", code],

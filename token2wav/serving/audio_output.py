@@ -130,6 +130,7 @@ class AudioOutput:
             token.
 
     Attributes:
+        audio_format: format of the chunks.
         end_reason: limit that has ended the utterance. The caller sets it for a limit on tokens.
 
     Raises:
@@ -146,7 +147,7 @@ class AudioOutput:
         end_after_silence_s: float = 0.0,
         speed: Fraction = Fraction(1),
     ) -> None:
-        audio_format = audio_format or AudioFormat()
+        self.audio_format = audio_format = audio_format or AudioFormat()
         self._channels = config.channels
         if config.channels > 1 and audio_format.encoding in _ONE_CHANNEL:
             raise InputError(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from token2wav.config import PLAYER_BUFFER_SECONDS, StreamConfig
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.errors import BackendError, ConfigError
+from token2wav.errors import BackendError, ConfigError, Token2WavError
 from token2wav.execution.device import check_device, entered
 from token2wav.execution.staging import to_host
 from token2wav.serving.audio_output import AudioChunk
@@ -26,6 +26,8 @@ from token2wav.stages.stage import CacheUsage, FrameChunk, Stage, TokenChunk
 from token2wav.voice import Voice
 
 _Chunk = tuple[Request, tuple[int, ...], TokenChunk]  # a request, its handles, and its next chunk
+# Result of a chunk: the audio to send; None if the chunk yields no audio yet; or an error.
+Result = AudioChunk | Token2WavError | None
 Timed = Callable[[Mapping[StageName, float]], None]  # called with the seconds of each stage
 
 
@@ -116,9 +118,7 @@ class Pipeline:
                 return
             self.close(dropped)
 
-    def advance(
-        self, requests: Sequence[Request], timed: Timed | None = None
-    ) -> list[AudioChunk | BackendError | None]:
+    def advance(self, requests: Sequence[Request], timed: Timed | None = None) -> list[Result]:
         """Computes the next chunk of every request, in one batch.
 
         Several threads may call this method at the same time, for different requests.

@@ -18,7 +18,7 @@ from token2wav.config.model_config import StageName
 from token2wav.errors import BackendError, LimitError, Token2WavError, to_public_error
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.delivery import attempt, deliver
-from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.pipeline import Pipeline, Result
 from token2wav.serving.request import Request
 from token2wav.serving.request_pool import Observer, RequestPool
 
@@ -31,8 +31,6 @@ LONGEST_CHUNK_TOKENS = 100
 _HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
 _HANG_TOKENS = 8 * LONGEST_CHUNK_TOKENS  # in that batch
 
-_Result = AudioChunk | Token2WavError | None  # of a chunk, see `Pipeline.advance`
-
 
 class _Computed(NamedTuple):
     """Batch that was computed.
@@ -42,7 +40,7 @@ class _Computed(NamedTuple):
         stages: compute time of each stage; empty if the backend failed.
     """
 
-    results: Sequence[_Result]
+    results: Sequence[Result]
     waited: list[float]
     stages: Mapping[StageName, float]
 
@@ -271,7 +269,7 @@ class WorkerPool:
         # Provisional chunks may have fewer ODE steps, so their time predicts no other chunks.
         tokens = sum(request.next_tokens for request in batch if not request.next_provisional)
         waited = [start - request.ready_since for request in batch]
-        results: Sequence[_Result]
+        results: Sequence[Result]
         stages: dict[StageName, float] = {}
         try:
             results = self._pipeline.advance(batch, stages.update)

@@ -6,7 +6,6 @@ from typing import Any
 
 from token2wav_server.ensemble.stages import load_flow
 from token2wav_server.ensemble.wire import StageModel, flow_part
-from token2wav_server.model_process import read_environment
 
 
 class TritonPythonModel:
@@ -16,10 +15,7 @@ class TritonPythonModel:
     """
 
     def initialize(self, args: dict[str, str]) -> None:
-        folder, server = read_environment()
-        self._model = StageModel(
-            args["model_name"], load_flow(folder, server), flow_part, server.limits
-        )
+        self._model = StageModel(args["model_name"], load_flow, flow_part)
 
     def execute(self, requests: list[Any]) -> None:
         self._model.execute(requests)

@@ -9,10 +9,10 @@ from token2wav_server.model_process import read_environment
 
 
 class TritonPythonModel:
-    """Decoupled model of Triton's Python backend, which answers each request at once."""
+    """Decoupled model of Triton's Python backend, whose threads answer requests later."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self._accumulator = Accumulator(*read_environment())
+        self._accumulator = Accumulator(args["model_name"], *read_environment())
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

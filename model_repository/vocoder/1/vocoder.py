@@ -6,8 +6,6 @@ from typing import Any
 
 from token2wav_server.ensemble.stages import load_vocoder
 from token2wav_server.ensemble.wire import StageModel, vocoder_part
-from token2wav_server.metrics import first_audio
-from token2wav_server.model_process import read_environment
 
 
 class TritonPythonModel:
@@ -17,9 +15,7 @@ class TritonPythonModel:
     """
 
     def initialize(self, args: dict[str, str]) -> None:
-        folder, server = read_environment()
-        stage = load_vocoder(folder, server, first_audio())
-        self._model = StageModel(args["model_name"], stage, vocoder_part, server.limits)
+        self._model = StageModel(args["model_name"], load_vocoder, vocoder_part)
 
     def execute(self, requests: list[Any]) -> None:
         self._model.execute(requests)

@@ -91,7 +91,7 @@ def _loaded() -> tuple[Engine, ServerMetrics]:
     )
     log.info("%swarming up", SUMMARY)
     model.probe()
-    metrics = ServerMetrics(model)
+    metrics = ServerMetrics(model.pipeline)
     service = Service(
         model.pipeline,
         model.backend,

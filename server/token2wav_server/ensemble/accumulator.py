@@ -1,224 +1,215 @@
-"""Accumulator: the first stage of the ensemble, which cuts the tokens of streams into chunks.
+"""Accumulator: the first stage of the ensemble, which has the streams and cuts them into chunks.
+
+It is the service of the one-process server, with the same limits, batches and metrics. But its
+pipeline computes nothing: it sends chunks to the flow, and waits for the reports of the vocoder.
 
 This module runs only inside Triton's Python backend.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import math
 import secrets
-import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from token2wav.assembly import withheld_samples
-from token2wav.config import ServerConfig, StreamConfig
-from token2wav.errors import ConfigError, InputError, Token2WavError, to_public_error
+from token2wav.config import PLAYER_BUFFER_SECONDS, ServerConfig, StreamConfig
+from token2wav.config.model_config import ModelConfig
+from token2wav.errors import ConfigError, InputError, StreamClosedError, to_public_error
 from token2wav.families.registry import read_config
-from token2wav.serving.audio_output import AudioFormat
-from token2wav.serving.clocks import Playback
-from token2wav.serving.delivery import deliver, finish
-from token2wav.serving.door.message import Message, Options
-from token2wav.serving.door.sequences import Sequences
-from token2wav.serving.door.voice_registry import registry
-from token2wav.serving.hops import HopSchedule
-from token2wav.serving.options import UtteranceOptions
+from token2wav.serving.door.service import Service
+from token2wav.serving.options import DEFAULTS, UtteranceOptions
+from token2wav.serving.pipeline import Pipeline, Result, Timed
 from token2wav.serving.request import Request
-from token2wav.serving.scheduler import Scheduler
-from token2wav.stages.stage import TokenChunk
-from token2wav_server.ensemble.ordered_stage import Label, ticker
+from token2wav.stages.stage import (
+    DEFAULT_OPTIONS,
+    StageSummary,
+    StatefulStage,
+    StreamOptions,
+)
+from token2wav.voice import Voice
+from token2wav_server.ensemble.links import Mailbox, send
+from token2wav_server.ensemble.stage_streams import LONGEST_PASSAGE_S, Label
 from token2wav_server.ensemble.stages import FlowContent
-from token2wav_server.ensemble.wire import ToFlow
-from token2wav_server.metrics import open_streams, refusals, starts
-from token2wav_server.model_process import check_not_draining
-from token2wav_server.triton_reply import TritonReply
+from token2wav_server.ensemble.wire import STAGES, ToFlow, no_voice, result_of
+from token2wav_server.metrics import ServerMetrics
+from token2wav_server.model_process import check_not_draining, is_canary
 from token2wav_server.triton_request import read_message
 
-log = logging.getLogger(__name__)
-
+# Chunks in the later stages at the same time, each with a worker. The stages form batches of them.
+# A worker whose batch had several chunks would wait for a lost one before it delivers the others.
+_MOST_CHUNKS = 16
+_NO_BACKEND = StageSummary("torch", "float32", "cpu")  # this process computes nothing
 _NO_LIMITS = "the ensemble cannot end a stream before its client does; use the model token2wav"
 _NO_SPEED = "only 1 is possible in the ensemble; use the model token2wav"
-_RESAMPLER_SECONDS = 0.075  # largest duration of audio that a resampler holds back
 
 
-@dataclass(frozen=True, eq=False)
-class _FlowInput:
-    """Result of the accumulator for a chunk: the input of the flow, and an estimate of its audio.
+class _InFlight(NamedTuple):
+    """Chunk in the later stages, or the latest one of its stream.
 
     Attributes:
-        duration_s: estimated seconds of audio that the later stages send for this chunk.
-        sound_s: None, because the accumulator does not know where the first sound is.
+        sent: time at which it was sent, on the monotonic clock, which all processes share.
     """
 
-    content: FlowContent
-    duration_s: float
-    sound_s: None = None
+    result: Future[Result]
+    sent: float
 
 
-@dataclass(eq=False)
-class _TokenStream:
-    """Stream of one utterance, which is open until its last tokens have arrived.
+class LaterStages(StatefulStage[_InFlight]):
+    """Flow and vocoder, as the accumulator sees them: it sends chunks, and receives reports.
 
-    Attributes:
-        audio_format: encoding and sample rate of the audio that the client receives.
-        token_rate: tokens per second of audio.
-        held_back: seconds of audio of the next chunks that the later stages will still hold back.
-        stream_id: number that identifies the stream in the later stages. It is random, because a
-            client may reuse a sequence id, and this process may be restarted, while a later stage
-            still has the state of an earlier stream.
+    Triton drops a chunk between two models if its client has left, and reports nothing. Chunks
+    cannot overtake each other by `LONGEST_PASSAGE_S`. So a chunk is lost if a chunk that was sent
+    so much later is reported first, or if flow and vocoder were idle for so long one after the
+    other.
+
+    The handle of a stream is random, because this process may be restarted while a later stage
+    still has an earlier stream.
     """
 
-    request: Request
-    audio_format: AudioFormat
-    token_rate: float
-    held_back: float
-    stream_id: int = field(default_factory=lambda: secrets.randbits(63))
+    def __init__(self, withheld_samples: int) -> None:
+        super().__init__()
+        self.withheld_samples = withheld_samples
+        self._flow_idle_since = 0.0
+        self._is_stopped = False
 
-    def label(self, *, last: bool) -> Label:
-        """Returns the label of the next chunk."""
-        request = self.request
-        return Label(
-            self.stream_id, request.chunker.chunks, last, self.audio_format, request.admitted
-        )
+    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
+        """Opens a stream. Its first chunk opens it in the stages."""
+        handle = secrets.randbits(63)
+        self._streams[handle] = _InFlight(Future(), 0.0)
+        return handle
 
-    def flow_input(self, chunk: TokenChunk) -> _FlowInput:
-        """Returns the result for a chunk, and updates `held_back`.
+    def close(self, handle: int) -> None:
+        super().close(handle)
+        for stage in STAGES:
+            send(stage, [handle])
 
-        Audio of the first chunks is counted as held back until `held_back` is used up.
-        """
-        request, chunker = self.request, self.request.chunker
-        voice = None if chunker.chunks else request.voice
-        new_tokens = max(0, chunk.stop - chunker.spoken)
-        seconds = new_tokens / self.token_rate - self.held_back
-        self.held_back = max(0.0, -seconds)
-        return _FlowInput(FlowContent(chunk, voice, request.ode_steps), max(0.0, seconds))
+    def advance(self, batch: Sequence[tuple[int, Request]]) -> list[Any]:
+        """Sends the next chunk of each request, and waits until the vocoder has sent the audio."""
+        results = [self._send(handle, request) for handle, request in batch]
+        return [result.result() for result in results]
+
+    def take(self, report: dict[str, Any]) -> None:
+        """Takes the report of a stage. Reports about streams that are over are ignored."""
+        if (since := report.get("idle_since")) is not None:
+            if report["stage"] == STAGES[0]:
+                self._flow_idle_since = since
+            elif since >= self._flow_idle_since:
+                self._drop_lost(self._flow_idle_since)
+        elif (chunk := self._streams.get(report["stream"])) is not None:
+            _settle(chunk.result, result_of(report))
+            self._drop_lost(chunk.sent - LONGEST_PASSAGE_S)
+
+    def stop(self) -> None:
+        """Fails all chunks from now on, so that nobody waits for a report."""
+        self._is_stopped = True
+        self._drop_lost(math.inf)
+
+    def _drop_lost(self, before: float) -> None:
+        for chunk in [*self._streams.values()]:
+            if chunk.sent < before:
+                _settle(chunk.result, StreamClosedError("stream: its client has left"))
+
+    def _send(self, handle: int, request: Request) -> Future[Result]:
+        result = Future[Result]()
+        self._streams[handle] = _InFlight(result, time.monotonic())
+        chunk, index = request.chunker.next_chunk, request.chunker.chunks
+        assert chunk is not None  # the scheduler selects only requests with a next chunk
+        error_follows = request.last_error is not None
+        label = Label(handle, index, chunk.last, request.output.audio_format, error_follows)
+        content = FlowContent(chunk, None if index else request.voice, request.ode_steps)
+        try:
+            reply: Any = request.next_reply()
+            if self._is_stopped or not reply.forward(label, content):
+                raise StreamClosedError(request.why_closed)
+        except Exception as error:
+            _settle(result, to_public_error(error))
+        return result
+
+
+def _settle(result: Future[Result], value: Result) -> None:
+    with contextlib.suppress(InvalidStateError):  # another thread was first
+        result.set_result(value)
+
+
+class EnsemblePipeline(Pipeline):
+    """Pipeline whose stages are other models of Triton.
+
+    A request's replies are `ToFlow`, and its results have no samples, because the vocoder sends
+    them to the client.
+    """
+
+    def __init__(self, config: ModelConfig, stream: StreamConfig) -> None:
+        self.later = LaterStages(withheld_samples(config, stream))
+        super().__init__(config, {config.stages[0]: self.later}, stream)
+
+    def request(
+        self,
+        voice: Voice,
+        options: UtteranceOptions = DEFAULTS,
+        clock: Callable[[], float] | None = None,
+        buffer_seconds: float = PLAYER_BUFFER_SECONDS,
+    ) -> Request:
+        """Raises InputError as in `Pipeline`, and for options that the ensemble does not have."""
+        if name := _end_limit(options):
+            raise InputError(name, _NO_LIMITS)
+        if options.speed != 1:
+            raise InputError("speed", _NO_SPEED)
+        return super().request(voice, options, clock, buffer_seconds)
+
+    def advance(self, requests: Sequence[Request], timed: Timed | None = None) -> list[Result]:
+        """Computes the next chunk of every request. `timed` is not called."""
+        start = time.perf_counter()
+        results = self.later.advance([(request.handles[0], request) for request in requests])
+        if all(request.next_provisional for request in requests):
+            self.load.record_batch(len(requests), time.perf_counter() - start)
+        return results
 
 
 class Accumulator:
-    """Accumulator behind the Triton model `token_accumulator`.
+    """Accumulator behind the Triton model `token_accumulator`."""
 
-    Attributes:
-        close: function that stops the thread which drops idle streams.
-    """
+    def __init__(self, name: str, folder: Path, server: ServerConfig) -> None:
+        config = read_config(folder).with_stream_settings(server.stream)
+        config.check(server.stream)
+        if limit := _end_limit(server.stream):
+            raise ConfigError(f"stream.{limit}: {_NO_LIMITS}")
+        pipeline = EnsemblePipeline(config, server.stream)
+        self._later = pipeline.later
+        self._mailbox = Mailbox(name, self._later.take)
+        self._no_voice = no_voice(config)
+        self._service = Service(
+            pipeline,
+            _NO_BACKEND,
+            replace(
+                server,
+                limits=replace(server.limits, batch_streams=1),
+                runtime=replace(server.runtime, workers=_MOST_CHUNKS),
+            ),
+            ServerMetrics(pipeline),
+            check_admission=check_not_draining,
+            is_canary=is_canary,
+        )
 
-    def __init__(self, folder: Path, server: ServerConfig) -> None:
-        self._config = read_config(folder).with_stream_settings(server.stream)
-        self._config.check(server.stream)
-        if name := _end_limit(server.stream):
-            raise ConfigError(f"stream.{name}: {_NO_LIMITS}")
-        self._limits, self._stream = server.limits, server.stream
-        samples = withheld_samples(self._config, server.stream)
-        self._schedule = HopSchedule.of(server.stream, self._config, samples)
-        # Audio that the vocoder may not have sent yet: also silence that it may trim.
-        self._held_back = samples / self._config.sample_rate + server.stream.trim_silence_ms / 1000
-        self._voices = registry(server, self._config)
-        self._streams: Sequences[_TokenStream] = Sequences(server.limits.idle_seconds)
-        self._scheduler = Scheduler(server.limits, self._config, time.monotonic)
-        self._lock = threading.Lock()
-        self._open_streams = open_streams("scheduler")
-        self._refused, self._started = refusals(), starts()
-        self.close = ticker(self._expire, self._limits.idle_seconds)
+        # One batch runs at a time, however many chunks are on their way.
+        pipeline.load.workers = 1
 
     def handle(self, request: Any) -> None:
-        """Answers one request with the chunks whose tokens are complete now."""
-        reply = TritonReply(request)
-        try:
-            with self._lock:
-                self._handle(read_message(request), reply, ToFlow(request, self._config))
-        except Exception as error:
-            # `error` is reused instead of a second variable. `Service.take` gives the reason.
-            error = to_public_error(error)
-            self._refused(error)
-            reply.fail(error)
-        self._open_streams(len(self._scheduler.requests))
+        """Queues the tokens of one request. Other threads send its chunks later."""
+        self._service.take(partial(read_message, request), ToFlow(request, self._no_voice))
 
-    def _handle(self, message: Message, reply: TritonReply, sender: ToFlow) -> None:
-        if message.start:
-            check_not_draining()
-            stream = self._open(message, message.options())
-        else:
-            stream = self._streams.find(message.sequence_id, message.owner)
-        try:
-            if not message.start:
-                message.options()
-            self._push(stream, message, reply, sender)
-        except Exception as error:
-            error = to_public_error(error)
-            self._fail(stream.request, error)
-            if not stream.request.chunker.chunks:
-                raise error from None
-            self._refused(error)
-            sender.send(stream.label(last=True), error)  # later stages hold state of the stream
-            reply.finish()
-
-    def _open(self, message: Message, options: Options) -> _TokenStream:
-        sequence_id, owner = message.sequence_id, message.owner
-        if (open_stream := self._streams.started_by(sequence_id, owner)) is not None:
-            # The later stages keep the stream until its idle time has passed. An error could reach
-            # them only in the answer to a request that continues the stream.
-            error = self._streams.start_twice(sequence_id, owner)
-            self._fail(open_stream.request, error)
-            raise error
-        if name := _end_limit(options.utterance):
-            raise InputError(name, _NO_LIMITS)
-        if options.utterance.speed != 1:
-            raise InputError("speed", _NO_SPEED)
-        voice = message.voice(options.voice, self._voices, self._config)
-        playback = Playback(buffer_seconds=self._limits.player_buffer_seconds)
-        request = Request.of(
-            voice, options.utterance, self._config, self._stream, self._schedule, playback
-        )
-        request.client = owner.client
-        self._scheduler.admit(request)
-        self._scheduler.release(request)  # it need not be opened, as this process has no stage
-        audio_format = options.utterance.audio_format
-        is_resampled = audio_format.sample_rate not in (None, self._config.sample_rate)
-        stream = _TokenStream(
-            request,
-            audio_format,
-            self._config.token_frame_rate,
-            self._held_back + _RESAMPLER_SECONDS * is_resampled,
-        )
-        request.on_close = lambda _: self._streams.remove(sequence_id, stream, request.why_closed)
-        self._streams.add(sequence_id, owner, stream)
-        # The voice is registered only after the client was admitted, because a new voice may evict
-        # the voice of another client.
-        self._voices.register(voice)
-        return stream
-
-    def _push(
-        self, stream: _TokenStream, message: Message, reply: TritonReply, sender: ToFlow
-    ) -> None:
-        """Takes the tokens of a message, and sends the chunks that they complete to the flow."""
-        request = stream.request
-        tokens = request.checked_tokens(message.tokens, self._config)
-        consumed = self._scheduler.push(request, tokens, reply, end=message.end, keep_open=False)
-
-        def send(result: _FlowInput, _: float) -> None:
-            sender.send(stream.label(last=result.content.chunk.last), result.content)
-
-        request.start(threading.get_ident())
-        while (chunk := request.chunker.next_chunk) is not None:
-            if not request.chunker.chunks:
-                self._started(chunk.provisional)
-            deliver(request, stream.flow_input(chunk), send)
-        consumed += self._scheduler.finish_consumed_messages(request)
-        self._scheduler.release(request)
-        if request.over:
-            request.on_close(request)
-        finish(consumed)
-
-    def _fail(self, request: Request, error: Token2WavError) -> None:
-        self._scheduler.fail(request, error)
-        request.on_close(request)
-
-    def _expire(self) -> None:
-        with self._lock:
-            for request, error in self._scheduler.overdue():
-                self._fail(request, error)
-            self._open_streams(len(self._scheduler.requests))
+    def close(self) -> None:
+        """Ends all utterances."""
+        self._later.stop()
+        self._service.close()
+        self._mailbox.close()
 
 
 def _end_limit(source: StreamConfig | UtteranceOptions) -> str:

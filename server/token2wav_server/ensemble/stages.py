@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +17,9 @@ from token2wav.errors import BackendError, ConfigError, StreamClosedError
 from token2wav.families.registry import read_config
 from token2wav.model import Token2Wav
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
-from token2wav.serving.clocks import Playback
 from token2wav.stages.stage import FrameChunk, StreamOptions, TokenChunk
 from token2wav.voice import Voice
-from token2wav_server.ensemble.ordered_stage import Label
+from token2wav_server.ensemble.stage_streams import Label
 
 Output = NDArray[np.float32]
 
@@ -72,14 +71,10 @@ class _Vocoding(NamedTuple):
 
     Attributes:
         output: trims, resamples and encodes the audio.
-        playback: playback clock of a listener. The player of the listener starts at once.
-        admitted: time at which the accumulator admitted the stream, on the same clock.
     """
 
     handle: int
     output: AudioOutput
-    playback: Playback
-    admitted: float
 
 
 class VocoderStage:
@@ -89,23 +84,14 @@ class VocoderStage:
 
     Args:
         trim_silence_ms: see `StreamConfig`.
-        heard: called once with `audio` and once with `sound` for each utterance that has them, and
-            with the seconds from its admission to its first audio or its first sound.
     """
 
-    def __init__(
-        self,
-        model: Token2Wav,
-        trim_silence_ms: float = 0.0,
-        heard: Callable[[str, float], None] = lambda kind, seconds: None,
-    ) -> None:
+    def __init__(self, model: Token2Wav, trim_silence_ms: float = 0.0) -> None:
         self._vocoder, self._running = model.pipeline.vocoder, model.pipeline.running
         self._output = partial(AudioOutput, model.config, trim_silence_ms=trim_silence_ms)
-        self._heard = heard
 
     def open(self, label: Label, chunk: FrameChunk) -> _Vocoding:
-        output = self._output(label.audio_format)
-        return _Vocoding(self._vocoder.open(), output, Playback(), label.admitted)
+        return _Vocoding(self._vocoder.open(), self._output(label.audio_format))
 
     def advance(
         self, batch: Sequence[tuple[_Vocoding, FrameChunk]]
@@ -113,43 +99,27 @@ class VocoderStage:
         with self._running():
             audio = self._vocoder.advance([(state.handle, chunk) for state, chunk in batch])
             outputs = [_finite(samples, "audio") for samples in audio]
-        results: list[AudioChunk | BackendError | None] = []
-        for (state, chunk), samples in zip(batch, outputs, strict=True):
-            result = (
-                samples
-                if isinstance(samples, BackendError)
-                else state.output.take(samples, last=chunk.last)
-            )
-            if isinstance(result, AudioChunk) and result.duration_s:
-                self._record(state, result)
-            results.append(result)
-        return results
+        return [
+            samples
+            if isinstance(samples, BackendError)
+            else state.output.take(samples, last=chunk.last)
+            for (state, chunk), samples in zip(batch, outputs, strict=True)
+        ]
 
     def close(self, state: _Vocoding) -> None:
         self._vocoder.close(state.handle)
 
-    def _record(self, state: _Vocoding, audio: AudioChunk) -> None:
-        """Records audio that is sent now in the playback clock of its stream."""
-        is_first, playback = state.playback.started is None, state.playback
-        playback.sent(audio.duration_s, audio.sound_s)
-        if is_first and playback.started is not None:
-            self._heard("audio", playback.started - state.admitted)
-        if audio.sound_s is not None and playback.sound_since is not None:
-            self._heard("sound", playback.sound_since - state.admitted)
-
 
 def load_flow(folder: Path, server: ServerConfig) -> FlowStage:
-    """Loads the flow stage of a model folder. `OrderedStage` computes one batch at a time."""
+    """Loads the flow stage of a model folder. `StageStreams` computes one batch at a time."""
     model = _load(folder, server, "flow")
     model.pipeline.limit_chunks(server.limits.batch_streams)
     return FlowStage(model)
 
 
-def load_vocoder(
-    folder: Path, server: ServerConfig, heard: Callable[[str, float], None]
-) -> VocoderStage:
-    """Loads the vocoder stage of a model folder, and gives it `heard`."""
-    return VocoderStage(_load(folder, server, "vocoder"), server.stream.trim_silence_ms, heard)
+def load_vocoder(folder: Path, server: ServerConfig) -> VocoderStage:
+    """Loads the vocoder stage of a model folder."""
+    return VocoderStage(_load(folder, server, "vocoder"), server.stream.trim_silence_ms)
 
 
 def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:

@@ -1,50 +1,54 @@
-"""Stages as Triton models, and the tensors that carry chunks and errors between them.
+"""Stages as Triton models, the tensors that carry chunks between them, and reports of results.
 
 This module runs only inside Triton's Python backend. Tensors are passed as DLPack, for the reason
 given in `triton_request.py`.
 
 Every tensor has a leading batch axis of 1, which Triton's dynamic batching needs.
 
-An error is sent in the place of a chunk. So the error arrives after the audio of all earlier
-chunks, and every stage that it passes releases its state of the stream. The last stage, the
-vocoder, answers the client with a Triton error.
+If a stage cannot compute a chunk, it reports the error to the accumulator, and passes nothing on.
+The accumulator answers the client.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from token2wav.config import LimitConfig
+from token2wav.config import ServerConfig
 from token2wav.config.model_config import ModelConfig
-from token2wav.errors import BackendError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import (
+    BackendError,
+    InputError,
+    LimitError,
+    StreamClosedError,
+    Token2WavError,
+)
+from token2wav.families.registry import read_config
 from token2wav.serving.audio_output import ENCODERS, AudioChunk, AudioFormat
+from token2wav.serving.pipeline import Result
 from token2wav.stages.stage import FrameChunk, TokenChunk
 from token2wav.voice import FIELDS as VOICE_INPUTS
 from token2wav.voice import Voice
-from token2wav_server.ensemble.ordered_stage import Label, OrderedStage, Part, Stage, ticker
+from token2wav_server.ensemble.links import Mailbox, send
+from token2wav_server.ensemble.stage_streams import Label, Part, Stage, StageStreams, ticker
 from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.metrics import batch_streams, open_streams
-from token2wav_server.model_process import end_process
+from token2wav_server.model_process import end_process, read_environment
+from token2wav_server.replies import outputs_of
 from token2wav_server.triton_reply import TritonReply
 from token2wav_server.triton_request import tensor
 
 log = logging.getLogger(__name__)
 
-Arrays = dict[str, NDArray[Any]]
-
-_ERRORS: tuple[type[Token2WavError], ...] = (
-    BackendError,
-    LimitError,
-    StreamClosedError,
-    InputError,
-)
+ACCUMULATOR, STAGES = "token_accumulator", ("flow", "vocoder")  # names of the models
+_ERRORS: tuple[type[Token2WavError], ...] = (BackendError, LimitError, StreamClosedError)
 
 
 class StageModel:
@@ -52,37 +56,40 @@ class StageModel:
 
     Args:
         name: name of the model in Triton, a label of its metrics.
+        load: loads the stage of a model folder.
+        read: reads the chunk of a request.
     """
 
     def __init__(
-        self, name: str, stage: Stage, read: Callable[[Any], Part], limits: LimitConfig
+        self,
+        name: str,
+        load: Callable[[Path, ServerConfig], Stage],
+        read: Callable[[Any], Part],
     ) -> None:
         self._read = read
-        self._ordered = OrderedStage(
-            stage,
-            limits,
+        folder, server = read_environment()
+        limits = server.limits
+        self._streams = StageStreams(
+            load(folder, server),
+            limits.batch_streams,
+            limits.open_seconds(read_config(folder).token_frame_rate),
             changed=open_streams(name),
             on_batch=batch_streams(name),
             on_device_lost=end_process,
-            # A stage that hangs has to end its own process, because no other process notices the
-            # hang. The accumulator receives no results of its chunks. It would only refuse new
-            # streams when its limit is reached, like a server that is full. The launcher notices
-            # the end of this process, and restarts the server.
+            on_idle=lambda since: send(ACCUMULATOR, {"stage": name, "idle_since": since}),
+            # The accumulator only fails the streams of a batch that hangs. The launcher notices the
+            # end of this process, and restarts the server.
             on_hang=lambda seconds: end_process(f"hangs (its batch has run for {seconds:.0f} s)"),
         )
-        # `expire` and `watch` have a thread each. `expire` waits for the lock, and a running batch
-        # holds it. If both shared a thread, a batch that hangs would block `watch` forever.
-        self._tickers = [
-            ticker(check, limits.idle_seconds)
-            for check in (self._ordered.expire, self._ordered.watch)
-        ]
+        self._mailbox = Mailbox(name, self._streams.close)
+        self._stop_ticking = ticker(self._streams.check)
 
     def close(self) -> None:
-        for stop in self._tickers:
-            stop()
+        self._stop_ticking()
+        self._mailbox.close()
 
     def execute(self, requests: list[Any]) -> None:
-        self._ordered.run(
+        self._streams.run(
             [part for request in requests if (part := self._part(request)) is not None]
         )
 
@@ -103,38 +110,44 @@ class StageModel:
         return None
 
 
-class ToFlow:
-    """Sender of the accumulator, which sends chunks to the flow in answer to one client request.
+class ToFlow(TritonReply):
+    """Reply of the accumulator to a client request, whose responses are chunks for the flow.
 
     Args:
-        config: configuration of the model, which determines the shapes of empty tensors.
+        no_voice: voice tensors of all chunks but the first, see `no_voice`.
     """
 
-    def __init__(self, request: Any, config: ModelConfig) -> None:
-        self._sender = request.get_response_sender()
-        no_tokens = config.tokens.zeros(0)
-        self._no_content = FlowContent(TokenChunk(no_tokens, 0, 0, last=True), None)
-        self._no_voice = (
-            no_tokens,
-            np.zeros((0, config.mel_bands), np.float32),
-            np.zeros(config.speaker_size, np.float32),
-        )
+    def __init__(self, request: Any, no_voice: Voice) -> None:
+        super().__init__(request)
+        self._no_voice = no_voice
 
-    def send(self, label: Label, content: FlowContent | Token2WavError) -> None:
-        """Sends a chunk, or the error that ends its stream."""
-        chunk, voice, steps = self._no_content if isinstance(content, Token2WavError) else content
-        voice_arrays = (
-            self._no_voice if voice is None else [getattr(voice, name) for name in VOICE_INPUTS]
-        )
-        arrays = _header(label, content) | {
-            "has_voice": np.array([voice is not None]),
+    def forward(self, label: Label, content: FlowContent) -> bool:
+        """Sends a chunk to the flow. Returns False if the reply is over."""
+        chunk, voice, steps = content
+        facts = (chunk.start, chunk.stop, chunk.skip, chunk.provisional, steps, voice is not None)
+        arrays = {
+            "label": _packed(label),
+            "chunk": np.array(facts, np.int32),
             "chunk_tokens": chunk.tokens,
-            "chunk": np.array(
-                [chunk.start, chunk.stop, chunk.skip, chunk.provisional, steps],
-                np.int32,
-            ),
+            **{name: getattr(voice or self._no_voice, name) for name in VOICE_INPUTS},
         }
-        self._sender.send(_response(arrays | dict(zip(VOICE_INPUTS, voice_arrays, strict=True))))
+        return self.send_outputs(_batched(arrays))
+
+    def send(self, chunk: AudioChunk) -> None:
+        """Does nothing, because the vocoder has sent the audio."""
+
+    def is_cancelled(self) -> bool:
+        """Returns False, because Triton tells the models of an ensemble of no cancellation."""
+        return False
+
+
+def no_voice(config: ModelConfig) -> Voice:
+    """Returns an empty voice, whose arrays have the shapes of a model's voices."""
+    return Voice(
+        config.tokens.zeros(0),
+        np.zeros((0, config.mel_bands), np.float32),
+        np.zeros(config.speaker_size, np.float32),
+    )
 
 
 def flow_part(request: Any) -> Part:
@@ -143,25 +156,21 @@ def flow_part(request: Any) -> Part:
     The answer sends mel to the vocoder as (frames, bands). DLPack passes an empty array only in
     this order of axes.
     """
-    label, bands = _label(request), _array(request, "prompt_mel").shape[1]
-    voice = (
-        Voice(*(_array(request, name) for name in VOICE_INPUTS))
-        if _array(request, "has_voice")[0]
-        else None
-    )
-    start, stop, skip, provisional, steps = (int(value) for value in _array(request, "chunk"))
-    chunk = TokenChunk(
-        _array(request, "chunk_tokens"), start, stop, label.last, skip, bool(provisional)
-    )
-    content = _error(request) or FlowContent(chunk, voice, steps)
-    sender = request.get_response_sender()
+    packed = _array(request, "label")
+    label, reply = _label(packed), TritonReply(request)
+    start, stop, skip, provisional, steps, has_voice = _array(request, "chunk").tolist()
+    voice = Voice(*(_array(request, name) for name in VOICE_INPUTS)) if has_voice else None
+    tokens = _array(request, "chunk_tokens")
+    chunk = TokenChunk(tokens, start, stop, label.last, skip, bool(provisional))
 
     def answer(result: NDArray[np.float32] | Token2WavError) -> None:
-        mel = np.zeros((0, bands), np.float32) if isinstance(result, Token2WavError) else result
-        response = _response(_header(label, result) | {"mel": mel})
-        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        if isinstance(result, Token2WavError):
+            reply.finish()
+            _report(label, result)
+        else:
+            reply.finish(_batched({"label": packed, "mel": result}))
 
-    return Part(label, content, answer)
+    return Part(label, FlowContent(chunk, voice, steps), answer)
 
 
 def vocoder_part(request: Any) -> Part:
@@ -169,69 +178,63 @@ def vocoder_part(request: Any) -> Part:
 
     The answer goes to the client, in the same form as the answers of the model `token2wav`.
     """
-    label = _label(request)
-    content = _error(request) or FrameChunk(torch.from_numpy(_array(request, "mel")).T, label.last)
-    reply = TritonReply(request)
+    label, reply = _label(_array(request, "label")), TritonReply(request)
+    content = FrameChunk(torch.from_numpy(_array(request, "mel")).T, label.last)
 
     def answer(result: AudioChunk | Token2WavError | None) -> None:
-        if isinstance(result, Token2WavError):
-            return reply.fail(result)
-        if result is not None:
-            reply.send(result)
-        return reply.finish()
+        if isinstance(result, AudioChunk):
+            final = result.final and not label.error_follows
+            reply.finish(outputs_of(replace(result, final=final)))
+        else:
+            reply.finish()
+        _report(label, result)
 
     return Part(label, content, answer)
 
 
-def _header(label: Label, content: object) -> Arrays:
-    """Packs a label into arrays, and the error if `content` is one.
+def _report(label: Label, result: AudioChunk | Token2WavError | None) -> None:
+    """Reports the result of a chunk to the accumulator, without its samples."""
+    report: dict[str, Any] = {"stream": label.stream_id}
+    if isinstance(result, Token2WavError):
+        kind = next((index for index, known in enumerate(_ERRORS) if isinstance(result, known)), 0)
+        report["error"] = kind, str(result)
+    elif result is not None:
+        report["audio"] = len(result.audio), result.sample_rate, result.sound_s
+    send(ACCUMULATOR, report)
 
-    The class and the message of the error are packed into bytes, because the stubs of servers up to
-    2.51 crash on tensors of strings.
+
+def result_of(report: dict[str, Any]) -> Result:
+    """Returns the result of a chunk that a stage has reported. Its audio is a stand-in without
+    memory, of the length of the audio.
     """
-    error = b""
-    if isinstance(content, Token2WavError):
-        class_index = next(
-            (index for index, known in enumerate(_ERRORS) if isinstance(content, known)), 0
-        )
-        error = bytes([class_index, *str(content).encode()])
-    encoding, sample_rate = label.audio_format.encoding, label.audio_format.sample_rate
-    return {
-        "stream_id": np.array([label.stream_id], np.int64),
-        "chunk_index": np.array([label.index], np.int32),
-        "final": np.array([label.last]),
-        "audio_format": np.array([list(ENCODERS).index(encoding), sample_rate or 0], np.int32),
-        "admitted": np.array([label.admitted]),
-        "error": np.frombuffer(error, np.uint8),
-    }
-
-
-def _label(request: Any) -> Label:
-    encoding, sample_rate = _array(request, "audio_format").tolist()
-    return Label(
-        stream_id=int(_array(request, "stream_id")[0]),
-        index=int(_array(request, "chunk_index")[0]),
-        last=bool(_array(request, "final")[0]),
-        audio_format=AudioFormat(list(ENCODERS)[encoding], sample_rate or None),
-        admitted=float(_array(request, "admitted")[0]),
-    )
-
-
-def _error(request: Any) -> Token2WavError | None:
-    if not (encoded := _array(request, "error").tobytes()):
+    if (error := report.get("error")) is not None:
+        kind, text = error
+        return _ERRORS[kind](text)
+    if (audio := report.get("audio")) is None:
         return None
-    error_class, text = _ERRORS[encoded[0]], encoded[1:].decode()
-    if error_class is InputError:
-        field, _, problem = text.partition(": ")
-        return InputError(field, problem)
-    return error_class(text)
+    samples, sample_rate, sound_s = audio
+    stand_in = np.broadcast_to(np.float32(0), samples)
+    return AudioChunk(stand_in, 0, False, sample_rate, 0, sound_s=sound_s)
+
+
+def _packed(label: Label) -> NDArray[np.int64]:
+    encoding = list(ENCODERS).index(label.audio_format.encoding)
+    sample_rate = label.audio_format.sample_rate or 0
+    values = label.stream_id, label.index, label.last, label.error_follows, encoding, sample_rate
+    return np.array(values, np.int64)
+
+
+def _label(packed: NDArray[np.int64]) -> Label:
+    stream_id, index, last, error_follows, encoding, sample_rate = packed.tolist()
+    audio_format = AudioFormat(list(ENCODERS)[encoding], sample_rate or None)
+    return Label(stream_id, index, bool(last), audio_format, bool(error_follows))
 
 
 def _array(request: Any, name: str) -> NDArray[Any]:
     """Returns a copy of an input tensor without the batch axis.
 
-    The copy is needed because a chunk may wait for its predecessor longer than Triton keeps the
-    memory of the request.
+    The copy is needed because a stage may keep an array for longer than Triton keeps the memory of
+    the request.
 
     Raises:
         InputError: the request has no such tensor.
@@ -244,13 +247,10 @@ def _array(request: Any, name: str) -> NDArray[Any]:
     return batch[0].copy()
 
 
-def _response(arrays: Arrays) -> Any:
+def _batched(arrays: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
     # The clone has contiguous strides. NumPy gives other strides to empty arrays and to axes of
     # length 1, and Triton misreads such strides as gaps in memory.
-    tensors = {
+    return {
         name: torch.tensor(array[None]).clone(memory_format=torch.contiguous_format)
         for name, array in arrays.items()
     }
-    return pb_utils.InferenceResponse(
-        [pb_utils.Tensor.from_dlpack(name, values) for name, values in tensors.items()]
-    )

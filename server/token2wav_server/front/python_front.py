@@ -267,7 +267,7 @@ class _Engine:
         return None
 
 
-def _attempt(call: Callable[..., None], *arguments: Any) -> None:
+def _attempt(call: Callable[..., object], *arguments: Any) -> None:
     """Calls a method of a reply, and logs its exception: the other replies have to go on."""
     try:
         call(*arguments)

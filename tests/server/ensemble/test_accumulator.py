@@ -1,72 +1,186 @@
-"""Clock of the accumulator, which gets no message when later stages send audio."""
+"""Accumulator with stages that the tests play: they receive chunks, and report their results."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
-from types import ModuleType
-from unittest.mock import Mock
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Empty, Queue
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
+from testkit.patience import PATIENCE_SECONDS
 from testkit.triton import FakeTriton
-from token2wav.config import ServerConfig
-from token2wav.serving.door.message import Message
-from token2wav.serving.door.sequences import Owner
+from token2wav.config import ServerConfig, StreamConfig
+from token2wav_server.ensemble.links import Mailbox, send
+from token2wav_server.ensemble.stage_streams import LONGEST_PASSAGE_S
+from token2wav_server.model_process import ENGINE_VARIABLE
 
-HELD_BACK_SECONDS = (4 * 480 + 4) / 24_000  # by the vocoder of the tiny model
+FINAL = FakeTriton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+START, END = 1, 2
 MODULES = [
     f"token2wav_server.{name}"
-    for name in ("triton_request", "triton_reply", "voices", "ensemble.wire")
+    for name in ("triton_request", "triton_reply", "ensemble.wire", "ensemble.accumulator")
 ]
-MODULES.append("token2wav_server.ensemble.accumulator")
+
+
+class Sender:
+    """Response sender of one request. `responses` has the response and the flags of each call."""
+
+    def __init__(self) -> None:
+        self.responses: Queue[tuple[Any, int]] = Queue()
+
+    def send(self, response: Any = None, flags: int = 0) -> None:
+        self.responses.put((response, flags))
+
+    def next(self) -> tuple[Any, int]:
+        return self.responses.get(timeout=PATIENCE_SECONDS)
+
+
+class Stages:
+    """Accumulator of the tiny model, and the mailboxes of its stages.
+
+    Attributes:
+        closed: ids of streams that the accumulator has closed, once for each stage.
+    """
+
+    def __init__(self, accumulator: Any) -> None:
+        self._accumulator = accumulator
+        self.closed: Queue[list[int]] = Queue()
+        self._mailboxes = [Mailbox(name, self.closed.put) for name in ("flow", "vocoder")]
+
+    def send(self, tokens: np.ndarray[Any, Any], flags: int, sequence_id: int = 7) -> Sender:
+        """Sends tokens of an utterance to the accumulator."""
+        sender = Sender()
+        voice = vars(demo_voice(0)) if flags & START else {}
+        inputs = [_Tensor(name, array) for name, array in {"tokens": tokens, **voice}.items()]
+        request = SimpleNamespace(
+            inputs=lambda: inputs,
+            correlation_id=lambda: sequence_id,
+            flags=lambda: flags,
+            parameters=lambda: "{}",
+            get_response_sender=lambda: sender,
+        )
+        self._accumulator.handle(request)
+        return sender
+
+    def close(self) -> None:
+        self._accumulator.close()
+        for mailbox in self._mailboxes:
+            mailbox.close()
+
+
+class _Tensor:
+    def __init__(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        self._name, self._array = name, array.copy()
+
+    def name(self) -> str:
+        return self._name
+
+    def to_dlpack(self) -> Any:
+        return self._array
 
 
 @pytest.fixture
-def accumulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module, with a stand-in for Triton's."""
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Stages]]:
+    """Starts the accumulator with a stand-in for Triton's module."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeTriton())
-    yield importlib.import_module("token2wav_server.ensemble.accumulator")
+    monkeypatch.setenv(ENGINE_VARIABLE, str(tmp_path / "engine.sock"))
+    started: list[Stages] = []
+
+    def start() -> Stages:
+        module = importlib.import_module("token2wav_server.ensemble.accumulator")
+        server = ServerConfig(stream=StreamConfig(first_tokens=0))  # whole blocks only
+        started.append(Stages(module.Accumulator("token_accumulator", TINY, server)))
+        return started[0]
+
+    yield start
+    for stages in started:
+        stages.close()
     for name in MODULES:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("more", [0.0, 1.0])
-def test_audio_held_back_does_not_count_as_sent(accumulator: ModuleType, more: float) -> None:
-    """`more` seconds are held back, as by a trimming of silence: until they are over, the stream
-    counts as unheard.
+def chunk_of(response: Any) -> tuple[int, int, bool, bool]:
+    """Returns stream id, index, last mark and whether there is a voice, of a chunk for the flow."""
+    [[stream, index, last, *_]], [[*_, has_voice]] = (
+        response[name].tolist() for name in ("label", "chunk")
+    )
+    return stream, index, bool(last), bool(has_voice)
+
+
+def test_a_chunk_is_sent_when_the_one_before_it_was_reported(start: Callable[[], Stages]) -> None:
+    stages = start()
+    sender = stages.send(demo_tokens(80), START | END)
+    response, flags = sender.next()
+    stream, *facts = chunk_of(response)
+    assert (facts, flags) == ([0, False, True], 0)
+    send("token_accumulator", {"stream": stream + 1})  # a stream that is over
+    assert sender.responses.empty()
+    send("token_accumulator", {"stream": stream, "audio": [24_000, 24_000, None]})
+    response, flags = sender.next()
+    assert (chunk_of(response), flags) == ((stream, 1, False, False), 0)
+    send("token_accumulator", {"stream": stream})  # no audio yet
+    response, flags = sender.next()
+    assert (chunk_of(response), flags) == ((stream, 2, True, False), 0)
+    assert stages.closed.empty()
+    send("token_accumulator", {"stream": stream, "audio": [100, 24_000, None]})
+    assert sender.next() == (None, FINAL)
+    for _ in range(2):
+        assert stages.closed.get(timeout=PATIENCE_SECONDS) == [stream]
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        ([0, "backend: NaN"], "INTERNAL backend: NaN"),
+        ([1, "cache: full"], "UNAVAILABLE cache: full"),
+    ],
+)
+def test_an_error_of_a_stage_ends_the_stream_in_all_stages(
+    start: Callable[[], Stages], error: list[Any], answer: str
+) -> None:
+    stages = start()
+    sender = stages.send(demo_tokens(80), START)
+    response, _ = sender.next()
+    stream, *_ = chunk_of(response)
+    send("token_accumulator", {"stream": stream, "error": error})
+    assert sender.next() == (answer, FINAL)
+    for _ in range(2):
+        assert stages.closed.get(timeout=PATIENCE_SECONDS) == [stream]
+    response, flags = stages.send(demo_tokens(1), END).next()
+    assert flags == FINAL
+    assert "stream: it failed" in response
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_a_chunk_that_triton_drops_frees_its_stream(
+    start: Callable[[], Stages], monkeypatch: pytest.MonkeyPatch, overtaken: bool
+) -> None:
+    """Its client has left. The accumulator sees it when both stages were idle in turn, or when a
+    chunk that was sent much later is reported.
     """
-    config = ServerConfig()
-    made = accumulator.Accumulator(TINY, config)
-
-    def message(tokens: int) -> Message:
-        return Message(
-            sequence_id=1,
-            start=True,
-            end=False,
-            owner=Owner(),
-            parameters={},
-            tokens=demo_tokens(tokens),
-            voice_inputs=vars(demo_voice(0)),
-        )
-
-    try:
-        first = message(config.stream.first_tokens + config.stream.provisional_lookahead_tokens)
-        stream = made._open(first, first.options())
-        assert stream.held_back == pytest.approx(HELD_BACK_SECONDS)
-        stream.held_back += more
-        chunker, playback = stream.request.chunker, stream.request.playback
-        playback.now = lambda: 0.0
-        made._push(stream, first, Mock(), Mock())
-        assert chunker.spoken == config.stream.first_tokens
-        expected = chunker.spoken / 25 - HELD_BACK_SECONDS if not more else 0.0
-        assert playback.seconds_sent == pytest.approx(expected)
-        assert (playback.started is None) == bool(more)
-        made._push(stream, message(60), Mock(), Mock())
-        assert playback.seconds_sent == pytest.approx(
-            chunker.spoken / 25 - HELD_BACK_SECONDS - more
-        )
-    finally:
-        made.close()
+    stages = start()
+    lost = stages.send(demo_tokens(80), START)
+    lost.next()
+    now = time.monotonic
+    monkeypatch.setattr("time.monotonic", lambda: now() + LONGEST_PASSAGE_S + 1)
+    if overtaken:
+        response, _ = stages.send(demo_tokens(80), START | END, sequence_id=8).next()
+        send("token_accumulator", {"stream": chunk_of(response)[0]})
+    else:
+        began = now()
+        # The flow was not idle since the chunk was sent; then the vocoder was, before the flow.
+        for flow, vocoder in ((began - 60, began), (began + 60, began + 59)):
+            send("token_accumulator", {"stage": "flow", "idle_since": flow})
+            send("token_accumulator", {"stage": "vocoder", "idle_since": vocoder})
+        with pytest.raises(Empty):
+            lost.responses.get(timeout=0.2)
+        send("token_accumulator", {"stage": "vocoder", "idle_since": began + 61})
+    assert lost.next() == ("NOT_FOUND stream: its client has left", FINAL)

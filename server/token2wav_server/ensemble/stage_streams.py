@@ -1,0 +1,284 @@
+"""Streams of one stage of the ensemble: opens them, computes batches of their chunks, closes them.
+
+The accumulator sends a chunk of a stream only after the chunk before it was computed in all stages.
+So all chunks that arrive can be computed together.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from token2wav.errors import (
+    BackendError,
+    DeviceLostError,
+    StreamClosedError,
+    Token2WavError,
+    to_public_error,
+)
+from token2wav.serving.audio_output import AudioFormat
+from token2wav.serving.delivery import attempt
+from token2wav.serving.worker import LONGEST_CHUNK_TOKENS, hang_seconds
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.5
+LONGEST_PASSAGE_S = 1.0  # time in which Triton certainly passes a chunk to an idle stage
+
+
+@dataclass(frozen=True)
+class Label:
+    """Label of a chunk: its stream, and its position in the stream.
+
+    Attributes:
+        stream_id: random 63-bit number of the stream, from the accumulator.
+        index: number of the chunk within the stream: 0, 1, 2 ...
+        last: whether the stream ends with this chunk.
+        audio_format: encoding and sample rate of the audio that the client receives.
+        error_follows: whether the client receives an error after this last chunk, so that its audio
+            is not marked as the final one.
+    """
+
+    stream_id: int
+    index: int
+    last: bool
+    audio_format: AudioFormat
+    error_follows: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Chunk of a stream, as a stage receives it.
+
+    Attributes:
+        label: stream and position of the chunk.
+        content: input of the stage.
+        answer: callback that receives the result of the chunk, or the error that ends the stream.
+            It is called exactly once.
+    """
+
+    label: Label
+    content: Any
+    answer: Callable[[Any], None]
+
+
+class Stage(Protocol):
+    """Interface of a stage, which opens and closes streams and computes batches of chunks."""
+
+    def open(self, label: Label, content: Any) -> Any:
+        """Opens a stream, given the label and the content of its first chunk.
+
+        The first chunk itself is computed by `advance`.
+
+        Returns:
+            The state of the stream.
+        """
+
+    def advance(self, batch: Sequence[tuple[Any, Any]]) -> Sequence[Any]:
+        """Computes one chunk for each stream of a batch.
+
+        Args:
+            batch: state of each stream, and the content of its chunk.
+
+        Returns:
+            The result of each chunk, in the order of the batch. If a result is a BackendError, only
+            the stream of this chunk ends.
+        """
+
+    def close(self, state: Any) -> None:
+        """Releases the state of a stream."""
+
+
+@dataclass(eq=False)
+class _StageStream:
+    """Stream in a stage.
+
+    Attributes:
+        state: state that `Stage.open` returned.
+        last_used: time at which a chunk was computed, in seconds of the stage's clock.
+        next_index: index of the chunk that is computed next.
+    """
+
+    state: Any
+    last_used: float
+    next_index: int = 0
+
+
+class StageStreams:
+    """Open streams of a stage. Thread-safe.
+
+    Args:
+        batch_streams: largest number of chunks in a batch.
+        open_seconds: time after which a stream without a chunk is closed. No utterance may be open
+            for longer.
+        on_device_lost: callback that is called when the GPU is lost. After that every batch of this
+            process would fail.
+        on_idle: callback that `check` calls if the stage was idle for `LONGEST_PASSAGE_S`. It
+            receives the start of this time.
+        on_hang: callback that `check` calls if a batch runs for much too long. It receives the
+            seconds since the batch began.
+        changed: callback that receives the number of streams that hold state, after each change.
+        on_batch: callback that receives the number of streams of a batch, before the batch runs.
+        clock: function that returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        batch_streams: int,
+        open_seconds: float,
+        *,
+        on_device_lost: Callable[[], None] = lambda: None,
+        on_idle: Callable[[float], None] = lambda _: None,
+        on_hang: Callable[[float], None] = lambda _: None,
+        changed: Callable[[int], None] = lambda _: None,
+        on_batch: Callable[[int], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stage = stage
+        self._batch_streams, self._open_seconds = batch_streams, open_seconds
+        self._changed = changed
+        self._on_batch = on_batch
+        self._on_device_lost = on_device_lost
+        self._on_idle = on_idle
+        self._on_hang = on_hang
+        self._hang_seconds = hang_seconds(batch_streams * LONGEST_CHUNK_TOKENS)
+        self._clock = clock
+        self._batch_began: float | None = None  # while a batch runs
+        self._idle_since = clock()
+        self._streams: dict[int, _StageStream] = {}
+        self._ended: deque[int] = deque()  # streams to close
+        self._lock = threading.Lock()
+
+    @property
+    def open_streams(self) -> int:
+        """Number of streams that hold state."""
+        return len(self._streams)
+
+    def run(self, parts: Sequence[Part]) -> None:
+        """Computes chunks, in batches of at most `batch_streams`, and answers them."""
+        most = self._batch_streams
+        with self._lock:
+            self._close_ended()
+            for start in range(0, len(parts), most):
+                self._batch_began = self._clock()
+                try:
+                    self._compute(parts[start : start + most])
+                finally:
+                    self._idle_since, self._batch_began = self._clock(), None
+            self._close_ended()
+
+    def close(self, stream_ids: Iterable[int]) -> None:
+        """Releases the state of streams that have ended, at once or after the running batch.
+
+        Unknown streams are ignored. The method does not wait for the batch, because the accumulator
+        would wait too.
+        """
+        self._ended.extend(stream_ids)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._close_ended()
+            finally:
+                self._lock.release()
+
+    def check(self) -> None:
+        """Calls `on_hang` if a batch runs for too long, or `on_idle`; and closes streams without a
+        chunk for so long that their utterances are over. Only a client that sends chunks to a stage
+        directly leaves such streams.
+
+        This method does not wait for the running batch.
+        """
+        now, began = self._clock(), self._batch_began
+        if began is not None and now - began > self._hang_seconds:
+            self._on_hang(now - began)
+        if began is None and now - self._idle_since >= LONGEST_PASSAGE_S:
+            self._on_idle(now - LONGEST_PASSAGE_S)
+        # The call also closes streams that ended just before a batch did.
+        oldest = now - self._open_seconds
+        self.close([key for key, stream in [*self._streams.items()] if stream.last_used < oldest])
+
+    def _close_ended(self) -> None:
+        while self._ended:
+            if (stream := self._streams.pop(self._ended.popleft(), None)) is not None:
+                self._stage.close(stream.state)
+                self._changed(self.open_streams)
+
+    def _compute(self, parts: Sequence[Part]) -> None:
+        runnable = []
+        for part in parts:
+            try:
+                runnable.append((self._stream(part), part))
+            except Exception as error:
+                self._fail(part, to_public_error(error))
+        self._changed(self.open_streams)
+        results = self._advance([(stream.state, part.content) for stream, part in runnable])
+        for (stream, part), result in zip(runnable, results, strict=True):
+            stream.last_used = self._clock()
+            if isinstance(result, BackendError):
+                self._fail(part, result)
+            else:
+                attempt(part.answer, result)
+
+    def _stream(self, part: Part) -> _StageStream:
+        """Returns the stream of a chunk, opened if the chunk is its first one.
+
+        Raises:
+            StreamClosedError: another chunk has to come before this one.
+        """
+        label = part.label
+        stream = self._streams.get(label.stream_id)
+        index = stream.next_index if stream is not None else 0
+        if label.index != index:
+            raise StreamClosedError(f"stream: chunk {label.index} arrived instead of chunk {index}")
+        if stream is None:
+            stream = _StageStream(self._stage.open(label, part.content), self._clock())
+            self._streams[label.stream_id] = stream
+        stream.next_index += 1
+        return stream
+
+    def _advance(self, batch: list[tuple[Any, Any]]) -> Sequence[Any]:
+        if not batch:
+            return []
+        self._on_batch(len(batch))
+        try:
+            return self._stage.advance(batch)
+        except Exception as error:
+            public_error = to_public_error(error)
+            if public_error is error:  # otherwise `to_public_error` has logged it
+                log.exception("a batch of chunks could not be computed")
+            if not isinstance(public_error, BackendError):
+                public_error = BackendError(str(public_error))
+            return [public_error] * len(batch)
+
+    def _fail(self, part: Part, error: Token2WavError) -> None:
+        """Answers a chunk with an error. The accumulator then closes the stream."""
+        if isinstance(error, DeviceLostError):
+            self._on_device_lost()
+        attempt(part.answer, error)
+
+
+def ticker(check: Callable[[], None], interval_s: float = _TICK_S) -> Callable[[], None]:
+    """Starts a thread that calls a function at regular intervals, whose exceptions are logged.
+
+    Returns:
+        A function that stops the thread and waits for its end.
+    """
+    stopped = threading.Event()
+
+    def run() -> None:
+        while not stopped.wait(interval_s):
+            attempt(check)
+
+    thread = threading.Thread(target=run, name="token2wav-ticker", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        stopped.set()
+        thread.join()
+
+    return stop
