@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+
+from torch.utils.dlpack import from_dlpack
+
+_set_capsule_name = ctypes.pythonapi.PyCapsule_SetName
+_set_capsule_name.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_USED_BY_TRITON = b"used_dlpack"
 
 
 class FakeTriton(SimpleNamespace):
@@ -27,7 +34,10 @@ class FakeTriton(SimpleNamespace):
 
     class Tensor:
         @staticmethod
-        def from_dlpack(name: str, array: Any) -> tuple[str, Any]:
+        def from_dlpack(name: str, capsule: Any) -> tuple[str, Any]:
+            """Reads a capsule, and renames it as Triton does, against the protocol."""
+            array = from_dlpack(capsule).numpy()
+            _set_capsule_name(capsule, _USED_BY_TRITON)
             return name, array
 
     @staticmethod

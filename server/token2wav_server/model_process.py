@@ -1,7 +1,4 @@
-"""Environment, drain and end of a model process.
-
-Triton runs each Python model in a process of its own. These functions run inside that process.
-"""
+"""Environment, drain and end of a model process: the engine, or a stage of the ensemble."""
 
 from __future__ import annotations
 
@@ -65,8 +62,8 @@ def end_process(reason: str = "has lost its GPU") -> None:
     """Ends this process after half a second, in which pending responses are sent.
 
     A GPU that reports an illegal access refuses all further work of the process. The launcher
-    restarts the server as soon as a model process has ended. If the process went on, the launcher
-    would notice only after two failed canary syntheses.
+    restarts the engine, or a server with an ensemble, as soon as the process has ended. If the
+    process went on, the launcher would notice only after two failed canary syntheses.
 
     Args:
         reason: reason of the end for the log, as a predicate: "has lost its GPU".

@@ -1,8 +1,7 @@
 """Replies to Triton requests, sent through the response senders of Triton's Python backend.
 
 This module runs only inside Triton's Python backend, which provides
-`triton_python_backend_utils`. Tensors are passed as DLPack, for the reason given in
-`triton_request.py`.
+`triton_python_backend_utils`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from token2wav.errors import Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav_server.replies import outputs_of, status_of
+from token2wav_server.triton_tensors import tensor_of
 
 Outputs = Mapping[str, Any]
 
@@ -76,5 +76,4 @@ class TritonReply:
 
 
 def _response(outputs: Outputs) -> Any:
-    tensors = [pb_utils.Tensor.from_dlpack(name, values) for name, values in outputs.items()]
-    return pb_utils.InferenceResponse(tensors)
+    return pb_utils.InferenceResponse([tensor_of(*item) for item in outputs.items()])

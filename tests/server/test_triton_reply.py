@@ -37,7 +37,8 @@ class Sender:
 def reply_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeTriton())
     yield importlib.import_module("token2wav_server.triton_reply")
-    sys.modules.pop("token2wav_server.triton_reply", None)
+    for name in ("triton_reply", "triton_tensors"):
+        sys.modules.pop(f"token2wav_server.{name}", None)
 
 
 def test_a_reply_does_not_use_its_sender_after_the_end(reply_module: Any) -> None:
@@ -53,3 +54,16 @@ def test_a_reply_does_not_use_its_sender_after_the_end(reply_module: Any) -> Non
     audio, error = sender.responses
     assert audio["audio"].shape == (960,)
     assert error == "INVALID_ARG tokens: none"
+
+
+def test_no_capsule_prints_a_traceback(
+    reply_module: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy does not know the name that Triton gives to a capsule that it has used."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    sender = Sender()
+    reply = reply_module.TritonReply(SimpleNamespace(get_response_sender=lambda: sender))
+    samples = np.arange(960, dtype=np.float32)
+    reply.send(AudioChunk(samples, 0, True, 24_000, 960, 0, 0, 1))
+    assert capsys.readouterr().err == ""
+    np.testing.assert_array_equal(sender.responses[0]["audio"], samples)

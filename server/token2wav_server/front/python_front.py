@@ -3,9 +3,6 @@
 It runs wherever Triton's Python backend runs, and needs no compiler. `front/native/` is the same in
 C++, and takes in more requests a second. This module runs only inside Triton's Python backend,
 which provides `triton_python_backend_utils`.
-
-Tensors are passed as DLPack, not as NumPy arrays, because the Python backend of servers up to 2.51
-misreads arrays of NumPy 2: input arrays get wrong strides, and output arrays lose their bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +16,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from token2wav.errors import InputError
 from token2wav_server.engine.connection import MOST_UNSENT, Connection
 from token2wav_server.engine.frames import (
     AUDIO,
@@ -41,6 +38,7 @@ from token2wav_server.engine.frames import (
     request_frame,
 )
 from token2wav_server.triton_reply import TritonReply
+from token2wav_server.triton_tensors import array_of
 
 ENGINE_VARIABLE = "TOKEN2WAV_ENGINE"  # path of the engine's socket, in the environment
 _START_S = 600.0  # longest time in which the engine loads its model
@@ -125,6 +123,8 @@ class PythonFront:
             engine = self._engine
             try:
                 failure = _STARTING if engine is None else engine.forward(slot, request)
+            except InputError as error:
+                failure = _Failure("INVALID_ARG", str(error))
             except Exception as error:  # else the reply would stay open
                 failure = _Failure("INTERNAL", f"request: {type(error).__name__}: {error}")
             if failure is not None:
@@ -245,7 +245,7 @@ class _Engine:
                 request.flags(),
                 sequence_id,
                 request.parameters(),
-                {part.name(): np.from_dlpack(part) for part in request.inputs()},
+                {part.name(): array_of(part) for part in request.inputs()},
             )
         )
         if len(frame) > LARGEST_FRAME:

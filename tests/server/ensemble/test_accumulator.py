@@ -26,7 +26,7 @@ FINAL = FakeTriton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 START, END = 1, 2
 MODULES = [
     f"token2wav_server.{name}"
-    for name in ("triton_request", "triton_reply", "ensemble.wire", "ensemble.accumulator")
+    for name in ("triton_tensors", "triton_request", "triton_reply", "ensemble.wire", "ensemble.accumulator")
 ]
 
 

@@ -1,6 +1,6 @@
 """Service behind a protocol: passes the tokens of messages to the workers of a model.
 
-The protocol reads a message and makes a reply, for example `token2wav_server.triton_service` for
+The protocol reads a message and makes a reply, for example `token2wav_server.engine` for
 Triton. For each message, the service finds the utterance to which it belongs, or opens a new one.
 """
 
