@@ -94,7 +94,7 @@ demo-voice: ## DATA=folder: export the newest checkpoints of the recipe as the d
 	@$(BIN)/python -m examples.demo
 	@cp out/demo.png docs/demo.png
 
-soak: ## [MINUTES=] [CODEC=name] [SEED=]: run a server (10 minutes) and a gateway (20) with misbehaving clients, with results in benchmarks/results
+soak: ## [MINUTES=] [CODEC=name] [SEED=]: run a server (10 minutes) and a gateway (20) with misbehaving clients and killed processes, with results in benchmarks/results
 	$(SETUP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.run server $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CODEC),--model $(CODEC)) $(if $(SEED),--seed $(SEED))
 	$(if $(CODEC),,@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.run gateway $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)))

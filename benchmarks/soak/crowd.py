@@ -112,15 +112,21 @@ class Books:
     Attributes:
         spoken: utterances whose audio was right.
         excused: failures of utterances that are not the server's fault.
+        begun: attempts to speak an utterance, and misdeeds, so far. A gateway's utterances are not
+            counted here, because one conversation has several.
     """
 
     def __init__(self) -> None:
-        self.spoken = 0
+        self.spoken = self.begun = 0
         self.audio_seconds = 0.0
         self.excused = Counter[str]()
         self.problems: list[str] = []
         self._misdeeds = Counter[tuple[str, str, str]]()
         self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            self.begun += 1
 
     def add_utterance(self, seconds: float) -> None:
         with self._lock:
@@ -138,6 +144,11 @@ class Books:
     def add_problem(self, problem: str) -> None:
         with self._lock:
             self.problems.append(problem)
+
+    def unaccounted(self) -> int:
+        """Returns the difference of what was begun to what has ended in one of the counts."""
+        ended = self.spoken + self.excused.total() + self._misdeeds.total() + len(self.problems)
+        return self.begun - ended
 
     def answers(self) -> Answers:
         """Returns the counts of each answer by kind and name of the misdeed."""
@@ -159,9 +170,9 @@ class Crowd(ABC, Generic[SceneT]):
         self._plan = plan
         self._ends_at = time.monotonic() + 60 * plan.minutes
         random = Random(f"{plan.seed} misdeeds")
-        self._kinds = _shuffled(kinds, random)
+        self._kinds = shuffled(kinds, random)
         self._of_kind = {
-            kind: _shuffled([one for one in misdeeds if one.kind == kind], random) for kind in kinds
+            kind: shuffled([one for one in misdeeds if one.kind == kind], random) for kind in kinds
         }
         self._dealing = threading.Lock()
 
@@ -192,10 +203,14 @@ class Crowd(ABC, Generic[SceneT]):
 
     def _misbehave(self, misdeed: Misdeed[SceneT], random: Random) -> None:
         began = time.monotonic()
+        self.books.begin()
         try:
             answer = misdeed.act(self.scene(random))
         except OSError as error:
             answer = broken(error)
+        except (ClientError, grpc.RpcError) as error:
+            if not self.excuses(answer := described(error), began):
+                raise
         if self.excuses(answer, began):
             answer = f"in an outage: {answer}"
         else:
@@ -221,10 +236,17 @@ class Crowd(ABC, Generic[SceneT]):
                 time.sleep(1.0)  # a dead server rejects thousands of connections a second
 
 
-def _shuffled(items: Sequence[T], random: Random) -> Iterator[T]:
+def shuffled(items: Sequence[T], random: Random) -> Iterator[T]:
     """Yields all items in random order, again and again."""
     while True:
         yield from random.sample(items, len(items))
+
+
+def described(error: ClientError | grpc.RpcError) -> str:
+    """Describes an error of our client, or of a gRPC call on its own."""
+    if isinstance(error, grpc.Call):
+        return f"{BROKEN}{error.code().name} {error.details()}"
+    return str(error)
 
 
 def broken(error: Exception) -> str:

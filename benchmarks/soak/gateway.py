@@ -31,7 +31,7 @@ from benchmarks.soak.gateway_clients import PACES, Manner, speak
 from benchmarks.soak.gateway_garbage import FEW_KEY, GARBAGE
 from benchmarks.soak.gateway_misdeeds import IDLE_S, MISDEEDS, RECORDING, VOICES, Scene
 from benchmarks.soak.lines import Line, make_lines, spoken_line
-from benchmarks.soak.outages import Outages
+from benchmarks.soak.outages import Outages, ProxyOutages
 from benchmarks.soak.report import findings
 from benchmarks.soak.watch import (
     REST_SECONDS,
@@ -48,6 +48,7 @@ from testkit.rigs.gateway_rig import TEMPLATE, serving
 from testkit.rigs.marked_language_model import create_app
 from testkit.rigs.metrics import labelled, scrape
 from testkit.rigs.observed_gateway import ObservedGateway
+from testkit.rigs.traces import Traces
 from token2wav import Token2Wav
 from token2wav_client.listening import summary
 from token2wav_client.voice import FIELDS
@@ -198,19 +199,20 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         # The language model server breaks answers off on purpose, and uvicorn logs a traceback.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         targets = {"language model": language_model, "speech server": server.ports.grpc}
-        outages = stack.enter_context(Outages(targets, Random(f"{plan.seed} outages")))
+        outages = stack.enter_context(ProxyOutages(targets, Random(f"{plan.seed} outages")))
         settings = _settings(folder, lines, outages.ports)
         gateway = stack.enter_context(ObservedGateway.start(settings, folder, _DESCRIPTORS))
         door = Door(gateway.ports.http, _KEY, gateway.ports.grpc)
         _warm_up(door, lines)
-        probe, server_probe = GatewayProbe(gateway), ServerProbe(server)
+        probe = GatewayProbe(gateway)
+        server_probe = ServerProbe(server.metrics_url, lambda: Traces.of(server.pid))
         health, rest = HealthProbe(gateway.ports.http), probe.read()
         watch, server_watch = Watch(probe.read), Watch(server_probe.read)
         health_watch = Watch(health.read, every_s=0.2)
         crowd = GatewayCrowd(plan, door, lines, outages)
         for thread in (watch, server_watch, health_watch):
             thread.start()
-        outages.begin()
+        outages.start()
         crowd.run()
         outages.end()
         if (code := gateway.process.poll()) is not None:

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -62,11 +62,8 @@ class Spoken:
             with av.open(io.BytesIO(self.audio)) as file:
                 frames = [frame.to_ndarray().ravel() for frame in file.decode(audio=0)]
             samples = np.concatenate(frames)
-        line = self.line
-        if self.failure:
-            line = replace(line, audio=line.audio[: len(samples)])
-        if fault := line.fault([samples]):
-            raise WrongAudioError(f"'{line.name}' as {self.audio_format}: {fault}")
+        if fault := self.line.fault([samples], cut_short=bool(self.failure)):
+            raise WrongAudioError(f"'{self.line.name}' as {self.audio_format}: {fault}")
 
 
 @dataclass(frozen=True)

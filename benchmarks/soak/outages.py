@@ -1,97 +1,184 @@
-"""Outages of the servers behind the gateway of a soak."""
+"""Outages of a soak: failing servers behind a gateway, and killed processes of a server."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Coroutine
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.soak.crowd import shuffled
 from testkit.rigs.failing_proxy import MANNERS, Proxy
+from testkit.rigs.serve_command import Serving
 
-# Texts that begin within this time after an outage may fail too, because gRPC connects again after
-# at most a second.
+# Actions that begin within this time after an outage may fail too, because gRPC connects again
+# after at most a second.
 _RECOVERY_S = 1.5
-_PAUSE_S = (4.0, 12.0)  # between outages
+_PAUSE_S = (4.0, 12.0)  # between outages of the servers behind a gateway
 _OUTAGE_S = (1.0, 5.0)
 _STALL_S = (1.0, 18.0)  # time-outs of the gateway begin in the longest ones
+_LIFE_S = (8.0, 30.0)  # from the restart of a process to the next kill
+_LEFTOVER_S = 30.0  # in which the leftovers of a killed server go
 
 
-class Outages(threading.Thread):
-    """Thread with the proxies of some servers, which makes one outage after the other.
+class Outages(threading.Thread, ABC):
+    """Thread that makes one outage after the other, until `end`.
+
+    Args:
+        kinds: kinds of outages. Each comes once before one comes again.
+        pause_s: shortest and longest time between two outages.
+
+    Attributes:
+        counts: outages so far, by kind.
+        ended: monotonic time of the end of the last outage, infinite during one.
+    """
+
+    def __init__(self, kinds: Iterable[str], pause_s: tuple[float, float], random: Random) -> None:
+        super().__init__(name="soak-outages", daemon=True)
+        self.counts = Counter[str]()
+        self.ended = -math.inf
+        self._kinds, self._pause_s, self._random = shuffled([*kinds], random), pause_s, random
+        self._over = threading.Event()
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        while not self._error and not self._over.wait(self._random.uniform(*self._pause_s)):
+            self._make(next(self._kinds))
+
+    def end(self) -> None:
+        """Waits for the end of the last outage.
+
+        Raises:
+            Exception: an outage did not end.
+        """
+        self._over.set()
+        self.join()
+        if self._error:
+            raise self._error
+
+    def since(self, began: float, *, late_s: float = math.inf) -> bool:
+        """Returns whether an action that began at a time may have failed by an outage.
+
+        Args:
+            late_s: longest time from the end of the outage to the failure, which is now.
+        """
+        return self.ended + _RECOVERY_S > began and time.monotonic() < self.ended + late_s
+
+    @abstractmethod
+    def _outage(self, kind: str) -> None:
+        """Makes one outage, and returns at its end."""
+
+    def _make(self, kind: str) -> None:
+        self.counts[kind] += 1
+        self.ended = math.inf
+        try:
+            self._outage(kind)
+        except Exception as error:  # `end` raises it
+            self._error = error
+        else:
+            self.ended = time.monotonic()
+
+
+class ProxyOutages(Outages):
+    """Outages of servers behind proxies, which are closed at the end of the context.
 
     Args:
         targets: ports of the servers, by their names.
 
     Attributes:
         ports: ports of the proxies, by the names of the servers.
-        counts: counts of the outages so far, by server and manner.
     """
 
     def __init__(self, targets: dict[str, int], random: Random) -> None:
-        super().__init__(name="soak-outages", daemon=True)
-        self._proxies = {server: Proxy(port) for server, port in targets.items()}
-        self.ports = {server: proxy.port for server, proxy in self._proxies.items()}
-        self._ended = -math.inf  # end of the last outage, infinite during one
-        self.counts = Counter[str]()
-        self._random = random
+        proxies = {server: Proxy(port) for server, port in targets.items()}
+        self._ways = {
+            f"{server} {manner}": (proxy, manner)
+            for server, proxy in proxies.items()
+            for manner in MANNERS
+        }
+        super().__init__(self._ways, _PAUSE_S, random)
+        self._proxies = [*proxies.values()]
+        self.ports = {server: proxy.port for server, proxy in proxies.items()}
         self._loop = asyncio.new_event_loop()
-        self._over = asyncio.Event()
+        self._looping = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> Outages:
-        self.start()
-        for proxy in self._proxies.values():
-            self._in_loop(proxy.start()).result()
+    def __enter__(self) -> ProxyOutages:
+        self._looping.start()
+        for proxy in self._proxies:
+            self._in_loop(proxy.start())
         return self
 
     def __exit__(self, *error: object) -> None:
-        for proxy in self._proxies.values():
-            self._in_loop(proxy.close()).result()
+        for proxy in self._proxies:
+            self._in_loop(proxy.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self.join()
+        self._looping.join()
+
+    def _outage(self, kind: str) -> None:
+        proxy, manner = self._ways[kind]
+        self._in_loop(proxy.fail(manner))
+        self._over.wait(self._random.uniform(*(_STALL_S if manner == "stalls" else _OUTAGE_S)))
+        self._in_loop(proxy.start())
+
+    def _in_loop(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class Kills(Outages):
+    """Kills of the processes of a running command, each of which ends when the server is ready.
+
+    The last kill is one of the engine, so that the last tritonserver has seen two engines.
+
+    Args:
+        seconds: time after which the last kill comes.
+
+    Attributes:
+        problems: wrong restarts, and what the killed processes have left.
+    """
+
+    def __init__(self, serving: Serving, seconds: float, random: Random) -> None:
+        count = len(serving.traces.processes)
+        tritonserver, engine, front = 1, count - 1, 2  # the Python front is a process of its own
+        self._ways = {
+            "engine killed": (engine, signal.SIGKILL, "engine"),
+            "engine stopped": (engine, signal.SIGSTOP, "engine"),
+            "tritonserver killed": (tritonserver, signal.SIGKILL, "server"),
+        }
+        if front < engine:
+            self._ways["Python front killed"] = (front, signal.SIGKILL, "server")
+        super().__init__(self._ways, _LIFE_S, random)
+        self.problems: list[str] = []
+        self._serving, self._seconds = serving, seconds
 
     def run(self) -> None:
-        self._loop.run_forever()
-
-    def begin(self) -> None:
-        """Makes outages until `end`."""
-        self._making = self._in_loop(self._make())
+        last = threading.Timer(self._seconds, self._over.set)
+        last.start()
+        super().run()
+        if not self._error:
+            self._make("engine killed")
 
     def end(self) -> None:
-        """Ends the last outage."""
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._making.result()
+        self.join()
+        super().end()
 
-    def since(self, began: float) -> bool:
-        """Returns whether a text that began at a time may have met an outage."""
-        return self._ended + _RECOVERY_S > began
-
-    async def _make(self) -> None:
-        kinds: list[tuple[str, str]] = []
-        while not await self._over_after(self._random.uniform(*_PAUSE_S)):
-            if not kinds:
-                kinds = [(server, manner) for server in self._proxies for manner in MANNERS]
-                self._random.shuffle(kinds)
-            server, manner = kinds.pop()
-            self.counts[f"{server} {manner}"] += 1
-            self._ended = math.inf
-            await self._proxies[server].fail(manner)
-            seconds = _STALL_S if manner == "stalls" else _OUTAGE_S
-            await self._over_after(self._random.uniform(*seconds))
-            await self._proxies[server].start()
-            self._ended = time.monotonic()
-
-    async def _over_after(self, seconds: float) -> bool:
-        """Waits for a time, or for the end, and returns whether the end has come."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._over.wait(), seconds)
-        return self._over.is_set()
-
-    def _in_loop(self, work: Coroutine[Any, Any, None]) -> Future[None]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def _outage(self, kind: str) -> None:
+        index, number, part = self._ways[kind]
+        before = self._serving.traces
+        os.kill(before.processes[index], number)
+        line = self._serving.wait_for_line("; restarting the ")
+        self._serving.wait_for_line("token2wav: ready")
+        if f"; restarting the {part}" not in line:
+            self.problems.append(f"{kind}: {line}")
+        if part == "server":
+            left = before.remaining_after(_LEFTOVER_S)
+        else:
+            left = [f"process {before.engine}"] if Path(f"/proc/{before.engine}").exists() else []
+        self.problems += [f"{kind}: left behind: {trace}" for trace in left]

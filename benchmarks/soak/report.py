@@ -11,13 +11,18 @@ from benchmarks.soak.lines import TOLERANCE
 from benchmarks.soak.watch import GROWTH_MIB, JUDGED_MINUTES, Watch
 
 
-def findings(plan: Plan, books: Books, watch: Watch, problems: list[str]) -> dict[str, Any]:
+def findings(
+    plan: Plan, books: Books, watch: Watch, problems: list[str], calm_since: float = 0.0
+) -> dict[str, Any]:
     """Returns the observations of a soak, with a verdict on the growth of memory.
 
     Args:
         problems: problems that were found after the crowd had left.
+        calm_since: monotonic time since which no process was killed. The growth is judged from
+            then on.
     """
-    judged, growth = plan.minutes >= JUDGED_MINUTES, watch.growth_mib()
+    growth, calm = watch.growth_mib(calm_since), watch.calm(calm_since)
+    judged = calm[-1]["seconds"] - calm[0]["seconds"] >= 60 * JUDGED_MINUTES
     grown = [f"{name} grew by {mib} MiB" for name, mib in growth.items() if mib > GROWTH_MIB]
     return {
         "plan": asdict(plan),

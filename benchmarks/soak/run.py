@@ -20,6 +20,7 @@ from benchmarks.soak import gateway, server
 from benchmarks.soak.crowd import Plan
 from benchmarks.soak.lines import MODELS
 from benchmarks.soak.report import summary
+from testkit.rigs.settings import FRONT
 
 _SOAKS = {"server": server, "gateway": gateway}
 
@@ -52,7 +53,8 @@ def main() -> None:
     result["problems"] += [f"operations: {problem}" for problem in operations["problems"]]
     print(*summary(result), sep="\n")
     of_model = "" if plan.model == MODELS[0] else f"_{plan.model}"
-    default = "soak_gateway" if chosen is gateway else f"soak{of_model}"
+    of_front = "" if FRONT == "auto" else f"_{FRONT}"
+    default = "soak_gateway" if chosen is gateway else f"soak{of_model}{of_front}"
     save(options.name or default, {**facts, **result})
     if problems := result["problems"]:
         sys.exit("\n".join([f"seed {plan.seed}: {len(problems)} problems", *problems]))

@@ -1,11 +1,17 @@
-"""Soak of a server: one in five clients misbehaves, and the other clients must not be harmed.
+"""Soak of a server: clients misbehave, processes are killed, and honest clients are not harmed.
 
-Starts a tritonserver with a tiny model, a flow model or a codec. Clients keep it busy: they
-synthesize one utterance after the other, in several voices and manners. Every utterance of a
-well-behaved client is compared with the library's audio, sample by sample. At the end, the server
-may hold no state of any client, its memory must have stayed flat, and the stopped server must have
-left nothing behind. Before the soak, a separate process runs `testkit.random_operations` on the
-library for a tenth of the time.
+Runs `token2wav serve` with a tiny model, a flow model or a codec. Clients keep it busy: they
+synthesize one utterance after the other, in several voices and manners. One in five misbehaves.
+Every utterance of a well-behaved client is compared with the library's audio, sample by sample.
+
+In the first part of the time the engine, tritonserver and a Python front are killed or stopped.
+From a kill until the server is ready again an utterance may fail with a transient error, but its
+samples up to the failure must be right. In the other part no process is killed, so that its memory
+can be judged. At the end, the server may hold no state of any client, its memory must have stayed
+flat, and the stopped server must have left nothing behind.
+
+Before the soak, a separate process runs `testkit.random_operations` on the library for a tenth of
+the time. The variable TEST_FRONT chooses the front, as for the tests.
 """
 
 from __future__ import annotations
@@ -22,22 +28,33 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.environment import ROOT
-from benchmarks.soak.crowd import OVERLOAD, Crowd, Plan, WrongAnswerError
+from benchmarks.soak.crowd import OVERLOAD, Crowd, Plan, WrongAnswerError, described
 from benchmarks.soak.lines import Line, make_lines, model_folder
+from benchmarks.soak.outages import Kills
 from benchmarks.soak.report import findings
 from benchmarks.soak.server_misdeeds import IDLE_SECONDS, KINDS, Scene, misdeeds
-from benchmarks.soak.watch import ServerProbe, Watch, read_server_log, still_held
+from benchmarks.soak.watch import (
+    Reading,
+    ServerProbe,
+    Watch,
+    above_rest,
+    process_reading,
+    read_server_log,
+    still_held,
+)
 from testkit.rigs.metrics import labelled
-from testkit.rigs.raw_stream import RawStream
+from testkit.rigs.raw_stream import Answers, RawStream
+from testkit.rigs.serve_command import Serving
+from testkit.rigs.settings import comparable
 from token2wav_client import Client, ClientError
 from token2wav_client.audio import AudioFormat
 from token2wav_client.token_source import paced
 from token2wav_client.wire import Opening
-from token2wav_server import Ports, ServerError, TritonServer
 
 MINUTES, CLIENTS = 10.0, 14
 # Limits so small that the server refuses streams, evicts voices and fills its cache.
@@ -46,8 +63,22 @@ stream: {{first_tokens: 0, lookahead_frames: 0}}  # so that audio can be compare
 limits: {{streams: {streams}, idle_seconds: {idle}}}
 runtime: {{cache_mib: 64}}
 """
+# A stopped engine is noticed after two canaries.
+_OPTIONS = ("--verbose", "--canary-seconds=3", "--canary-patience-seconds=5")
+_KILLS_SHARE = 0.4
 # Errors after which well-behaved clients try again.
 _AGAIN = re.compile(f"{OVERLOAD}|is not registered here")
+# Failures that a kill excuses, at most some seconds after the server is ready again.
+_KILLED = re.compile(
+    "engine: (its process has ended|it is starting); |is no open stream"
+    "|no server at |connection: UNAVAILABLE|is not registered here"
+)
+_LATE_S = 3.0
+_PAUSE_S = 0.2  # after a failure
+# Values at rest that are the same after any number of restarts. Triton 2.51 keeps the connection of
+# a request that its own front end rejected, so tritonserver's descriptors are only reported. The
+# launcher's vary by one, the connection of a reader of metrics.
+RETURNING = ("model_descriptors", "shared_memory_mib")
 _OPERATIONS_SHARE = 0.1
 
 
@@ -90,10 +121,11 @@ def say(url: str, line: Line, manner: Manner, heard: list[NDArray[Any]], random:
     voice = line.voice.id if manner.named and line.voice is not None else line.voice
     opening = Opening(voice, manner.audio_format, manner.keep_open)
     if manner.whole:
+        answers = Answers(heard)
         with RawStream(url) as stream:
             stream.send(line.tokens, opening, end=True)
-            answers = stream.answers()
-        heard += answers.audio
+            while not stream.read(answers):
+                pass
         if answers.errors:
             raise ClientError(answers.errors[0])
         return
@@ -120,11 +152,15 @@ def in_portions(tokens: NDArray[np.int32], most: int, random: Random) -> list[ND
 
 
 class ServerCrowd(Crowd[Scene]):
-    """Clients on a running server."""
+    """Clients on a running server.
 
-    def __init__(self, plan: Plan, url: str, lines: list[Line]) -> None:
+    Args:
+        kills: kills of its processes.
+    """
+
+    def __init__(self, plan: Plan, url: str, lines: list[Line], kills: Kills) -> None:
         super().__init__(plan, misdeeds(codec=lines[0].voice is None), KINDS)
-        self._url, self._lines = url, lines
+        self._url, self._lines, self._kills = url, lines, kills
 
     def scene(self, random: Random) -> Scene:
         return Scene(self._lines, random, self._url)
@@ -133,24 +169,35 @@ class ServerCrowd(Crowd[Scene]):
         line, manner = random.choice(self._lines), Manner.draw(random)
         return f"'{line.name}' {manner}", partial(self._speak, line, manner, random)
 
+    def excuses(self, failure: str, began: float) -> bool:
+        return bool(_KILLED.search(failure)) and self._kills.since(began)
+
     def _speak(self, line: Line, manner: Manner, random: Random) -> None:
         give_up_at = time.monotonic() + 120.0
         while True:
-            heard: list[NDArray[Any]] = []
+            heard, failure, began = list[NDArray[Any]](), "", time.monotonic()
+            self.books.begin()
             try:
                 say(self._url, line, manner, heard, random)
-                break
-            except ClientError as error:
-                if heard or not _AGAIN.search(str(error)) or time.monotonic() > give_up_at:
-                    raise
-                self.books.add_excused(str(error))
-                if OVERLOAD in str(error):
-                    time.sleep(random.uniform(0.1, 0.5))
-                else:
-                    manner = replace(manner, named=False)
-        if fault := line.fault(heard):
-            raise WrongAnswerError(fault)
-        self.books.add_utterance(line.seconds)
+            except (ClientError, grpc.RpcError) as error:
+                failure = described(error)
+            if fault := line.fault(heard, cut_short=bool(failure)):
+                raise WrongAnswerError(f"{fault}; {failure or 'no error'}")
+            if not failure:
+                self.books.add_utterance(line.seconds)
+                return
+            refused = not heard and _AGAIN.search(failure) and time.monotonic() < give_up_at
+            killed = _KILLED.search(failure) and self._kills.since(began, late_s=_LATE_S)
+            if not refused and not killed:
+                raise WrongAnswerError(failure)
+            self.books.add_excused(failure)
+            if killed:
+                time.sleep(_PAUSE_S)
+                return
+            if OVERLOAD in failure:
+                time.sleep(random.uniform(0.1, 0.5))
+            else:
+                manner = replace(manner, named=False)
 
 
 def soak(plan: Plan, folder: Path) -> dict[str, Any]:
@@ -163,39 +210,69 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         The observations, with a list of `problems` that is empty after a good run.
 
     Raises:
-        ServerError: the server ended by itself.
+        RuntimeError: the command ended by itself.
+        queue.Empty: a killed server was not restarted.
     """
-    config, log_file = folder / "server.yaml", folder / "triton.log"
-    config.write_text(_SETTINGS.format(streams=plan.clients, idle=IDLE_SECONDS))
+    config = folder / "server.yaml"
+    config.write_text(comparable(_SETTINGS.format(streams=plan.clients, idle=IDLE_SECONDS)))
     model = model_folder(plan.model, folder)
     lines = make_lines(model)
-    with TritonServer(model, config=config, ports=Ports.free(), log_file=log_file) as server:
-        probe, crowd = ServerProbe(server), ServerCrowd(plan, server.grpc_url, lines)
-        watch = Watch(probe.read)
+    with Serving.start(model, f"--config={config}", *_OPTIONS) as serving:
+        serving.wait_for_line("token2wav: ready, ")
+        _check_health(serving)
+        probe = ServerProbe(serving.metrics_url, lambda: serving.traces)
+
+        def read() -> Reading:
+            return {**probe.read(), **process_reading("launcher", serving.process.pid)}
+
+        rest = read()
+        kills = Kills(serving, 60 * plan.minutes * _KILLS_SHARE, Random(f"{plan.seed} kills"))
+        crowd = ServerCrowd(plan, serving.url, lines, kills)
+        watch = Watch(read, excuses=kills.since)
         watch.start()
+        kills.start()
         crowd.run()
+        kills.end()
         watch.stop()
-        if server.wait(timeout_s=0) is not None:
-            raise ServerError(
-                f"seed {plan.seed}: the server ended: {server.failure_reason()}; clients saw "
-                f"{crowd.books.problems[:5]}"
+        if (code := serving.process.poll()) is not None:
+            raise RuntimeError(
+                f"seed {plan.seed}: the server ended with status {code}: {serving.printed[-5:]}; "
+                f"clients saw {crowd.books.problems[:5]}"
             )
         metrics = probe.when_empty()
-        with Client(server.grpc_url) as client:
-            client.health(timeout_s=60.0)
+        _check_health(serving)
+        above = above_rest(read, {name: rest[name] for name in RETURNING})
         watch.readings.append(watch.look())
-    log, log_problems = read_server_log(log_file)
-    problems = still_held(metrics) + probe.left_behind() + log_problems
+        serving.process.terminate()
+        code = serving.wait()
+    problems = [*kills.problems, *still_held(metrics), *probe.left_behind()]
+    problems += [f"{count:g} more {name} than before" for name, count in above.items()]
+    if code:
+        problems.append(f"the server ended with status {code}")
+    if unaccounted := crowd.books.unaccounted():
+        problems.append(f"{unaccounted} utterances were begun and never ended")
+    log, log_problems = read_server_log(serving.printed, plan.clients)
+    restarts = sum(log["restarts"].values())
+    if restarts != kills.counts.total():
+        problems.append(f"{restarts} restarts after {kills.counts.total()} kills")
     return {
-        **findings(plan, crowd.books, watch, problems),
+        **findings(plan, crowd.books, watch, problems + log_problems, kills.ended),
         "settings": config.read_text().strip().splitlines(),
+        "outages": dict(kills.counts),
         "server": {
             **log,
-            "audio_seconds": round(metrics["token2wav_audio_seconds_total"], 2),
+            "audio_seconds_since_restart": round(metrics["token2wav_audio_seconds_total"], 2),
             "refused": labelled(metrics, "token2wav_refused_total"),
             "cache_pages": labelled(metrics, "token2wav_cache_pages"),
+            "before": rest,
+            "after": watch.readings[-1],
         },
     }
+
+
+def _check_health(serving: Serving) -> None:
+    with Client(serving.url) as client:
+        client.health(timeout_s=60.0)
 
 
 def run_operations(plan: Plan) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from testkit.rigs.raw_stream import (
     without,
 )
 from token2wav.voice import NO_VOICE
-from token2wav_client import Client, ClientVoice, ServerError
+from token2wav_client import Client, ClientError, ClientVoice, ServerError
 from token2wav_client.voice import FIELDS
 from token2wav_client.wire import Opening
 
@@ -59,6 +59,19 @@ Act = crowd.Act[Scene]
 
 def _answer(answers: Answers) -> str:
     return answers.errors[0] if answers.errors else AUDIO if answers.audio else NOTHING
+
+
+def check_audio(line: Line, answers: Answers, why: str) -> None:
+    """Checks the answers to a whole line, which was not spoiled.
+
+    Raises:
+        WrongAnswerError: the audio is wrong, up to the error if there is one.
+        ClientError: the audio is right, and there is an error.
+    """
+    if fault := line.fault(answers.audio, cut_short=bool(answers.errors)):
+        raise WrongAnswerError(f"'{line.name}', which {why}, is wrong: {fault}")
+    if answers.errors:
+        raise ClientError(f"'{line.name}', which {why}, failed: {answers.errors[0]}")
 
 
 # Clients that cancel, or vanish.
@@ -160,8 +173,8 @@ def stops_reading(*, read_on: bool) -> Act:
             time.sleep(2.0)
             while read_on and not over:
                 over = stream.read(answers)
-        if read_on and (fault := answers.errors or line.fault(answers.audio)):
-            raise WrongAnswerError(f"what was read late of '{line.name}' is wrong: {fault}")
+        if read_on:
+            check_audio(line, answers, "was read late")
         return AUDIO
 
     return act
@@ -211,8 +224,8 @@ def id_of_another(scene: Scene) -> str:
         answers = thief.answers(requests=2)
         owner.send(line.tokens[_HALF:], end=True)
         last_answers = owner.answers()
-        if fault := last_answers.errors or line.fault(first_answers.audio + last_answers.audio):
-            raise WrongAnswerError(f"'{line.name}', whose id another took, is wrong: {fault}")
+        last_answers.audio[:0] = first_answers.audio
+        check_audio(line, last_answers, "has an id that another took")
         return _answer(answers)
 
 

@@ -17,7 +17,6 @@ from testkit.rigs.metrics import labelled, scrape
 from testkit.rigs.observed_gateway import ObservedGateway
 from testkit.rigs.processes import entries, resident_mib
 from testkit.rigs.traces import Traces
-from token2wav_server import TritonServer
 from token2wav_server.launcher.log import is_relevant
 
 # Values at one moment, by name. Memory is in MiB, and its names end with `_mib`.
@@ -33,17 +32,23 @@ JUDGED_MINUTES = 5.0
 GROWTH_MIB = 32.0
 _MOST_ROWS = 120  # of readings in a report
 
-_STREAM_END = re.compile(r'\] "stream=(\d+) reason=(\w+) .*underruns=(\d+)"$')
+_STREAM_END = re.compile(
+    r'^I\d{4} \S+ (?P<engine>\d+) \S+\] "(?:canary )?stream=(?P<stream>\d+) '
+    r'reason=(?P<reason>\w+) .*underruns=(?P<underruns>\d+)"$'
+)
+_RESTART = re.compile("^token2wav: .*; restarting the (engine|server)")
 _WRONG = re.compile(
     r"^[WE]\d{4} |Traceback|\b(?:error|signal|terminate|corrupted)\b", re.IGNORECASE
 )
 # Triton 2.51 never releases a request that its own front end rejected for a shape or a type. The
 # model can then not be unloaded in good order, and the server ends when its exit timeout expires.
+# A kill has one line of the launcher, and the native front logs the end of its connection.
 # The warning about the cache is expected because the cache is small on purpose, so that it fills,
 # and the warning about streams without a key because some misdeeds use no key.
 _EXPECTED = re.compile(
     "failed to stop server: Internal - Exit timeout expired|the cache has pages for"
     "|a stream without the request parameter stream_key"
+    "|^token2wav: .*; restarting the (engine|server)|engine: the connection has ended: "
 )
 _WRONG_IN_GATEWAY = re.compile(r" (ERROR|CRITICAL) |Traceback|^\w*(Error|Warning): |never awaited")
 # The log of a gateway has at most one line a second for each kind of line, and there are about
@@ -57,18 +62,30 @@ class Watch(threading.Thread):
 
     Args:
         read: takes a reading.
+        excuses: returns whether a reading that began at a monotonic time may have failed by an
+            outage.
     """
 
-    def __init__(self, read: Callable[[], Reading], every_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Reading],
+        every_s: float = 1.0,
+        excuses: Callable[[float], bool] = lambda began: False,
+    ) -> None:
         super().__init__(name="soak-watch", daemon=True)
         self.readings: list[Reading] = []
-        self._read, self._every_s = read, every_s
+        self._read, self._every_s, self._excuses = read, every_s, excuses
         self._over = threading.Event()
         self._start = time.monotonic()
 
     def run(self) -> None:
         while not self._over.wait(self._every_s):
-            self.readings.append(self.look())
+            began = time.monotonic()
+            try:
+                self.readings.append(self.look())
+            except (OSError, LookupError, ValueError):  # no process, or not all of its metrics
+                if not self._excuses(began):
+                    raise
 
     def stop(self) -> None:
         self._over.set()
@@ -86,13 +103,23 @@ class Watch(threading.Thread):
         """Returns evenly spaced readings for a report."""
         return self.readings[:: -(-len(self.readings) // _MOST_ROWS)]
 
-    def growth_mib(self) -> dict[str, float]:
+    def calm(self, since: float) -> list[Reading]:
+        """Returns the readings from a monotonic time on."""
+        return [row for row in self.readings if row["seconds"] >= since - self._start]
+
+    def growth_mib(self, since: float = 0.0) -> dict[str, float]:
         """Returns the growth of each kind of memory from the middle third to the last third.
 
         The growth is between medians. The first third is warm-up.
+
+        Args:
+            since: monotonic time of the first reading that counts.
         """
-        third = len(self.readings) // 3
-        middle, last = self.readings[third : 2 * third], self.readings[2 * third :]
+        readings = self.calm(since)
+        third = len(readings) // 3
+        if not third:
+            return {}
+        middle, last = readings[third : 2 * third], readings[2 * third :]
         return {
             name: round(
                 median(reading[name] for reading in last)
@@ -105,11 +132,15 @@ class Watch(threading.Thread):
 
 
 class ServerProbe:
-    """Probe of a running server: its processes, its shared memory and its metrics."""
+    """Probe of a running server: its processes, its shared memory and its metrics.
 
-    def __init__(self, server: TritonServer) -> None:
-        self._server, self._traces = server, Traces.of(server.pid)
-        self._tritonserver = self._traces.processes[1]
+    Args:
+        metrics_url: host:port.
+        traces: returns the traces of the server, which may have been restarted.
+    """
+
+    def __init__(self, metrics_url: str, traces: Callable[[], Traces]) -> None:
+        self._metrics_url, self._read_traces, self._traces = metrics_url, traces, traces()
 
     def read(self) -> Reading:
         """Takes a reading.
@@ -117,12 +148,14 @@ class ServerProbe:
         Raises:
             OSError: the server is gone.
         """
-        metrics = scrape(self._server.metrics_url)
+        self._traces = self._read_traces()
+        tritonserver = self._traces.processes[1]
+        metrics = scrape(self._metrics_url)
         segments = Path("/dev/shm").glob(f"{self._traces.shm_prefix}*")
         return {
             **process_reading("model", self._traces.engine),
-            "tritonserver_mib": resident_mib(self._tritonserver),
-            "tritonserver_descriptors": entries(self._tritonserver, "fd"),
+            "tritonserver_mib": resident_mib(tritonserver),
+            "tritonserver_descriptors": entries(tritonserver, "fd"),
             "shared_memory_mib": round(sum(file.stat().st_size for file in segments) / 2**20, 1),
             "open_streams": max(labelled(metrics, "token2wav_open_streams").values()),
             "cache_pages": metrics['token2wav_cache_pages{state="used"}'],
@@ -132,7 +165,7 @@ class ServerProbe:
         """Returns the metrics as soon as no stream is open, or after `REST_SECONDS`."""
         deadline = time.monotonic() + REST_SECONDS
         while True:
-            metrics = scrape(self._server.metrics_url)
+            metrics = scrape(self._metrics_url)
             is_empty = not any(labelled(metrics, "token2wav_open_streams").values())
             if is_empty or time.monotonic() > deadline:
                 return metrics
@@ -181,21 +214,23 @@ class GatewayProbe:
         }
 
     def above(self, rest: Reading) -> dict[str, float]:
-        """Returns the counts that are above those of a gateway at rest, with the difference.
+        """Returns the counts that are above those of a gateway at rest, as `above_rest` does."""
+        return above_rest(self.read, {name: rest[name] for name in self.RETURNING})
 
-        Waits up to `REST_SECONDS` until they have returned.
-        """
-        deadline = time.monotonic() + REST_SECONDS
-        while above := self._above(rest):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.5)
-        return above
 
-    def _above(self, rest: Reading) -> dict[str, float]:
-        reading = self.read()
-        differences = {name: reading[name] - rest[name] for name in self.RETURNING}
-        return {name: count for name, count in differences.items() if count > 0}
+def above_rest(read: Callable[[], Reading], rest: Reading) -> dict[str, float]:
+    """Returns the values of a reading that are above those at rest, with the difference.
+
+    Waits up to `REST_SECONDS` until they have returned.
+    """
+    deadline = time.monotonic() + REST_SECONDS
+    while True:
+        reading = read()
+        above = {name: reading[name] - value for name, value in rest.items()}
+        above = {name: difference for name, difference in above.items() if difference > 0}
+        if not above or time.monotonic() > deadline:
+            return above
+        time.sleep(0.5)
 
 
 class HealthProbe:
@@ -220,31 +255,36 @@ class HealthProbe:
         return {"latency_ms": 1000 * (time.monotonic() - began)}
 
 
-def read_server_log(file: Path) -> tuple[dict[str, Any], list[str]]:
-    """Reads the log of a server.
+def read_server_log(lines: list[str], streams: int) -> tuple[dict[str, Any], list[str]]:
+    """Reads the log of `token2wav serve`, which may have restarted the server or its engine.
+
+    Args:
+        streams: limit of the open streams of one engine.
 
     Returns:
-        The number of the last stream, the ended streams by reason, and the underruns of all
-        streams. Then problems: unexpected lines, and streams that did not end exactly once.
+        The streams of all engines, the ended ones by reason, their underruns, and the restarts.
+        Then problems: unexpected lines, and streams that did not end exactly once. Streams that
+        were open when their engine was killed, at most `streams` and one canary, have no end.
     """
-    lines = _lines(file)
     ends = [match for line in lines if (match := _STREAM_END.search(line))]
-    times = Counter(int(end[1]) for end in ends)
-    streams = max(times, default=0)
+    times = Counter((end["engine"], int(end["stream"])) for end in ends)
+    last = dict(sorted(times))
+    restarts = Counter(match[1] for line in lines if (match := _RESTART.search(line)))
     problems = [
         line
         for line in lines
         if is_relevant(line) and _WRONG.search(line) and not _EXPECTED.search(line)
     ]
-    problems += [
-        f"stream {number} has {times[number]} lines at its end"
-        for number in range(1, streams + 1)
-        if times[number] != 1
-    ]
+    for engine, number in last.items():
+        counts = Counter(times[engine, stream] for stream in range(1, number + 1))
+        lost = 0 if ends[-1]["engine"] == engine else streams + 1
+        if counts[0] > lost or counts.keys() - {0, 1}:
+            problems.append(f"engine {engine}: streams by their number of ends: {dict(counts)}")
     facts = {
-        "streams": streams,
-        "ended": dict(Counter(end[2] for end in ends)),
-        "underruns": sum(int(end[3]) for end in ends),
+        "streams": sum(last.values()),
+        "ended": dict(Counter(end["reason"] for end in ends)),
+        "underruns": sum(int(end["underruns"]) for end in ends),
+        "restarts": dict(restarts),
     }
     return facts, [f"log: {problem}" for problem in problems]
 

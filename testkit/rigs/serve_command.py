@@ -135,8 +135,12 @@ class Serving:
     def health(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return health(self.url, *arguments)
 
+    @property
+    def metrics_url(self) -> str:
+        return f"{self.address}:{self.ports.metrics}"
+
     def metrics(self) -> str:
-        url = f"http://{self.address}:{self.ports.metrics}/metrics"
+        url = f"http://{self.metrics_url}/metrics"
         with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
             text: str = response.read().decode()
         return text

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -126,17 +127,25 @@ uint64_t now_ns() {
 }
 
 // Forwards a request, or refuses it. Returns whether it was forwarded.
-bool forward(Front& front, TRITONBACKEND_Request* request) {
+// Forwards a request, and releases it. A refused request is released before its answer: a client
+// that leaves at its answer could leave between the two, and Triton would keep its connection.
+void forward(Front& front, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) {
     Reply reply(request);
+    uint64_t start = now_ns();
+    std::optional<Refusal> refused;
     try {
         front.submit(read_request(request, front.new_slot()), reply);
-        return true;
     } catch (const Refusal& refusal) {
-        reply.fail(refusal.code, refusal.what());
+        refused = refusal;
     } catch (const std::exception& error) {
-        reply.fail(TRITONSERVER_ERROR_INTERNAL, error.what());
+        refused = Refusal(TRITONSERVER_ERROR_INTERNAL, error.what());
     }
-    return false;
+    uint64_t end = now_ns();
+    // Triton counts a request as done once it has been forwarded.
+    log_error(TRITONBACKEND_ModelInstanceReportStatistics(
+        instance, request, !refused, start, start, end, end));
+    log_error(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL));
+    if (refused) reply.fail(refused->code, refused->what());
 }
 
 TRITONSERVER_Error* error_of(const Refusal& refusal) {
@@ -205,16 +214,7 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count) {
     try {
         Front* front = front_of(instance);
-        for (uint32_t index = 0; index < count; index++) {
-            uint64_t start = now_ns();
-            bool forwarded = forward(*front, requests[index]);
-            uint64_t end = now_ns();
-            // Triton counts a request as done once it has been forwarded.
-            log_error(TRITONBACKEND_ModelInstanceReportStatistics(
-                instance, requests[index], forwarded, start, start, end, end));
-            log_error(
-                TRITONBACKEND_RequestRelease(requests[index], TRITONSERVER_REQUEST_RELEASE_ALL));
-        }
+        for (uint32_t index = 0; index < count; index++) forward(*front, instance, requests[index]);
     } catch (const Refusal& refusal) {
         // Triton answers all requests if it gets an error, and some of them may have their answer.
         log(TRITONSERVER_LOG_ERROR, refusal.what());
