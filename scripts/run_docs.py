@@ -47,12 +47,14 @@ PORTS = (8000, 8001, 8002)
 DEFAULT_SERVER = ".venv/bin/token2wav serve tests/data/tiny"
 STARTING_SECONDS = 180.0
 STOPPING_SECONDS = 60.0
-# by which setup.sh knows that .venv is up to date
+# Patterns of the files by which setup.sh knows that .venv is up to date.
 STAMPED = (
     "pyproject.toml",
     "constraints.txt",
     "scripts/setup.sh",
     "server/token2wav_server/setup.py",
+    "server/token2wav_server/front/build.py",
+    "server/token2wav_server/front/native/*.*",
 )
 
 _ANY_MARK = re.compile(r"<!-- (?:not )?runnable")
@@ -178,7 +180,8 @@ def _link_environment(environment: Path, tree: Path) -> None:
     for item in environment.iterdir():
         if item.name not in ("setup-stamp", "setup.log"):
             (target / item.name).symlink_to(item)
-    content = b"".join((tree / name).read_bytes() for name in STAMPED)
+    files = [file for pattern in STAMPED for file in sorted(tree.glob(pattern))]
+    content = b"".join(file.read_bytes() for file in files)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     (target / "setup-stamp").write_text(f"{version} {tree} {hashlib.sha256(content).hexdigest()}\n")
 

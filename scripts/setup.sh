@@ -17,7 +17,8 @@ main() {
     python=$(chosen_python)
     version=$(supported_version "$python")
     done_by="$version $PWD" # a virtual environment does not survive a move
-    wanted="$done_by $(cat pyproject.toml constraints.txt scripts/setup.sh server/token2wav_server/setup.py \
+    # LC_ALL: the order of the files depends on it
+    wanted="$done_by $(LC_ALL=C; cat pyproject.toml constraints.txt scripts/setup.sh server/token2wav_server/setup.py \
         server/token2wav_server/front/build.py server/token2wav_server/front/native/*.* | sha256sum | cut -d' ' -f1)"
     if [[ "$(cat "$STAMP" 2>/dev/null)" == "$wanted" ]]; then
         return

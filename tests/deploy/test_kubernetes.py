@@ -210,10 +210,7 @@ def test_autoscaler_uses_an_exported_metric(manifests: Manifests) -> None:
     name = metric["pods"]["metric"]["name"]
     assert rule["name"]["as"] == name
     assert rule["seriesQuery"].startswith(f"{name}{{")
-    assert (
-        rf"^{name}\{{"
-        in (ROOT / "server" / "token2wav_server" / "launcher" / "process.py").read_text()
-    )
+    assert f'"{name}"' in (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
 
 
 def test_the_balancer_has_places_for_departing_and_new_servers(manifests: Manifests) -> None:

@@ -36,8 +36,9 @@ from token2wav.families.registry import read_config
 from token2wav.stages.waveform import PieceInput, WaveformStage, likely_pieces
 from token2wav.voice import voice_for
 
-# Of the spread of the audio. Sums are in another order than in the public code.
-PARITY = 1e-5
+# Of the spread of the audio. Sums are in another order than in the public code, and their order
+# differs between processors: 1.4e-5 was seen on an AMD EPYC.
+PARITY = 2e-5
 EXACT = StreamConfig(lookahead_frames=0)  # early audio depends on how tokens are portioned
 Shapes = set[tuple[bool, bool, int]]  # first, inside and frames of pieces
 

@@ -26,7 +26,13 @@ FINAL = FakeTriton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 START, END = 1, 2
 MODULES = [
     f"token2wav_server.{name}"
-    for name in ("triton_tensors", "triton_request", "triton_reply", "ensemble.wire", "ensemble.accumulator")
+    for name in (
+        "triton_tensors",
+        "triton_request",
+        "triton_reply",
+        "ensemble.wire",
+        "ensemble.accumulator",
+    )
 ]
 
 
@@ -83,8 +89,14 @@ class _Tensor:
     def name(self) -> str:
         return self._name
 
-    def to_dlpack(self) -> Any:
-        return self._array
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
 
 
 @pytest.fixture
