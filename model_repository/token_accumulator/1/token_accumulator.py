@@ -9,7 +9,7 @@ from token2wav_server.model_process import read_environment
 
 
 class TritonPythonModel:
-    """Decoupled model of Triton's Python backend, whose threads answer requests later."""
+    """Decoupled model of Triton's Python backend; threads of the service answer requests later."""
 
     def initialize(self, args: dict[str, str]) -> None:
         self._accumulator = Accumulator(args["model_name"], *read_environment())

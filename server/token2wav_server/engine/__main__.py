@@ -36,7 +36,7 @@ log = logging.getLogger("token2wav_server.engine")
 
 FAILED = 3
 _PARENT_POLL_S = 1.0
-# Triton's format, so that the launcher shows the lines of the engine like those of Triton.
+# Format of Triton's log, by which the launcher chooses the lines that it shows.
 _LOG_FORMAT = (
     '%(levelname).1s%(asctime)s.%(msecs)03d000 %(process)d %(filename)s:%(lineno)d] "%(message)s"'
 )

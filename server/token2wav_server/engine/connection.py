@@ -56,10 +56,11 @@ class Connection:
         The frame is lost if the connection is closed.
         """
         with self._changed:
-            self._frames.append(frame)
-            self._unsent += len(frame)
-            if not self._collecting:
-                self._send_waiting()
+            if self._is_open:
+                self._frames.append(frame)
+                self._unsent += len(frame)
+                if not self._collecting:
+                    self._send_waiting()
             return self._lists + 1 if self._frames else self.sent_lists
 
     def frames(self) -> Iterator[bytearray]:
@@ -104,19 +105,16 @@ class Connection:
             return
         data = b"".join(self._frames)
         self._frames.clear()
-        if not self._is_open:
-            self._unsent = 0
-        else:
-            try:
-                sent = self._socket.send(data, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                sent = 0
-            except OSError:  # the other side has closed the connection, as `frames` sees too
-                sent = len(data)
-            self._unsent -= sent
-            if sent < len(data):
-                self._frames.append(data[sent:])
-                self._changed.notify()
+        try:
+            sent = self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # the other side has closed the connection, as `frames` sees too
+            sent = len(data)
+        self._unsent -= sent
+        if sent < len(data):
+            self._frames.append(data[sent:])
+            self._changed.notify()
 
     def _write(self) -> None:
         while True:
