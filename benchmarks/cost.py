@@ -46,8 +46,8 @@ from token2wav.backends import LoadContext
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import Token2WavError
 from token2wav.execution.cuda_graphs import SWITCH
-from token2wav.exported.artifacts import EngineFolder
 from token2wav.layers.streaming import WaveformNetwork
+from token2wav.published.artifacts import EngineFolder
 
 # A stream
 

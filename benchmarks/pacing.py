@@ -29,7 +29,7 @@ from token2wav import StreamConfig
 from token2wav.assembly import withheld_samples
 from token2wav.config import LimitConfig
 from token2wav.config.model_config import ModelConfig
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav.serving.hops import HopSchedule
 
 PACES = (15, 20, 25, 30, 35, 40, 50, 75, 100, 200)

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from token2wav.config import RuntimeConfig, ServerConfig, load_server_config
 from token2wav.errors import ArtifactError, BackendUnavailableError, ConfigError, Token2WavError
-from token2wav.exported.artifacts import Backend, EngineFolder, GraphName, Precision
 from token2wav.hub import MODEL_HELP, model_folder
 from token2wav.model import Token2Wav
+from token2wav.published.artifacts import Backend, EngineFolder, GraphName, Precision
 from token2wav_export import cli
 from token2wav_export.engines import build_target, load_package, own_target, version_of
 

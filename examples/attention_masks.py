@@ -19,9 +19,9 @@ from token2wav.config import load_server_config
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
-from token2wav.families.registry import read_config
-from token2wav.networks.configs import EstimatorConfig, GuidedAttention
 from token2wav.networks.masks import block_mask, guided_mask
+from token2wav.published.registry import read_config
+from token2wav.published.sizes import EstimatorConfig, GuidedAttention
 
 SIZE = 4  # frames of a block, without a model
 PROMPT_BLOCKS = 2  # in pictures of windows that keep the prompt

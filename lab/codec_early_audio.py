@@ -26,9 +26,9 @@ from testkit.models.dac_model import write_dac, write_higgs
 from testkit.models.published_codecs import DAC, DAC_24KHZ
 from testkit.models.snac_model import SNAC_24KHZ, write_snac
 from token2wav.assembly import load_network
-from token2wav.families.registry import read_config
 from token2wav.layers.combine import Residual
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
+from token2wav.published.registry import read_config
 
 _HIGGS_RATES = [8, 5, 4, 2, 3]
 PUBLISHED: dict[str, dict[str, Any]] = {

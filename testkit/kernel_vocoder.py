@@ -16,9 +16,9 @@ from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.families.chatterbox.fade import FadedHiFT
 from token2wav.kernels.channels_last import HiFTPlan
 from token2wav.kernels.convolution import Precision
-from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
+from token2wav.published.sizes import HiFTConfig
 from token2wav.stages.kernel_pieces import PlannedPieces
 from token2wav.stages.piece_sizes import PieceSize
 from token2wav.stages.stage import FrameChunk

@@ -10,9 +10,9 @@ from testkit.stages import two_stages
 from token2wav import StreamConfig, Token2Wav
 from token2wav.assembly import load_network
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
-from token2wav.families.registry import read_config
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.ode import EulerSolver
+from token2wav.published.registry import read_config
 from token2wav.stages.recompute import RecomputeFlow, RecomputeVocoder
 
 

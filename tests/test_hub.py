@@ -26,9 +26,9 @@ from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.hub_server import COMMIT, HubServer
 from token2wav import Token2Wav
 from token2wav import hub as names
-from token2wav.families import registry
 from token2wav.hub.errors import as_sentences
 from token2wav.known_models import known_models
+from token2wav.published import registry
 
 FLOW, OMNI = "acme/tiny-flow", "acme/omni"
 PREFIX = "code2wav."

@@ -15,8 +15,8 @@ import token2wav.families
 from benchmarks.family_table import configs
 from tests.test_commands import run_without
 from token2wav.commands import main
-from token2wav.families.registry import family_name
 from token2wav.known_models import KnownModel, known_models
+from token2wav.published.registry import family_name
 
 UNPUBLISHED = {"streamflow"}  # of its family no weights have been published
 ALL = {model.alias: model for model in known_models()}

@@ -42,14 +42,15 @@ from token2wav.execution.device import (
 )
 from token2wav.exported.run import ExportedVocoder, signals_of
 from token2wav.families.family import Family
-from token2wav.families.registry import family_module, read_config
 from token2wav.layers.packed_linear import pack_linears
 from token2wav.layers.streaming import WaveformNetwork
-from token2wav.networks.configs import ScheduleConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.networks.weights import SkipInit, fill
+from token2wav.published.checkpoint_files import weights_file
+from token2wav.published.registry import family_module, read_config
+from token2wav.published.sizes import ScheduleConfig
 from token2wav.stages.cached_flow import (
     CachedFlow,
     check_pages,
@@ -490,7 +491,7 @@ class Assembly:
 def _read_network(
     family: Family, folder: Path, config: ModelConfig, stage: StageName
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    path = config.weights_file(folder, stage)
+    path = weights_file(folder, config.weights_names(stage))
     with SkipInit(path):
         network = family.network(config, stage)
     return network, family.weights(network, path, stage)

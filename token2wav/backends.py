@@ -24,7 +24,6 @@ from token2wav.execution.captured_sizes import CAPTURED_BLOCKS, PAST_PAGES, PROV
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step import ExportedModule, StepMaker, TorchStep
-from token2wav.exported.artifacts import EngineFolder, Precision
 from token2wav.exported.run import (
     PACKAGES,
     OnnxModule,
@@ -36,6 +35,7 @@ from token2wav.exported.run import (
 from token2wav.exported.step import ExportedStep
 from token2wav.networks.estimator import Estimator
 from token2wav.networks.ode import OdeTables
+from token2wav.published.artifacts import EngineFolder, Precision
 from token2wav.stages.encoder_runner import BlockEncoderRunner, ChunkEncoderRunner, EncoderRunner
 from token2wav.stages.stage import BackendName, BlockEncoder
 

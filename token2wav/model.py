@@ -16,8 +16,8 @@ from token2wav.config.arrays import float_array
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import InputError
 from token2wav.execution.cuda_facts import device_facts
-from token2wav.families.registry import family_name, read_config
 from token2wav.hub import model_folder
+from token2wav.published.registry import family_name, read_config
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline

@@ -14,7 +14,7 @@ from benchmarks.gpu.settings import Row, Rows, Settings
 from testkit.models.codec_models import drawn_tokens
 from testkit.models.published_codecs import SIXTEENTH, write_codec
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav.voice import voice_for
 
 _PACKETS_BEFORE = 10  # not timed: the first ones are shorter, and an idle GPU lowers its clock

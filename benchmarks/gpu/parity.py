@@ -27,7 +27,7 @@ from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.assembly import flow_networks
 from token2wav.config.model_config import ModelConfig
 from token2wav.execution.cuda_graphs import SWITCH
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav.stages.stage import FrameChunk

@@ -20,7 +20,7 @@ from testkit.models.golden import TINY
 from testkit.models.published_codecs import DAC_NARROW, SIXTEENTH, SIZES, moss_sizes, write_codec
 from testkit.utterances import a_voice
 from token2wav.config.model_config import ModelConfig
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav_client import ClientVoice
 from token2wav_client.voice import FIELDS
 

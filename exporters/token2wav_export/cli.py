@@ -14,8 +14,8 @@ from token2wav.commands import CommandParser
 from token2wav.config import load_server_config
 from token2wav.config.values import number
 from token2wav.errors import ArtifactError, Token2WavError
-from token2wav.exported.artifacts import EngineFolder, GraphName, Precision
 from token2wav.hub import MODEL_HELP, model_folder
+from token2wav.published.artifacts import EngineFolder, GraphName, Precision
 from token2wav_export import ExportError
 
 PROGRAM = "token2wav export"
@@ -265,7 +265,7 @@ def _run_verify(options: argparse.Namespace) -> int:
 
 
 def _run_inspect(options: argparse.Namespace) -> None:
-    from token2wav.families.registry import read_config
+    from token2wav.published.registry import read_config
     from token2wav_export.inspection import as_json, as_text, inspect_folder
 
     # Reports a wrong model folder even if the engine folder has no artefact to compare with it.

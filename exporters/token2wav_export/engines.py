@@ -20,8 +20,8 @@ import torch
 from tqdm import tqdm
 
 from token2wav.errors import BackendUnavailableError, ConfigError
-from token2wav.exported.artifacts import Precision
 from token2wav.exported.run import PACKAGES, Package, package, target_of
+from token2wav.published.artifacts import Precision
 from token2wav_export import ExportError
 from token2wav_export.profiles import Shapes
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import onnx
 
 from token2wav.errors import BackendUnavailableError
-from token2wav.exported.artifacts import Artifact, EngineFolder
+from token2wav.published.artifacts import Artifact, EngineFolder
 from token2wav_export.engines import own_target, version_of
 
 _Shape = TypeVar("_Shape")

@@ -18,7 +18,8 @@ from tqdm import tqdm
 from token2wav.assembly import Exportable, exportable
 from token2wav.config import config_hash
 from token2wav.errors import ArtifactError
-from token2wav.exported.artifacts import (
+from token2wav.exported.run import Package
+from token2wav.published.artifacts import (
     GRAPH_VERSION,
     Artifact,
     EngineFolder,
@@ -27,7 +28,6 @@ from token2wav.exported.artifacts import (
     fingerprint,
     stage_of,
 )
-from token2wav.exported.run import Package
 from token2wav_export import ExportError
 from token2wav_export.engines import build_engine, build_target, version_of
 from token2wav_export.modules import load_module

@@ -11,7 +11,6 @@ from torch import nn
 from token2wav.assembly import Exportable
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.config.token_format import NO_CODE
-from token2wav.exported.artifacts import GraphName, Precision, stage_of
 from token2wav.exported.run import (
     AUDIO,
     NEW,
@@ -25,6 +24,7 @@ from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep
 from token2wav.networks.hift import HiFT
 from token2wav.networks.masks import attention_bias
+from token2wav.published.artifacts import GraphName, Precision, stage_of
 from token2wav_export.signatures import Signature, Sizes, TensorSpec
 
 # Streams run for at least this number of frames before their states are used as inputs. No vocoder

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.export import Dim
 
-from token2wav.exported.artifacts import GraphName, Precision, stage_of
+from token2wav.published.artifacts import GraphName, Precision, stage_of
 from token2wav_export import ExportError
 from token2wav_export.modules import Tensors, run_module, sample_inputs
 from token2wav_export.signatures import Axis, Signature, Sizes, TensorSpec

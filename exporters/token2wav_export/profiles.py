@@ -10,7 +10,7 @@ from token2wav.assembly import Exportable
 from token2wav.cache.paged_kv_cache import BRANCHES
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig
-from token2wav.exported.artifacts import GraphName
+from token2wav.published.artifacts import GraphName
 from token2wav.serving.hops import HopSchedule
 from token2wav_export.signatures import Axis, Signature
 

@@ -12,7 +12,6 @@ import torch
 
 from token2wav.assembly import Exportable
 from token2wav.config.model_config import StageName
-from token2wav.exported.artifacts import GraphName, Precision, stage_of
 from token2wav.exported.run import (
     AUDIO,
     NEW,
@@ -26,6 +25,7 @@ from token2wav.layers.streaming import StateSpec
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, Estimator, cache_names
 from token2wav.networks.hift import HiFT
+from token2wav.published.artifacts import GraphName, Precision, stage_of
 from token2wav_export import ExportError
 
 TypeName = Literal["float32", "float16", "int32", "int64"]  # dtype by its name in numpy and torch

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
+from token2wav.published.sizes import HiFTConfig
 from token2wav_voice.features import PROMPT_BANDS, slaney_filters
 
 _OTHERS = 0.1  # factor of all other weights: large enough to learn, too small to disturb

@@ -12,8 +12,8 @@ from lab.demo_voice.ear import Ear
 from lab.demo_voice.spectral_losses import SpectralLosses
 from lab.demo_voice.training import Training, crops
 from lab.demo_voice.vocoder_start import start_as_vocoder
-from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
+from token2wav.published.sizes import HiFTConfig
 
 _BATCH = 4
 _FRAMES = 32  # frames of a crop that are compared

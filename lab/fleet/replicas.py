@@ -47,7 +47,7 @@ from testkit.rigs.processes import children, stat_fields
 from testkit.rigs.serve_command import Serving
 from token2wav import Token2Wav
 from token2wav.config import LimitConfig, RuntimeConfig
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav_client import AsyncClient, ClientError, ClientVoice
 from token2wav_client.listening import stalls, summary
 from token2wav_server import Ports

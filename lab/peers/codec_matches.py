@@ -42,10 +42,10 @@ from token2wav.config.values import from_mapping, known_fields
 from token2wav.families.causal_dac.config import CausalDacSizes
 from token2wav.families.dac.config import DacSizes
 from token2wav.families.dac.family import Dac
-from token2wav.families.registry import read_config
 from token2wav.families.snac.config import SnacSizes
 from token2wav.families.snac.family import Snac
 from token2wav.layers.streaming import WaveformNetwork
+from token2wav.published.registry import read_config
 
 VIBEVOICE: dict[str, Any] = {"hidden_size": 64}  # the published sizes are defaults
 _CONTEXT = 25  # frames that streams of qwen-tts and vllm-omni decode again

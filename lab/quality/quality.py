@@ -53,8 +53,8 @@ from lab.quality.quality_scores import (
     resampled,
 )
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.families.registry import read_config
 from token2wav.layers import streaming
+from token2wav.published.registry import read_config
 from token2wav_client import Client, ClientVoice
 from token2wav_client.audio import SAMPLE_RATE
 from token2wav_server import Ports, TritonServer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from token2wav.config import load_server_config
 from token2wav.errors import ConfigError
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav_server.doctor import examine, examine_model
 
 # Removes the working directory from `sys.path`. It may be a model folder, and no file of a model

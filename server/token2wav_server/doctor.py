@@ -370,8 +370,8 @@ def examine_model(folder: Path, config: Path | None) -> Iterator[Finding]:
     from token2wav.assembly import check_folder
     from token2wav.config import load_server_config
     from token2wav.execution.device import device_named
-    from token2wav.families.registry import family_name, read_config
     from token2wav.model import check_settings
+    from token2wav.published.registry import family_name, read_config
     from token2wav.serving.door.voice_registry import voices_in
 
     settings = load_server_config(config)

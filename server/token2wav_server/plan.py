@@ -19,8 +19,8 @@ from token2wav.commands import CommandParser
 from token2wav.config import LimitConfig, StreamConfig
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
-from token2wav.families.registry import read_config
 from token2wav.hub import MODEL_HELP, model_folder
+from token2wav.published.registry import read_config
 from token2wav_server.plan_graphs import NODE_BYTES, graph_nodes, vocoder_bytes
 from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
 

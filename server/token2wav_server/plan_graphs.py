@@ -15,8 +15,8 @@ from token2wav.execution.captured_sizes import (
     CAPTURED_WINDOWS,
     PROVISIONAL_BLOCKS,
 )
-from token2wav.families.registry import family_name
 from token2wav.networks.hift import HiFT
+from token2wav.published.registry import family_name
 from token2wav.stages.piece_sizes import kernel_sizes
 from token2wav.stages.waveform import likely_pieces
 

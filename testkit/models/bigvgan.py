@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.config.checkpoint_files import weights_file
 from token2wav.families.cosyvoice3.bigvgan import GENERATOR_FILES, read_bigvgan
 from token2wav.layers.snake import Snake
 from token2wav.networks.bigvgan import BigVGAN, LowPass
-from token2wav.networks.configs import BigVGANConfig
 from token2wav.networks.flow_weights import read_bigvgan_weights
 from token2wav.networks.weights import fill
+from token2wav.published.checkpoint_files import weights_file
+from token2wav.published.sizes import BigVGANConfig
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "data" / "bigvgan"
 

@@ -13,7 +13,7 @@ from testkit import utterances
 from testkit.models.bigvgan import changed, random_bigvgan
 from testkit.models.sized import SIZES, fill_randomly, resized_yaml
 from token2wav import Voice
-from token2wav.networks.configs import BigVGANConfig
+from token2wav.published.sizes import BigVGANConfig
 
 BANDS, RATIO = 20, 3
 VOCODER = changed(

@@ -13,8 +13,8 @@ from testkit.models.random_weights import fill
 from token2wav.families.chatterbox.source import SampleSource
 from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
-from token2wav.networks.configs import ConformerConfig, HiFTConfig, UNetConfig
 from token2wav.networks.hift import HiFT
+from token2wav.published.sizes import ConformerConfig, HiFTConfig, UNetConfig
 
 
 def write_model(folder: Path, golden: FamilyGolden, *, mean_flow: bool = False) -> Path:

@@ -15,11 +15,11 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_dac
 from token2wav.families.dac.family import FAMILY as DAC
 from token2wav.families.higgs.family import FAMILY as HIGGS
-from token2wav.families.registry import read_config
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.combine import Residual
 from token2wav.layers.snake import Snake
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
+from token2wav.published.registry import read_config
 
 _MODEL_TYPES = {"dac": "dac", "higgs": "higgs_audio_v2_tokenizer"}
 WEIGHT_NORM = (".weight_g", ".weight_v")

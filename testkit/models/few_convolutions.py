@@ -12,8 +12,8 @@ import torch
 
 from testkit.models.golden import TINY
 from testkit.models.random_weights import fill
-from token2wav.families.registry import read_config
 from token2wav.networks.hift import HiFT
+from token2wav.published.registry import read_config
 
 _FEWER = (
     ("    resblock_kernel_sizes", "[3, 7, 11]", "[3]"),

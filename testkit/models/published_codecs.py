@@ -26,7 +26,7 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav.config.model_config import ModelConfig
 from token2wav.families.moss.config import TransformerPart
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 
 QWEN3_TTS = {
     "codebook_size": 2048,

@@ -19,10 +19,10 @@ from token2wav.families.chatterbox.config import ChatterboxConfig
 from token2wav.families.cosyvoice2.config import CosyVoice2Config, FlowConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.qwen25_omni.config import BigVGANSection, DitSection, Qwen25OmniConfig
-from token2wav.families.registry import read_config
 from token2wav.families.stepaudio2.config import DiTConfig, StepAudio2Config
 from token2wav.families.streamflow.config import StreamFlowConfig, StreamFlowSection
-from token2wav.networks.configs import (
+from token2wav.published.registry import read_config
+from token2wav.published.sizes import (
     BigVGANConfig,
     ConformerConfig,
     HiFTConfig,

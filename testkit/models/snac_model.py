@@ -11,8 +11,8 @@ import torch
 from testkit.models.dac_model import numbered_shapes
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_dac
-from token2wav.families.registry import read_config
 from token2wav.families.snac.family import FAMILY
+from token2wav.published.registry import read_config
 
 # hubertsiuzdak/snac_24khz, and hubertsiuzdak/snac_44khz. snac_32khz differs from the latter in the
 # sample rate alone.

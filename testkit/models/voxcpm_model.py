@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from testkit.models.dac_model import WEIGHT_NORM, numbered_shapes
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_dac
-from token2wav.families.registry import read_config
 from token2wav.families.voxcpm.family import FAMILY
+from token2wav.published.registry import read_config
 
 # openbmb/VoxCPM2, VoxCPM1.5 and VoxCPM-0.5B, which has no such section
 VOXCPM2: dict[str, Any] = {

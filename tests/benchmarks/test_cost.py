@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.cost import random_model, run_stream, throughput_of
 from testkit.models.golden import TINY
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 
 
 def test_throughput_needs_no_model_folder() -> None:

@@ -13,7 +13,7 @@ import torch
 from testkit.models.sized import SIZES, random_model
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.container import ENTRYPOINT, image_environment
-from token2wav.exported.artifacts import Artifact, EngineFolder, fingerprint
+from token2wav.published.artifacts import Artifact, EngineFolder, fingerprint
 
 
 @pytest.fixture

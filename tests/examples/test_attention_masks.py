@@ -10,7 +10,7 @@ import torch
 from examples import attention_masks as masks
 from testkit.models.golden import TINY
 from tests.families.streamflow.rig import BLOCK_FRAMES, flow_config
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 
 # First and last block that a frame of block q sees, in a sequence of n blocks.
 VISIBLE_BLOCKS = {

@@ -9,7 +9,7 @@ from testkit.models.few_convolutions import a_tiny_model
 from testkit.models.sized import SIZES, random_model
 from tests.exporters.rig import Export
 from token2wav.assembly import Exportable, exportable
-from token2wav.exported.artifacts import EngineFolder, GraphName, Precision
+from token2wav.published.artifacts import EngineFolder, GraphName, Precision
 from token2wav_export.making import Maker
 
 

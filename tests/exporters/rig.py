@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from testkit.models.golden import TINY
-from token2wav.exported.artifacts import Artifact, EngineFolder, GraphName, Precision, fingerprint
+from token2wav.published.artifacts import Artifact, EngineFolder, GraphName, Precision, fingerprint
 
 # Name of a model, name of a graph and precision to the path of the ONNX file.
 Export = Callable[[str, GraphName, Precision], Path]

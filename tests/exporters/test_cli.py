@@ -14,7 +14,7 @@ import pytest
 from testkit.models.golden import TINY
 from tests.exporters.rig import ARTIFACT, Export, add, engine
 from token2wav.errors import BackendUnavailableError, ConfigError
-from token2wav.exported.artifacts import EngineFolder
+from token2wav.published.artifacts import EngineFolder
 from token2wav_export import ExportError, engines, making
 from token2wav_export.cli import main
 from token2wav_export.engines import build_target, load_package

@@ -13,7 +13,7 @@ from testkit.models.codec_models import WRITERS, drawn_tokens
 from testkit.models.family_golden import FamilyGolden
 from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, UtteranceOptions
-from token2wav.exported.artifacts import EngineFolder
+from token2wav.published.artifacts import EngineFolder
 from token2wav.voice import voice_for
 from token2wav_export.cli import DONE, FAILED, main
 from token2wav_export.making import Maker

@@ -12,8 +12,8 @@ from tests.exporters.rig import Export
 from token2wav.assembly import Exportable
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.exported.artifacts import EngineFolder, GraphName, Precision
 from token2wav.exported.run import Package
+from token2wav.published.artifacts import EngineFolder, GraphName, Precision
 from token2wav_export import ExportError
 from token2wav_export.engines import build_engine, build_target, load_package, version_of
 from token2wav_export.making import Maker

@@ -25,8 +25,8 @@ from testkit.utterances import off, some_tokens, streamed_mels, voice_of
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, backends
 from token2wav.backends import Backend
 from token2wav.errors import ConfigError
-from token2wav.exported.artifacts import EngineFolder
 from token2wav.exported.run import OnnxModule
+from token2wav.published.artifacts import EngineFolder
 from token2wav_export.cli import main
 from token2wav_export.engines import load_package
 from token2wav_export.making import Maker

@@ -12,7 +12,9 @@ import torch
 
 from tests.exporters.rig import Export
 from token2wav.assembly import Exportable, exportable
-from token2wav.exported.artifacts import (
+from token2wav.networks.dit import DiT
+from token2wav.networks.estimator import CachedStep
+from token2wav.published.artifacts import (
     GRAPH_VERSION,
     EngineFolder,
     GraphName,
@@ -20,8 +22,6 @@ from token2wav.exported.artifacts import (
     fingerprint,
     stage_of,
 )
-from token2wav.networks.dit import DiT
-from token2wav.networks.estimator import CachedStep
 from token2wav_export import ExportError
 from token2wav_export.modules import load_module, run_module, sample_inputs
 from token2wav_export.onnx_file import bound, check_parity, disagreement, run_onnx

@@ -21,9 +21,9 @@ from token2wav import CheckpointError, ConfigError
 from token2wav.assembly import check_folder
 from token2wav.families.chatterbox.config import read as read_chatterbox
 from token2wav.families.cosyvoice3.bigvgan import read_bigvgan
-from token2wav.families.registry import find_family
 from token2wav.families.streamflow.config import StreamFlowSection
-from token2wav.networks.configs import BigVGANConfig
+from token2wav.published.registry import find_family
+from token2wav.published.sizes import BigVGANConfig
 
 ABSURD = ["0", "-1", "100000000", "1000000000", "1" + "0" * 18, "1.0e+308", ".nan", "text", "[[1]]"]
 HARMLESS = {("inference_cfg_rate", "0")}  # no guidance

@@ -30,9 +30,9 @@ from testkit.models.tiny_model import one_line
 from testkit.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, portions
 from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import check_folder
-from token2wav.config.checkpoint_files import PUBLISHED
 from token2wav.config.model_config import ModelConfig
-from token2wav.families.registry import read_config
+from token2wav.published.checkpoint_files import PUBLISHED, weights_file
+from token2wav.published.registry import read_config
 from token2wav.stages.waveform import PieceInput, WaveformStage, likely_pieces
 from token2wav.voice import voice_for
 
@@ -304,7 +304,7 @@ def test_an_end_with_and_without_tokens(codec: Subject, hops: int) -> None:
 def test_weights_in_several_files(name: str, index: bool, tmp_path: Path) -> None:
     """The shards are divided in the order of `save_pretrained`."""
     folder = CODECS[name].write(tmp_path, FamilyGolden(name, "tiny"))
-    path = read_config(folder).weights_file(folder, "decoder")
+    path = weights_file(folder, read_config(folder).weights_names("decoder"))
     if path.name not in PUBLISHED:
         pytest.skip("the published file of this format is never divided")
     tokens = drawn_tokens(read_config(folder), 5)

@@ -25,7 +25,7 @@ from testkit.rigs.server_rig import Rig
 from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, InputError, Token2Wav, Voice
 from token2wav.assembly import check_folder, exportable, family_for, flow_networks
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav_client import Client, ClientVoice, ServerError
 
 AUDIO = 1e-5  # of float32; phases are summed in double precision

@@ -20,7 +20,7 @@ from testkit.models.voxcpm_model import document as voxcpm
 from testkit.tables import table
 from token2wav import StreamConfig
 from token2wav.assembly import family_for
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 
 
 def patches(size: int) -> dict[str, Any]:

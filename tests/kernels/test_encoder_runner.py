@@ -27,7 +27,7 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow as DiTFlow
 from token2wav.families.stepaudio2.flow import StepAudioFlow
 from token2wav.kernels import relative_attention
-from token2wav.networks.configs import ConformerConfig
+from token2wav.published.sizes import ConformerConfig
 from token2wav.stages.encoder_runner import (
     ENCODER,
     BlockEncoderRunner,

@@ -20,7 +20,7 @@ from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.families.cosyvoice3.bigvgan import read_bigvgan
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.bigvgan import BigVGAN
-from token2wav.networks.configs import BigVGANConfig
+from token2wav.published.sizes import BigVGANConfig
 from token2wav.stages.recompute import RecomputeVocoder
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage, likely_pieces

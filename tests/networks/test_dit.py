@@ -12,9 +12,9 @@ from testkit.kept_context import KeptContext
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill
 from token2wav.config.block_grid import BlockGrid
-from token2wav.networks.configs import EstimatorConfig
 from token2wav.networks.dit import ConvPositionEmbedding, DiT, RotaryEmbedding, rotate_first_head
 from token2wav.networks.masks import attention_bias, block_mask
+from token2wav.published.sizes import EstimatorConfig
 
 BANDS, BLOCK, FRAMES = 6, 10, 34
 WIDTH, DEPTH, DIM_HEAD = 32, 3, 8

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from testkit.models.random_weights import fill
-from token2wav.networks.configs import EcapaConfig
 from token2wav.networks.ecapa import Ecapa, Res2Net, StatisticsPooling
+from token2wav.published.sizes import EcapaConfig
 
 SIZES = EcapaConfig(
     mel_dim=8,

@@ -11,8 +11,8 @@ import torch
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import SEED, fill
 from token2wav.families.chatterbox.source import SampleSource
-from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
+from token2wav.published.sizes import HiFTConfig
 
 TOLERANCE = 1e-4
 

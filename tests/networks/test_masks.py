@@ -7,8 +7,8 @@ from typing import get_args
 import torch
 
 from token2wav.config.block_grid import BlockGrid
-from token2wav.networks.configs import SEES, GuidedAttention, Mask
 from token2wav.networks.masks import attention_bias, block_mask, guided_biases, guided_mask
+from token2wav.published.sizes import SEES, GuidedAttention, Mask
 
 
 def test_any_rectangle_is_that_part_of_the_whole() -> None:

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.source import HarmonicSource, frame_sines
+from token2wav.published.sizes import HiFTConfig
 
 SAMPLES = 480
 

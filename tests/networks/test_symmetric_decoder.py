@@ -11,8 +11,8 @@ from testkit.models.random_weights import fill
 from testkit.pieces import in_pieces
 from testkit.utterances import off
 from token2wav.layers.streaming import FreezableLayer
-from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.symmetric_decoder import ChannelScale, SymmetricDecoder
+from token2wav.published.codec_sizes import SymmetricSizes
 
 LATENTS, RATES, SAMPLES, FRAMES = 5, (3, 2), 6, 50
 SIZES = SymmetricSizes.of_decoder(RATES, channels=16, latents=LATENTS)

@@ -24,8 +24,8 @@ from testkit.recomputing import recomputing
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import check_folder, load_network
 from token2wav.config import config_hash
-from token2wav.exported.artifacts import fingerprint
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.published.artifacts import fingerprint
 
 # 59 was seen, by the sums of another processor; a single wrong frame is 44
 MEL, SNR_DB = 2e-5, 50.0

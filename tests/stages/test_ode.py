@@ -33,8 +33,8 @@ from token2wav import (
 from token2wav.assembly import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_flow_noise
-from token2wav.networks.configs import ScheduleConfig
 from token2wav.networks.ode import OdeTables, solver_times, time_grid
+from token2wav.published.sizes import ScheduleConfig
 from token2wav.stages.stage import StreamOptions
 from token2wav_export.verify import stream_mel
 

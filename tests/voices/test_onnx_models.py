@@ -17,7 +17,7 @@ from tests.voices import graphs, reference
 from tests.voices.graphs import TOKENIZER
 from tests.voices.material import WriteWav, speechlike
 from token2wav import Voice
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav_voice import FrontEnd, ModelError, PromptVoice, Recording
 from token2wav_voice.features import prompt_mel
 from token2wav_voice.onnx_models import EARLIER_TOKENIZER_FILES

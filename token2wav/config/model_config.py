@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Literal
 
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
-from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.token_format import TokenFormat
 from token2wav.errors import ConfigError, InputError
 
@@ -261,11 +259,8 @@ class ModelConfig:
         """
         return self
 
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        """Returns the path of the weights of a stage in a model folder: a file, the index of
-        shards, or a shard.
-
-        Raises:
-            CheckpointError: the folder has no weights of this stage.
+    def weights_names(self, stage: StageName) -> tuple[str, ...]:
+        """Returns the names that the file of the weights of a stage may have in a model folder, in
+        order of preference.
         """
-        return weights_file(folder, [_STEMS[stage] + ending for ending in ENDINGS])
+        return tuple(_STEMS[stage] + ending for ending in ENDINGS)

@@ -68,7 +68,7 @@ class Family(ABC):
     @abstractmethod
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         """Reads the weights of the network of a stage, in float32, from the file that
-        `ModelConfig.weights_file` names.
+        `ModelConfig.weights_names` names.
 
         Raises:
             CheckpointError: the file is unreadable, or names and shapes differ from the network.

@@ -14,12 +14,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from token2wav.config.checkpoint_files import INDEX_ENDING, PUBLISHED, file_patterns, is_shard
-from token2wav.config.transformers_json import CONFIG_JSON
 from token2wav.config.values import shown
-from token2wav.families.registry import find_remote_family
 from token2wav.hub.errors import TRIES, HubError, is_unreachable, reading_answer, shown_size
 from token2wav.hub.tensors import NoRangesError, RemoteTensors
+from token2wav.published.checkpoint_files import INDEX_ENDING, PUBLISHED, file_patterns, is_shard
+from token2wav.published.registry import find_remote_family
+from token2wav.published.transformers_json import CONFIG_JSON
 
 _DEFAULT_FILES = (CONFIG_JSON, "|".join((*PUBLISHED, "model.pth")))
 _FRONT_END_FILES = ("*.yaml", "campplus.onnx", "speech_tokenizer_v*.onnx")

@@ -32,7 +32,7 @@ from token2wav.layers.streaming import (
     Window,
     centred_conv,
 )
-from token2wav.networks.configs import BigVGANConfig
+from token2wav.published.sizes import BigVGANConfig
 
 FILTER_TAPS = 12
 RATIO = 2

@@ -14,9 +14,9 @@ from torch import nn
 
 from token2wav.config.block_grid import BlockGrid
 from token2wav.layers.projections import join_projections
-from token2wav.networks.configs import EstimatorConfig
 from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
 from token2wav.networks.masks import attention_bias, block_mask
+from token2wav.published.sizes import EstimatorConfig
 
 _CONV_KERNEL = 31
 CONTEXT_FRAMES = _CONV_KERNEL - 1  # inputs that each position convolution reaches back

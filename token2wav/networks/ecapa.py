@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.networks.configs import EcapaConfig
+from token2wav.published.sizes import EcapaConfig
 
 _LEAST_VARIANCE = 1e-12
 

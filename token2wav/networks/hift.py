@@ -29,7 +29,6 @@ from token2wav.layers.streaming import (
     centred_conv,
     lookahead_conv,
 )
-from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift_layers import (
     Analysis,
     MirroredStart,
@@ -40,6 +39,7 @@ from token2wav.networks.hift_layers import (
 )
 from token2wav.networks.noise import SourceNoise
 from token2wav.networks.source import F0Predictor, HarmonicSource, Phase, SmoothSource
+from token2wav.published.sizes import HiFTConfig
 
 Decode = Callable[[torch.Tensor, torch.Tensor, StreamStep], torch.Tensor]  # as `HiFT.decode`
 

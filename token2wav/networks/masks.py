@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from token2wav.config.block_grid import BlockGrid
-from token2wav.networks.configs import SEES, GuidedAttention, Mask
+from token2wav.published.sizes import SEES, GuidedAttention, Mask
 
 _NEVER = -30000.0
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from token2wav.networks.configs import ScheduleConfig
 from token2wav.networks.estimator import Estimator, Modulation
 from token2wav.networks.masks import attention_bias
+from token2wav.published.sizes import ScheduleConfig
 
 _COSINE = ScheduleConfig()
 

@@ -22,7 +22,7 @@ from token2wav.layers.streaming import (
     causal_conv,
 )
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
-from token2wav.networks.codec_sizes import SeanetSizes
+from token2wav.published.codec_sizes import SeanetSizes
 
 
 class SeanetDecoder(WaveformNetwork):

@@ -25,7 +25,7 @@ from token2wav.layers.streaming import (
     centred_conv,
     lookahead_conv,
 )
-from token2wav.networks.configs import HiFTConfig
+from token2wav.published.sizes import HiFTConfig
 
 F0_LOOKAHEAD = 3  # later mel frames that an F0 value of a causal vocoder depends on
 _CONVS, _KERNEL = 5, 3

@@ -18,7 +18,7 @@ from token2wav.layers.streaming import (
     causal_conv,
     centred_conv,
 )
-from token2wav.networks.codec_sizes import SymmetricSizes
+from token2wav.published.codec_sizes import SymmetricSizes
 
 KERNEL = 7  # of the first and the last convolution, and of the residual units
 DILATIONS = (1, 3, 9)  # of the residual units after each upsampling

@@ -22,9 +22,9 @@ from safetensors import safe_open
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from token2wav.config.checkpoint_files import stored_bytes, weight_files
 from token2wav.config.strict_yaml import stand_in
 from token2wav.errors import CheckpointError
+from token2wav.published.checkpoint_files import stored_bytes, weight_files
 
 _FACTORIES = (torch.empty, torch.zeros, torch.ones)  # functions that allocate weights of modules
 _BUFFERS = 1 << 24  # most values that a network has besides its weights

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from token2wav.errors import ConfigError
 from token2wav.families import cosyvoice2, cosyvoice3, streamflow
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav_voice.errors import ModelError, OutputError
 from token2wav_voice.features import (
     PROMPT_RATE_HZ,

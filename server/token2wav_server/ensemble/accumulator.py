@@ -23,7 +23,7 @@ from token2wav.assembly import withheld_samples
 from token2wav.config import PLAYER_BUFFER_SECONDS, ServerConfig, StreamConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import ConfigError, InputError, StreamClosedError, to_public_error
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav.serving.door.service import Service
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline, Result, Timed

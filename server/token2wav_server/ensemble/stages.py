@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from token2wav.config import ServerConfig
 from token2wav.config.model_config import StageName
 from token2wav.errors import BackendError, ConfigError, StreamClosedError
-from token2wav.families.registry import read_config
 from token2wav.model import Token2Wav
+from token2wav.published.registry import read_config
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.stages.stage import FrameChunk, StreamOptions, TokenChunk
 from token2wav.voice import Voice

@@ -30,7 +30,7 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav.serving.audio_output import ENCODERS, AudioChunk, AudioFormat
 from token2wav.serving.pipeline import Result
 from token2wav.stages.stage import FrameChunk, TokenChunk

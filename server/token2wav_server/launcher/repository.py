@@ -13,7 +13,7 @@ from pathlib import Path
 
 from token2wav.config.token_format import LATENTS_FP16, TokenFormat
 from token2wav.errors import ConfigError
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav_server.front.build import LIBRARY
 
 _CONFIG = "config.pbtxt"

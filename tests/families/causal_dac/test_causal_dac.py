@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from token2wav import InputError
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 
 
 def test_codes_are_bounded_by_their_codebook(tmp_path: Path) -> None:

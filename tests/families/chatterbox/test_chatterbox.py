@@ -24,7 +24,7 @@ from testkit.utterances import a_voice, off, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice, assembly
 from token2wav.errors import InputError
 from token2wav.execution.cuda_graphs import GraphSummary
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import PieceShape, WaveformStage
 

@@ -11,8 +11,9 @@ from testkit.models.family_golden import FamilyGolden
 from token2wav import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.cosyvoice2.config import read
-from token2wav.families.registry import read_config
-from token2wav.networks.configs import ConformerConfig, UNetConfig
+from token2wav.published.checkpoint_files import weights_file
+from token2wav.published.registry import read_config
+from token2wav.published.sizes import ConformerConfig, UNetConfig
 
 TINY = FamilyGolden("cosyvoice2", "tiny")
 
@@ -65,10 +66,10 @@ def test_a_folder_of_moss_speech(tmp_path: Path) -> None:
     config = read_config(tmp_path)
     assert (config.block_tokens, config.lookahead_tokens, config.token_mel_ratio) == (5, 3, 4)
     assert (config.token_frame_rate, config.samples_per_token) == (12.5, 1920)
-    assert config.weights_file(tmp_path, "flow").name == "flow-chunk-5.pt"
+    assert weights_file(tmp_path, config.weights_names("flow")).name == "flow-chunk-5.pt"
     assert config.hops(StreamConfig()) == (10, 50)
     longer = config.with_stream_settings(StreamConfig(block_tokens=25))
-    assert longer.weights_file(tmp_path, "flow").name == "flow-chunk-25.pt"
+    assert weights_file(tmp_path, longer.weights_names("flow")).name == "flow-chunk-25.pt"
     assert (longer.block_tokens, longer.hops(StreamConfig())) == (25, (25, 50))
     with pytest.raises(
         ConfigError,
@@ -79,7 +80,7 @@ def test_a_folder_of_moss_speech(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"contains none of flow-chunk-5.safetensors, flow-chunk-5.pt$"
     ):
-        config.weights_file(tmp_path, "flow")
+        weights_file(tmp_path, config.weights_names("flow"))
     (tmp_path / "config.yaml").unlink()
     with pytest.raises(ConfigError, match=r"contains none of cosyvoice2\.yaml, .*config\.yaml$"):
         read_config(tmp_path)

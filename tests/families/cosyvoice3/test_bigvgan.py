@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from testkit.models.bigvgan import GOLDEN, LEAST, a_mel, changed, load_bigvgan, random_bigvgan
 from token2wav.families.cosyvoice3.bigvgan import check_mel, read_bigvgan
 from token2wav.networks.bigvgan import BigVGAN
-from token2wav.networks.configs import BigVGANConfig, MelSettings
+from token2wav.published.sizes import BigVGANConfig, MelSettings
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage
 

@@ -22,8 +22,8 @@ from testkit.recomputing import recomputing
 from testkit.utterances import chunks_of, joined, off
 from token2wav import CheckpointError, Token2Wav
 from token2wav.assembly import check_folder
-from token2wav.exported.artifacts import fingerprint
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.published.artifacts import fingerprint
 
 AUDIO = 1e-4
 TOKENS = np.random.default_rng(0).integers(0, 6561, 130)

@@ -12,8 +12,8 @@ from testkit.models.tiny_model import FULL_SIZE, TINY
 from token2wav import ConfigError, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
-from token2wav.families.registry import read_config
-from token2wav.networks.configs import EstimatorConfig, HiFTConfig
+from token2wav.published.registry import read_config
+from token2wav.published.sizes import EstimatorConfig, HiFTConfig
 
 FULL_FLOW = FlowConfig(
     vocab_size=6561,

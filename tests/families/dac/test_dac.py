@@ -13,7 +13,7 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import check_folder
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage, likely_pieces
 

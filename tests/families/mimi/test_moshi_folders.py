@@ -10,7 +10,7 @@ from testkit.models.moshi_model import WEIGHTS
 from token2wav import ConfigError
 from token2wav.families.mimi.config import MimiSizes
 from token2wav.families.mimi.moshi_config import read_moshi_sizes
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 
 
 def test_sizes_default_to_those_of_the_package(tmp_path: Path) -> None:

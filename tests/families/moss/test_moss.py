@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.families.test_published_sizes import DOCUMENTS
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 
 
 def test_published_windows(tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ from token2wav.config.token_format import TokenFormat
 from token2wav.families.qwen25_omni.config import Qwen25OmniConfig
 from token2wav.families.qwen25_omni.family import FAMILY
 from token2wav.families.qwen25_omni.voices import named_voices, write_voices
-from token2wav.families.registry import read_config
 from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.families.streamflow.solver import GuidedSolver
 from token2wav.families.streamflow.window_batch import WindowBatch, WindowSize
 from token2wav.networks.masks import guided_biases
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
+from token2wav.published.registry import read_config
 
 CPU = RuntimeConfig(device="cpu")
 PARITY = 2e-5  # of float32 with values up to 5, after 36 evaluations

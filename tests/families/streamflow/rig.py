@@ -21,10 +21,10 @@ from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
 from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.families.streamflow.solver import GuidedSolver
-from token2wav.networks.configs import BigVGANConfig, EstimatorConfig, GuidedAttention
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
+from token2wav.published.sizes import BigVGANConfig, EstimatorConfig, GuidedAttention
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav.stages.stage import TokenChunk

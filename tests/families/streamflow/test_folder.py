@@ -20,7 +20,7 @@ from testkit.utterances import chunks_of, joined, off, portions, streamed
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
 from token2wav.families.streamflow.flow import WindowFlow
-from token2wav.networks.configs import GuidedAttention
+from token2wav.published.sizes import GuidedAttention
 
 AUDIO = 1e-4
 CPU = RuntimeConfig(device="cpu")

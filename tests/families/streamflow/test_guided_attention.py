@@ -15,8 +15,8 @@ from tests.families.streamflow.rig import (
     model_config,
 )
 from token2wav import ConfigError, StreamConfig
-from token2wav.networks.configs import GuidedAttention, Mask
 from token2wav.networks.masks import guided_biases, guided_mask
+from token2wav.published.sizes import GuidedAttention, Mask
 from token2wav.serving.hops import HopSchedule
 
 # Paper: 22 layers, counted from 1.

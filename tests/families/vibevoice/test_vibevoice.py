@@ -25,7 +25,7 @@ PEAK = """
 import resource, sys
 from pathlib import Path
 from token2wav.assembly import load_network
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 
 folder = Path(sys.argv[1])
 config = read_config(folder)

@@ -17,7 +17,7 @@ from token2wav import AudioChunk, Token2Wav, Voice
 from token2wav.assembly import withheld_samples
 from token2wav.config import RuntimeConfig, ServerConfig, StreamConfig
 from token2wav.errors import BackendError, CheckpointError, ConfigError, StreamClosedError
-from token2wav.families.registry import read_config
+from token2wav.published.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
 from token2wav.stages.stage import FrameChunk, TokenChunk

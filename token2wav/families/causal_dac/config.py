@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, check_bounds, from_mapping, known_fields, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.codec_config import CodecConfig
-from token2wav.networks.codec_sizes import SymmetricSizes
-from token2wav.networks.configs import CodebookSize, Heads, Layers, Rates, SampleRate, Width
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.codec_sizes import SymmetricSizes
+from token2wav.published.sizes import CodebookSize, Heads, Layers, Rates, SampleRate, Width
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 WEIGHTS = "codec.pth"
 FILES = (WEIGHTS,)
@@ -102,9 +100,7 @@ class CausalDacConfig(CodecConfig):
     """Configuration of the causal DAC."""
 
     sizes: CausalDacSizes
-
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return weights_file(folder, FILES)
+    weights: tuple[str, ...] = FILES
 
 
 def read(folder: Path) -> CausalDacConfig:

@@ -13,7 +13,7 @@ from token2wav.config import StreamConfig
 from token2wav.config.model_config import StageName
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.cosyvoice2.config import CosyVoice2Config, FlowConfig
-from token2wav.networks.configs import ConformerConfig, HiFTConfig, ScheduleConfig, UNetConfig
+from token2wav.published.sizes import ConformerConfig, HiFTConfig, ScheduleConfig, UNetConfig
 
 # Names of files with the weights, in order of preference. The file of Chatterbox Turbo, the
 # distilled model, comes first. In a folder of Turbo it lies beside the voices and tokenizers of the
@@ -71,8 +71,8 @@ class ChatterboxConfig(CosyVoice2Config):
         super().with_stream_settings(stream)
         return replace(self, lookahead_tokens=_WINDOW_LOOKAHEAD) if stream.reference else self
 
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return folder / self.file
+    def weights_names(self, stage: StageName) -> tuple[str, ...]:
+        return (self.file,)
 
 
 def read(folder: Path) -> ChatterboxConfig:

@@ -6,9 +6,9 @@ import torch
 
 from token2wav.families.chatterbox.source import SampleSource
 from token2wav.layers.streaming import OFFLINE, Streaming, StreamStep
-from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import Decode, HiFT
 from token2wav.networks.source import Phase
+from token2wav.published.sizes import HiFTConfig
 
 
 class FadeIn(Streaming):

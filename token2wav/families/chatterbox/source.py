@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from token2wav.layers.streaming import OFFLINE, StreamStep
-from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.source import HarmonicSource, Phase, PhaseCourse
+from token2wav.published.sizes import HiFTConfig
 
 
 class SampleSource(HarmonicSource):

@@ -10,15 +10,14 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.config.model_config import ENDINGS, ModelConfig, StageName
 from token2wav.config.settings import Steps, StreamConfig
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.flow_config import FlowModelConfig, check_flow_used, hift_from
-from token2wav.networks.configs import (
+from token2wav.published.flow_config import FlowModelConfig, check_flow_used, hift_from
+from token2wav.published.hyperyaml import HyperYaml, ModelNode, Tagged
+from token2wav.published.sizes import (
     ConformerConfig,
     Guidance,
     Heads,
@@ -133,11 +132,10 @@ class CosyVoice2Config(FlowModelConfig):
         flow = replace(self.flow, block_tokens=block)
         return replace(self, flow=flow, block_tokens=block, hop_blocks=flow.hop_blocks)
 
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        if stage != "flow" or not any(folder.glob(CHUNK_WEIGHTS)):
-            return super().weights_file(folder, stage)
-        stem = f"flow-chunk-{self.block_tokens}"
-        return weights_file(folder, [stem + ending for ending in ENDINGS])
+    def weights_names(self, stage: StageName) -> tuple[str, ...]:
+        if stage != "flow" or not self.block_choices:
+            return super().weights_names(stage)
+        return tuple(f"flow-chunk-{self.block_tokens}{ending}" for ending in ENDINGS)
 
 
 def read(folder: Path) -> CosyVoice2Config:

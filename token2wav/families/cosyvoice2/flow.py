@@ -17,9 +17,9 @@ from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.flow_network import EstimatorT, FlowNetwork
 from token2wav.layers.lookahead import embed_tokens
 from token2wav.layers.streaming import OFFLINE, StreamStep
-from token2wav.networks.configs import UNetConfig
 from token2wav.networks.conformer import Conformer, ConformerAttention, SequenceAttention
 from token2wav.networks.unet import UNet
+from token2wav.published.sizes import UNetConfig
 from token2wav.stages.stage import EncoderInput
 
 

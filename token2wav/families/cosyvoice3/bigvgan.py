@@ -9,11 +9,11 @@ import math
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from token2wav.config.hyperyaml import HyperYaml, ModelNode
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import convert, from_mapping, prefixed, shown
 from token2wav.errors import ConfigError
-from token2wav.networks.configs import BigVGANConfig, MelSettings, SampleRate
+from token2wav.published.hyperyaml import HyperYaml, ModelNode
+from token2wav.published.sizes import BigVGANConfig, MelSettings, SampleRate
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 # Names of files with the weights, in order of preference.
 GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.pt")

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.model_config import StageName
 from token2wav.config.settings import Steps
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice3.bigvgan import GENERATOR_FILES, vocoder_from
-from token2wav.families.flow_config import FlowModelConfig, check_flow_used, hift_from
-from token2wav.networks.configs import (
+from token2wav.published.flow_config import FlowModelConfig, check_flow_used, hift_from
+from token2wav.published.hyperyaml import HyperYaml, ModelNode
+from token2wav.published.sizes import (
     BigVGANConfig,
     CodebookConfig,
     EstimatorConfig,
@@ -192,7 +191,7 @@ class CosyVoice3Config(FlowModelConfig):
         check_flow_used(flow, decoder, solver)
         return config, rate, schedule
 
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
+    def weights_names(self, stage: StageName) -> tuple[str, ...]:
         if stage == "vocoder" and isinstance(self.vocoder, BigVGANConfig):
-            return weights_file(folder / self.vocoder_folder, GENERATOR_FILES)
-        return super().weights_file(folder, stage)
+            return tuple(f"{self.vocoder_folder}/{name}" for name in GENERATOR_FILES)
+        return super().weights_names(stage)

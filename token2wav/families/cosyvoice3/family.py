@@ -15,11 +15,11 @@ from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.families.family import Family, ReferenceLoop
 from token2wav.networks.bigvgan import BigVGAN
-from token2wav.networks.configs import BigVGANConfig
 from token2wav.networks.flow_weights import read_bigvgan_weights, read_cosyvoice_weights
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import OdeTables
+from token2wav.published.sizes import BigVGANConfig
 
 
 class CosyVoice3(Family):

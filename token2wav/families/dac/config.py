@@ -5,25 +5,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.config.values import convert, from_mapping, known_fields, prefixed
-from token2wav.families.codec_config import SymmetricCodecConfig
 from token2wav.families.dac.descript import WEIGHTS_PATTERNS, descript_weights_file, read_descript
-from token2wav.networks.codec_sizes import SymmetricSizes
-from token2wav.networks.configs import (
+from token2wav.published.codec_config import SymmetricCodecConfig
+from token2wav.published.codec_sizes import SymmetricSizes
+from token2wav.published.sizes import (
     CodebookCount,
     CodebookSize,
     SampleRate,
     TokenRate,
     Width,
 )
+from token2wav.published.transformers_json import CONFIG_JSON, has_model_type, read_json
 
 MODEL_TYPES = ("dac",)
 FILES = WEIGHTS_PATTERNS
@@ -59,25 +57,6 @@ class DacConfig(SymmetricCodecConfig):
 
     sizes: DacSizes
 
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return _weights_file(folder)
-
-
-def _weights_file(folder: Path) -> Path:
-    """Finds the file of the weights, in the format of `transformers` or `descript-audio-codec`.
-
-    Raises:
-        CheckpointError: the folder has no such file.
-        ConfigError: the folder has several files of `descript-audio-codec`.
-    """
-    if _is_transformers(folder):
-        return weights_file(folder)
-    return descript_weights_file(folder) or weights_file(folder, WEIGHTS_PATTERNS[:1])
-
-
-def _is_transformers(folder: Path) -> bool:
-    return has_model_type(folder, *MODEL_TYPES)
-
 
 def read(folder: Path) -> DacConfig:
     """Reads the configuration of a folder. Settings of the training are skipped.
@@ -86,9 +65,9 @@ def read(folder: Path) -> DacConfig:
         ConfigError: a value is of another type, out of range, or does not fit another one.
         CheckpointError: the folder has no weights, or `weights.pth` cannot be read.
     """
-    if not _is_transformers(folder):
-        path = _weights_file(folder)
-        return config_of(read_descript(path), path)
+    if not has_model_type(folder, *MODEL_TYPES):
+        path = descript_weights_file(folder)
+        return replace(config_of(read_descript(path), path), weights=(path.name,))
     path = folder / CONFIG_JSON
     document = read_json(path)
     with prefixed(f"{path}: "):

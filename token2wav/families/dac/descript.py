@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 from token2wav.config.values import Bounds, check_bounds, from_mapping, known_fields, prefixed
 from token2wav.errors import ConfigError
-from token2wav.networks.configs import CodebookCount, CodebookSize, Rates, SampleRate, Width
+from token2wav.published.checkpoint_files import weights_file
+from token2wav.published.sizes import CodebookCount, CodebookSize, Rates, SampleRate, Width
 
 # The second pattern has the names that the package downloads and saves.
 WEIGHTS_PATTERNS = ("weights.pth", "weights_*khz*.pth")
@@ -44,17 +45,18 @@ class Arguments:
         check_bounds(self, f"{_METADATA}.{_ARGUMENTS}")
 
 
-def descript_weights_file(folder: Path) -> Path | None:
-    """Returns the file of the package in a folder; None if there is none.
+def descript_weights_file(folder: Path) -> Path:
+    """Returns the file of the package in a folder.
 
     Raises:
         ConfigError: the folder has several.
+        CheckpointError: the folder has none.
     """
     paths = sorted(path for pattern in WEIGHTS_PATTERNS for path in folder.glob(pattern))
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths[:4])
         raise ConfigError(f"{folder}: {len(paths)} files of weights, expected one: {names}")
-    return paths[0] if paths else None
+    return paths[0] if paths else weights_file(folder, WEIGHTS_PATTERNS[:1])
 
 
 def read_descript(path: Path) -> dict[str, Any]:

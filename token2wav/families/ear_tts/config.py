@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.codec_config import CodecConfig
-from token2wav.networks.configs import (
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.sizes import (
     CodebookCount,
     CodebookSize,
     Kernel,
@@ -26,6 +23,7 @@ from token2wav.networks.configs import (
     SampleRate,
     Width,
 )
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 FILES: tuple[str, ...] = ()
 CONFIG_KEYS = ("data", "model")
@@ -103,9 +101,6 @@ class EarTtsConfig(CodecConfig):
     """Configuration of EAR-TTS's codec."""
 
     sizes: EarTtsSizes
-
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return weights_file(folder)
 
 
 def read(folder: Path) -> EarTtsConfig:

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.config.values import (
     Bounds,
     Length,
@@ -23,17 +20,18 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import ConfigError
-from token2wav.families.codec_config import SymmetricCodecConfig
 from token2wav.families.higgs.first_release import CONFIG_KEYS, WEIGHTS, read_arguments
-from token2wav.networks.codec_sizes import SymmetricSizes
-from token2wav.networks.configs import CodebookCount, CodebookSize, SampleRate, TokenRate, Width
+from token2wav.published.codec_config import SymmetricCodecConfig
+from token2wav.published.codec_sizes import SymmetricSizes
+from token2wav.published.sizes import CodebookCount, CodebookSize, SampleRate, TokenRate, Width
+from token2wav.published.transformers_json import CONFIG_JSON, has_model_type, read_json
 
 __all__ = ["CONFIG_KEYS", "FILES", "MODEL_TYPES", "HiggsConfig", "HiggsSizes", "read"]
 
 MODEL_TYPES = ("higgs_audio_v2_tokenizer",)
 FILES: tuple[str, ...] = ()
 
-_WEIGHTS = "model.safetensors"
+_WEIGHTS = ("model.safetensors",)
 _ACOUSTIC, _SEMANTIC = "acoustic_model_config", "semantic_model_config"
 # Sizes of the decoder that a folder may leave out, as `transformers` publishes them.
 _DECODER = {
@@ -107,17 +105,9 @@ class HiggsSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class HiggsConfig(SymmetricCodecConfig):
-    """Configuration of a Higgs Audio tokenizer.
-
-    Attributes:
-        weights: name of the file of the weights.
-    """
+    """Configuration of a Higgs Audio tokenizer."""
 
     sizes: HiggsSizes
-    weights: str
-
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return weights_file(folder, [self.weights])
 
 
 def read(folder: Path) -> HiggsConfig:

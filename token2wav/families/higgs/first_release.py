@@ -10,11 +10,11 @@ from typing import Any
 
 from token2wav.config.values import check_bounds, from_mapping, known_fields
 from token2wav.errors import ConfigError
-from token2wav.networks.codec_sizes import SymmetricSizes
-from token2wav.networks.configs import CodebookCount, CodebookSize, Rates, SampleRate, Width
+from token2wav.published.codec_sizes import SymmetricSizes
+from token2wav.published.sizes import CodebookCount, CodebookSize, Rates, SampleRate, Width
 
 CONFIG_KEYS = ("n_q", "bins", "ratios")
-WEIGHTS = "model.pth"
+WEIGHTS = ("model.pth",)
 
 _DECODER_WIDTH = 1024  # channels of the decoder before its first upsampling, fixed in the package
 _SEMANTIC_WIDTH = 768  # channels of all semantic models of the package

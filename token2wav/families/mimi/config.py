@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.codec_config import CodecConfig, read_seanet_sizes
 from token2wav.families.mimi.moshi_config import (
     WEIGHTS_PATTERN,
     moshi_weights_file,
     read_moshi_sizes,
 )
-from token2wav.networks.codec_sizes import SeanetSizes
-from token2wav.networks.configs import (
+from token2wav.published.checkpoint_files import PUBLISHED
+from token2wav.published.codec_config import CodecConfig, read_seanet_sizes
+from token2wav.published.codec_sizes import SeanetSizes
+from token2wav.published.sizes import (
     CodebookCount,
     CodebookSize,
     Width,
@@ -75,9 +74,6 @@ class MimiConfig(CodecConfig):
 
     sizes: MimiSizes
 
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return moshi_weights_file(folder) or weights_file(folder)
-
 
 def read(folder: Path) -> MimiConfig:
     """Reads the configuration of a folder. Settings of the encoder and of the training are skipped.
@@ -87,16 +83,18 @@ def read(folder: Path) -> MimiConfig:
     """
     if (weights := moshi_weights_file(folder)) is not None:
         with prefixed(f"{weights}: "):
-            return config_of(from_mapping(MimiSizes, read_moshi_sizes(folder), ""))
+            sizes = from_mapping(MimiSizes, read_moshi_sizes(folder), "")
+            return config_of(sizes, (weights.name,))
     return config_of(read_seanet_sizes(folder, MimiSizes))
 
 
-def config_of(sizes: MimiSizes) -> MimiConfig:
-    """Returns the configuration of a model with these sizes."""
+def config_of(sizes: MimiSizes, weights: tuple[str, ...] = PUBLISHED) -> MimiConfig:
+    """Returns the configuration of a model with these sizes and names of weights."""
     samples = sizes.frame_samples
     return MimiConfig(
         tokens=TokenFormat.codes(sizes.num_quantizers, sizes.codebook_size, fewer=True),
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,
         sizes=sizes,
+        weights=weights,
     )

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, from_mapping, known_fields, prefixed, shown
 from token2wav.errors import ConfigError
-from token2wav.networks.configs import (
+from token2wav.published.sizes import (
     CodebookCount,
     CodebookSize,
     Heads,
@@ -30,6 +29,7 @@ from token2wav.networks.configs import (
     Rates,
     Width,
 )
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 WEIGHTS_PATTERN = "tokenizer-*-checkpoint*.safetensors"
 

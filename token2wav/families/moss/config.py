@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
     check_bounds,
@@ -20,8 +17,8 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import ConfigError
-from token2wav.families.codec_config import CodecConfig
-from token2wav.networks.configs import (
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.sizes import (
     CodebookCount,
     CodebookSize,
     Heads,
@@ -31,6 +28,7 @@ from token2wav.networks.configs import (
     TokenRate,
     Width,
 )
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 MODEL_TYPES = ("moss-audio-tokenizer",)
 FILES: tuple[str, ...] = ()
@@ -223,9 +221,6 @@ class MossConfig(CodecConfig):
     @property
     def channels(self) -> int:
         return self.sizes.channels
-
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return weights_file(folder)
 
 
 def read(folder: Path) -> MossConfig:

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.strict_yaml import parse_yaml, read_bounded
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, Length, check_bounds, convert, from_mapping, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.codec_config import CodecConfig
 from token2wav.families.nanocodec.archive import CONFIG, WEIGHTS, read_member
-from token2wav.networks.configs import Kernel, Kernels, Rates, SampleRate, Width
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.sizes import Kernel, Kernels, Rates, SampleRate, Width
 
 ARCHIVE = "*.nemo"
 FILES = (ARCHIVE, CONFIG)
@@ -121,11 +119,6 @@ class NanoCodecConfig(CodecConfig):
 
     sizes: NanoCodecSizes
 
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        if (archive := _archive_in(folder)) is not None:
-            return archive
-        return weights_file(folder, WEIGHTS_FILES)
-
 
 def read(folder: Path) -> NanoCodecConfig:
     """Reads the configuration of a folder with a `.nemo` archive, or with its unpacked files.
@@ -139,7 +132,7 @@ def read(folder: Path) -> NanoCodecConfig:
     path = archive or folder / CONFIG
     content = read_member(archive, CONFIG).getvalue() if archive else read_bounded(path)
     with prefixed(f"{path}: "):
-        return _config_from(parse_yaml(content))
+        return _config_from(parse_yaml(content), (archive.name,) if archive else WEIGHTS_FILES)
 
 
 def _archive_in(folder: Path) -> Path | None:
@@ -155,7 +148,7 @@ def _archive_in(folder: Path) -> Path | None:
     return archives[0] if archives else None
 
 
-def _config_from(document: Any) -> NanoCodecConfig:
+def _config_from(document: Any, weights: tuple[str, ...]) -> NanoCodecConfig:
     if not isinstance(document, dict):
         raise ConfigError(f"expected a mapping, got {type(document).__name__}")
     decoder = from_mapping(
@@ -184,6 +177,7 @@ def _config_from(document: Any) -> NanoCodecConfig:
         sample_rate=sample_rate,
         samples_per_token=samples,
         sizes=NanoCodecSizes(decoder, quantizer),
+        weights=weights,
     )
 
 

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds
-from token2wav.families.codec_config import CodecConfig, read_seanet_sizes
-from token2wav.networks.codec_sizes import SeanetSizes
-from token2wav.networks.configs import Layers, Rates, Width
+from token2wav.published.codec_config import CodecConfig, read_seanet_sizes
+from token2wav.published.codec_sizes import SeanetSizes
+from token2wav.published.sizes import Layers, Rates, Width
 
 FILES = ()
 MODEL_TYPES = ("pocket_tts_audio_tokenizer",)
@@ -43,9 +41,6 @@ class PocketConfig(CodecConfig):
     """Configuration of the codec of Pocket TTS."""
 
     sizes: PocketSizes
-
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return weights_file(folder)
 
 
 def read(folder: Path) -> PocketConfig:

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from token2wav.config import StreamConfig
-from token2wav.config.checkpoint_files import weights_file
 from token2wav.config.model_config import StageName
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
     Length,
@@ -23,9 +21,10 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import ConfigError
-from token2wav.families.flow_config import FlowModelConfig
 from token2wav.families.streamflow.config import GuidedFlowConfig
-from token2wav.networks.configs import (
+from token2wav.published.checkpoint_files import PUBLISHED
+from token2wav.published.flow_config import FlowModelConfig
+from token2wav.published.sizes import (
     BigVGANConfig,
     Dilation,
     Dilations,
@@ -44,6 +43,7 @@ from token2wav.networks.configs import (
     Vocabulary,
     Width,
 )
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 FILES: tuple[str, ...] = ()
 MODEL_TYPES = ("qwen2_5_omni",)
@@ -249,8 +249,8 @@ class Qwen25OmniConfig(FlowModelConfig):
         super().check(stream)
         self.flow.check_stream(stream)
 
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return weights_file(folder)
+    def weights_names(self, stage: StageName) -> tuple[str, ...]:
+        return PUBLISHED
 
 
 def read(folder: Path) -> Qwen25OmniConfig:

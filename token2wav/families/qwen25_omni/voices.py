@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-from token2wav.config.checkpoint_files import weights_file
 from token2wav.errors import CheckpointError, Token2WavError
 from token2wav.families.qwen25_omni.config import PREFIXES, read
-from token2wav.networks.configs import EcapaConfig
 from token2wav.networks.ecapa import Ecapa
 from token2wav.networks.weights import fill, fitting_weights, read_state
+from token2wav.published.checkpoint_files import weights_file
+from token2wav.published.sizes import EcapaConfig
 from token2wav.voice import FIELDS, MEL_BOUND, Voice
 
 SPEAKERS = "spk_dict.pt"

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
     check_bounds,
@@ -22,9 +19,9 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import ConfigError
-from token2wav.families.codec_config import CodecConfig
-from token2wav.families.registry import unfilled_network
-from token2wav.networks.configs import (
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.registry import unfilled_network
+from token2wav.published.sizes import (
     CodebookCount,
     CodebookSize,
     Heads,
@@ -33,6 +30,7 @@ from token2wav.networks.configs import (
     SampleRate,
     Width,
 )
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 TOKENIZER, OMNI = "qwen3_tts_tokenizer_12hz", "qwen3_omni_moe"
 MODEL_TYPES = (TOKENIZER, OMNI)
@@ -140,9 +138,6 @@ class Qwen3Config(CodecConfig):
     @property
     def missing_samples(self) -> int:
         return int(unfilled_network(self, "decoder").missing_samples)
-
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return weights_file(folder)
 
 
 def read(folder: Path) -> Qwen3Config:

@@ -10,10 +10,7 @@ from typing import Annotated
 
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
     Length,
@@ -24,10 +21,11 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import ConfigError
-from token2wav.families.codec_config import SymmetricCodecConfig
-from token2wav.families.registry import unfilled_network
-from token2wav.networks.codec_sizes import SymmetricSizes
-from token2wav.networks.configs import CodebookSize, Rates, SampleRate, TokenRate, Width
+from token2wav.published.codec_config import SymmetricCodecConfig
+from token2wav.published.codec_sizes import SymmetricSizes
+from token2wav.published.registry import unfilled_network
+from token2wav.published.sizes import CodebookSize, Rates, SampleRate, TokenRate, Width
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 CONFIG_KEYS = ("vq_strides", "decoder_rates")
 FILES: tuple[str, ...] = ()
@@ -192,9 +190,6 @@ class SnacConfig(SymmetricCodecConfig):
                 "holds back its whole look-ahead, because later tokens change whole windows of its "
                 "attention"
             )
-
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return weights_file(folder)
 
 
 def read(folder: Path) -> SnacConfig:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from token2wav.config.block_grid import BlockGrid
-from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.values import check_bounds, prefixed
 from token2wav.families.cosyvoice2.config import (
     ENCODER_ALWAYS,
@@ -15,8 +14,9 @@ from token2wav.families.cosyvoice2.config import (
     CosyVoice2Config,
     FlowConfig,
 )
-from token2wav.families.flow_config import hift_from
-from token2wav.networks.configs import (
+from token2wav.published.flow_config import hift_from
+from token2wav.published.hyperyaml import HyperYaml, ModelNode
+from token2wav.published.sizes import (
     ConformerConfig,
     Guidance,
     Heads,

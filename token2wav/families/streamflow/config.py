@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from token2wav.config import StreamConfig
-from token2wav.config.hyperyaml import HyperYaml
 from token2wav.config.settings import Steps
 from token2wav.config.values import Bounds, check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
-from token2wav.networks.configs import (
+from token2wav.published.hyperyaml import HyperYaml
+from token2wav.published.sizes import (
     EstimatorConfig,
     Frames,
     Guidance,

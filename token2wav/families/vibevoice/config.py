@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, check_bounds, from_mapping, known_fields, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.codec_config import CodecConfig
-from token2wav.networks.configs import Kernel, Layers, Rates, Stages, Width
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.sizes import Kernel, Layers, Rates, Stages, Width
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 FILES: tuple[str, ...] = ()
 MODEL_TYPES = ("vibevoice", "vibevoice_streaming", "vibevoice_acoustic_tokenizer")
@@ -123,9 +121,6 @@ class VibeVoiceConfig(CodecConfig):
     """Configuration of VibeVoice's acoustic decoder."""
 
     sizes: VibeVoiceSizes
-
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return weights_file(folder)
 
 
 def read(folder: Path) -> VibeVoiceConfig:

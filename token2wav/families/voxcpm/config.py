@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from token2wav.config.checkpoint_files import weights_file
-from token2wav.config.model_config import StageName
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
     Length,
@@ -24,9 +21,10 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import ConfigError
-from token2wav.families.codec_config import CodecConfig
-from token2wav.networks.codec_sizes import SymmetricSizes
-from token2wav.networks.configs import Rates, SampleRate, TokenRate, Width
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.codec_sizes import SymmetricSizes
+from token2wav.published.sizes import Rates, SampleRate, TokenRate, Width
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 FILES = ("audiovae.safetensors", "audiovae.pth")  # in order of preference
 _SECTION = "audio_vae_config"  # missing in VoxCPM 0.5B
@@ -119,9 +117,7 @@ class VoxCPMConfig(CodecConfig):
     """Configuration of VoxCPM's AudioVAE."""
 
     sizes: VoxCPMSizes
-
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return weights_file(folder, FILES)
+    weights: tuple[str, ...] = FILES
 
 
 def read(folder: Path) -> VoxCPMConfig:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from token2wav.config.token_format import TokenFormat
-from token2wav.families.codec_config import CodecConfig
+from token2wav.published.codec_config import CodecConfig
 
 FILES = ("codec.json",)
 
@@ -22,6 +22,7 @@ class MadeUpConfig(CodecConfig):
     """
 
     sizes: int
+    weights: tuple[str, ...] = ("decoder.safetensors", "decoder.pt")
 
 
 def read(folder: Path) -> MadeUpConfig:

@@ -23,8 +23,8 @@ class ToneConfig(ModelConfig):
     speaker_size: int = 3
     takes_prompt: bool = True
 
-    def weights_file(self, folder: Path, stage: StageName) -> Path:
-        return folder / FILES[0]
+    def weights_names(self, stage: StageName) -> tuple[str, ...]:
+        return FILES
 
 
 def read(folder: Path) -> ToneConfig:

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from testkit.models.shards import divide
 from testkit.models.tiny_model import one_line
-from token2wav.config.checkpoint_files import weight_files, weights_file
 from token2wav.errors import CheckpointError
 from token2wav.networks.weights import read_state
+from token2wav.published.checkpoint_files import weight_files, weights_file
 
 INDEX = "model.safetensors.index.json"
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]

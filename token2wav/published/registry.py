@@ -17,8 +17,8 @@ The package of a family has these members:
 - a module `family` with `FAMILY`, a `token2wav.families.family.Family`: networks, weights and
   noise.
 
-The packages beside this module are families. An installed distribution can add further families by
-entry points of the group `token2wav.families`.
+The packages in `token2wav.families` are families. An installed distribution can add further
+families by entry points of the group `token2wav.families`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import token2wav.families
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.config.transformers_json import CONFIG_JSON, has_keys, has_model_type, read_json
 from token2wav.config.values import shown
 from token2wav.errors import ConfigError
 from token2wav.known_models import suggestion
+from token2wav.published.transformers_json import CONFIG_JSON, has_keys, has_model_type, read_json
 
 GROUP = "token2wav.families"  # of the entry points, and the package of the families here
 _MOST_LISTED = 500  # files and folders that are examined in a folder of no family
@@ -180,8 +179,8 @@ def _model_types(family: Any) -> tuple[str, ...]:
 
 
 def _own_families() -> Iterator[ModuleType]:
-    """Yields the families of this package."""
-    for module in pkgutil.iter_modules(token2wav.families.__path__):
+    """Yields the families of this project."""
+    for module in pkgutil.iter_modules(import_module(GROUP).__path__):
         if module.ispkg:
             yield import_module(f"{GROUP}.{module.name}")
 

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from token2wav.config import config_hash
-from token2wav.config.checkpoint_files import weight_files
 from token2wav.config.model_config import StageName
 from token2wav.config.values import from_mapping
 from token2wav.errors import ArtifactError, CheckpointError, ConfigError
-from token2wav.families.registry import read_config, weight_prefixes
+from token2wav.published.checkpoint_files import weight_files, weights_file
+from token2wav.published.registry import read_config, weight_prefixes
 
 GraphName = Literal[
     "step", "estimator-streaming", "estimator-full", "vocoder", "vocoder-whole", "decoder"
@@ -107,7 +107,7 @@ def fingerprint(model_folder: Path, stage: StageName) -> str:
         CheckpointError: the weights are missing or cannot be read.
     """
     config = read_config(model_folder)
-    path = config.weights_file(model_folder, stage)
+    path = weights_file(model_folder, config.weights_names(stage))
     digests = []
     for file in weight_files(path, weight_prefixes(config)):
         try:

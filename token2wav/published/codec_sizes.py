@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from token2wav.config.values import Bounds, check_bounds
 from token2wav.errors import ConfigError
-from token2wav.networks.configs import Heads, Kernel, Layers, Rate, Rates, SampleRate, Width
+from token2wav.published.sizes import Heads, Kernel, Layers, Rate, Rates, SampleRate, Width
 
 _ROPE_BASE = 10000.0
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from token2wav.config.transformers_json import has_keys, has_model_type, read_json
 from token2wav.errors import ConfigError
+from token2wav.published.transformers_json import has_keys, has_model_type, read_json
 
 
 def written(folder: Path, content: Any, name: str = "config.json") -> Path:

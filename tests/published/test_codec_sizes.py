@@ -8,7 +8,7 @@ import pytest
 
 from token2wav.errors import ConfigError
 from token2wav.families.pocket_tts.config import PocketSizes
-from token2wav.networks.codec_sizes import SymmetricSizes
+from token2wav.published.codec_sizes import SymmetricSizes
 
 
 def test_a_decoder_mirrors_its_encoder() -> None:

@@ -18,7 +18,7 @@ from testkit.models.tiny_model import tiny_copy
 from testkit.patience import PATIENCE_SECONDS
 from tests.exporters.rig import ARTIFACT, add, engine
 from token2wav.errors import ArtifactError, CheckpointError
-from token2wav.exported.artifacts import (
+from token2wav.published.artifacts import (
     DESCRIPTION,
     GRAPH_VERSION,
     EngineFolder,

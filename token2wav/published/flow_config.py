@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import ConfigError
-from token2wav.networks.configs import HiFTConfig, ScheduleConfig, Width
+from token2wav.published.hyperyaml import HyperYaml, ModelNode
+from token2wav.published.sizes import HiFTConfig, ScheduleConfig, Width
 
 ConfigT = TypeVar("ConfigT", bound="FlowModelConfig")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from testkit.models.tiny_model import one_line
 from token2wav import ConfigError
-from token2wav.config.hyperyaml import MAX_VALUES, HyperYaml, Tagged
+from token2wav.published.hyperyaml import MAX_VALUES, HyperYaml, Tagged
 
 
 def read(tmp_path: Path, text: str) -> HyperYaml:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from token2wav.config.transformers_json import read_json
 from token2wav.config.values import shown
 from token2wav.errors import CheckpointError, ConfigError
+from token2wav.published.transformers_json import read_json
 
 INDEX_ENDING = ".index.json"
 PUBLISHED = ("model.safetensors", "pytorch_model.bin")  # of `transformers`; the second is a pickle
@@ -47,7 +47,9 @@ def weights_file(folder: Path, names: Sequence[str] = PUBLISHED) -> Path:
                     f"{path}: a link to {path.readlink()}, which does not exist; download the "
                     "file again"
                 )
-    raise CheckpointError(f"{folder}: contains none of {', '.join(names)}")
+    inside = (folder / names[0]).parent
+    files = ", ".join(Path(name).name for name in names)
+    raise CheckpointError(f"{inside}: contains none of {files}")
 
 
 def weight_files(

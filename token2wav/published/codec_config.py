@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import from_mapping, known_fields, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.registry import unfilled_network
-from token2wav.networks.codec_sizes import SeanetSizes
+from token2wav.published.checkpoint_files import PUBLISHED
+from token2wav.published.codec_sizes import SeanetSizes
+from token2wav.published.registry import unfilled_network
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 # A decoder that reads at most this far ahead holds back its whole reach by default. This is exact.
 _LONGEST_WAIT_SECONDS = 0.12
@@ -29,14 +30,19 @@ class CodecConfig(ModelConfig):
 
     Attributes:
         sizes: sizes of the decoder, which identify an exported artefact together with the weights.
+        weights: names that the file of the weights may have, in order of preference.
     """
 
     sizes: Any
+    weights: tuple[str, ...] = PUBLISHED
     stages: tuple[StageName, ...] = ("decoder",)
     hop_blocks: tuple[int, int] = (1, 16)
 
     def stage_config(self, stage: StageName) -> Any:
         return self.sizes
+
+    def weights_names(self, stage: StageName) -> tuple[str, ...]:
+        return self.weights
 
 
 @dataclass(frozen=True, kw_only=True)
