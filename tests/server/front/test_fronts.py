@@ -38,7 +38,7 @@ from testkit.rigs.fake_engine import (
     frame,
     tensor,
 )
-from testkit.rigs.processes import resident_mib
+from testkit.rigs.processes import entries, resident_mib
 from token2wav_server import Ports
 from token2wav_server.front.build import LIBRARY
 from token2wav_server.launcher.binaries import find_tritonserver
@@ -66,6 +66,7 @@ STARTING = "engine: it is starting; send the utterance again in some seconds"
 SLOW = "engine: it does not read fast enough; send the utterance again"
 TOKENS = np.arange(5, dtype=np.int32)
 FRAME_LIMIT = 64 << 20
+REFUSALS = 300  # some clients of so many leave before Triton has released their request
 
 
 @dataclass
@@ -439,6 +440,21 @@ def test_an_engine_that_is_not_ready(server: Server, client: Client) -> None:
         assert client.error() == STARTING
     finally:
         silent.stop()
+
+
+def test_clients_that_leave_at_their_refusal_leave_no_connection(server: Server) -> None:
+    """Triton keeps the connection of a client that leaves before its request was let go."""
+
+    def connections_after_a_refusal() -> int:
+        with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+            client.send()
+            assert client.error() in (ENDED, STARTING)
+        return entries(server.process.pid, "fd")
+
+    first = connections_after_a_refusal()
+    for _ in range(REFUSALS):
+        connections_after_a_refusal()
+    until(lambda: entries(server.process.pid, "fd") <= first + 2)
 
 
 SLOT = struct.pack("<Q", 10**18)

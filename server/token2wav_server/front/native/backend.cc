@@ -126,25 +126,29 @@ uint64_t now_ns() {
                                      .count());
 }
 
-// Forwards a request, or refuses it. Returns whether it was forwarded.
-// Forwards a request, and releases it. A refused request is released before its answer: a client
-// that leaves at its answer could leave between the two, and Triton would keep its connection.
+// Releases a request, and forwards or refuses it. The release comes first: Triton keeps the
+// connection of a client that leaves at its answer while its request is not released yet.
 void forward(Front& front, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) {
     Reply reply(request);
-    uint64_t start = now_ns();
+    Request read;
     std::optional<Refusal> refused;
-    try {
-        front.submit(read_request(request, front.new_slot()), reply);
-    } catch (const Refusal& refusal) {
-        refused = refusal;
-    } catch (const std::exception& error) {
-        refused = Refusal(TRITONSERVER_ERROR_INTERNAL, error.what());
-    }
+    auto attempt = [&refused](const auto& work) {
+        try {
+            work();
+        } catch (const Refusal& refusal) {
+            refused = refusal;
+        } catch (const std::exception& error) {
+            refused = Refusal(TRITONSERVER_ERROR_INTERNAL, error.what());
+        }
+    };
+    uint64_t start = now_ns();
+    attempt([&] { read = read_request(request, front.new_slot()); });
     uint64_t end = now_ns();
-    // Triton counts a request as done once it has been forwarded.
+    // Triton counts a request as done once it has been read.
     log_error(TRITONBACKEND_ModelInstanceReportStatistics(
         instance, request, !refused, start, start, end, end));
     log_error(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL));
+    if (!refused) attempt([&] { front.submit(read, reply); });
     if (refused) reply.fail(refused->code, refused->what());
 }
 
