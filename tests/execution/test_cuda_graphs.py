@@ -265,6 +265,13 @@ def test_a_graph_is_on_the_gpu_before_its_first_batch(
     assert recorded.replays == (1 if uploads else 2)
 
 
+def test_convolutions_are_timed_only_for_a_capture(recorded: SimpleNamespace) -> None:
+    timed: list[bool] = []
+    GraphPool(torch.device("cuda")).capture(lambda: timed.append(torch.backends.cudnn.benchmark))
+    assert timed == [True] * 3
+    assert not torch.backends.cudnn.benchmark
+
+
 def test_only_errors_of_the_capture_are_forgiven(recorded: SimpleNamespace) -> None:
     pool = GraphPool(torch.device("cuda"))
 

@@ -5,7 +5,8 @@ launches of all codecs.
 
 Each model runs on two engines. "Own lengths" is the engine of a CPU, which runs each chunk in one
 piece, and changes states in place. "Prepared lengths" runs as a GPU does: chunks are made up of
-pieces of prepared shapes, and the states of up to 4 streams are copied into the rows of a batch.
+pieces of prepared shapes, the states of up to 4 streams are copied into the rows of a batch, and
+all convolutions that a GPU computes as products are products.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from testkit.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, p
 from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.config.model_config import ModelConfig
+from token2wav.layers import streaming
 from token2wav.published.checkpoint_files import PUBLISHED, weights_file
 from token2wav.published.registry import read_config
 from token2wav.stages.waveform import PieceInput, WaveformStage, likely_pieces
@@ -137,8 +139,10 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def codec(loaded: Subject) -> Iterator[Subject]:
+def codec(loaded: Subject, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
     """The codec. After each test, no stream is open, and all pieces had prepared shapes."""
+    if loaded.prepared:
+        monkeypatch.setattr(streaming, "_always_multiplies", lambda x: True)
     yield loaded
     assert loaded.model.pipeline.open_streams == 0
     assert loaded.decoder._frames.store.used == 0

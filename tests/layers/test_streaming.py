@@ -11,6 +11,7 @@ from torch import nn
 
 from testkit.pieces import in_pieces
 from testkit.utterances import off
+from token2wav.layers import streaming
 from token2wav.layers.combine import Chain, Mean, Residual, placed
 from token2wav.layers.snake import Snake
 from token2wav.layers.streaming import (
@@ -144,32 +145,45 @@ def in_order(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
     return x.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else x
 
 
+@pytest.fixture(params=["as on a CPU", "as on a GPU", "as on a GPU, divided"])
+def always_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether all convolutions are products, as on a GPU, and whether long ones are divided."""
+    always = request.param != "as on a CPU"
+    monkeypatch.setattr(streaming, "_always_multiplies", lambda x: always)
+    if request.param.endswith("divided"):
+        monkeypatch.setattr(streaming, "_MOST_WINDOW_BYTES", 2000)
+    return always
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 7, 32, 300])
 @pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (7, 3)])
 def test_convolutions_equal_those_of_torch(
-    kernel: int, dilation: int, count: int, channels_last: bool
+    kernel: int, dilation: int, count: int, channels_last: bool, always_products: bool
 ) -> None:
-    """A CPU computes those of few positions as matrix products."""
+    """A CPU computes those of few positions as matrix products, and a GPU all of them."""
     conv = causal_conv(5, 4, kernel, dilation=dilation).requires_grad_(False)
     x = torch.randn(2, 5, count)
     padded = nn.functional.pad(x, ((kernel - 1) * dilation, 0))
     expected = nn.functional.conv1d(padded, conv.weight, conv.bias, dilation=dilation)
     output = conv(in_order(x, channels_last))
     assert off(output, expected) <= ROUNDING
-    assert is_channels_last(output) == channels_last or count == 1
+    assert is_channels_last(output) == (channels_last or always_products) or count == 1
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("count", [5, 33])
 @pytest.mark.parametrize("cut", ["end", "both", (2, 1)], ids=str)
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (8, 4), (7, 4), (5, 1), (9, 4)])
+@pytest.mark.parametrize(("inputs", "groups"), [(5, 1), (8, 4), (4, 4)])
+@pytest.mark.usefixtures("always_products")
 def test_transposed_convolutions_equal_those_of_torch(
-    kernel: int, stride: int, cut: Any, count: int, channels_last: bool
+    inputs: int, groups: int, kernel: int, stride: int, cut: Any, count: int, channels_last: bool
 ) -> None:
-    conv = StreamConvTranspose(5, 4, kernel, stride, cut=cut).requires_grad_(False)
-    x = torch.randn(2, 5, count)
-    expected = nn.functional.conv_transpose1d(x, conv.weight, conv.bias, stride)
+    conv = StreamConvTranspose(inputs, 4, kernel, stride, cut=cut, groups=groups)
+    conv.requires_grad_(False)
+    x = torch.randn(2, inputs, count)
+    expected = nn.functional.conv_transpose1d(x, conv.weight, conv.bias, stride, groups=groups)
     output = conv(in_order(x, channels_last))
     overlap = conv.overlap
     assert (

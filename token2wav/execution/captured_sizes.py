@@ -15,5 +15,5 @@ PAST_PAGES = 2047
 PROVISIONAL_BLOCKS = 32
 # Batches of a flow that computes windows, in windows.
 CAPTURED_WINDOWS = (1, 2, 4, 8, 16, 32)
-# Largest batch of a vocoder on torch, in streams.
-CAPTURED_STREAMS = 32
+# Largest batch of a vocoder or a codec decoder on torch, in streams.
+CAPTURED_STREAMS = 64

@@ -85,7 +85,7 @@ class GraphPool:
         free, _ = torch.cuda.mem_get_info(self._device)
         self._stream.wait_stream(torch.cuda.current_stream())
         # This context also selects the earlier stream again if a capture fails.
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _convolutions_timed():
             for _ in range(_WARM_UPS):
                 function()
             torch.cuda.synchronize()
@@ -128,6 +128,19 @@ class GraphPool:
             with suppress(RuntimeError):  # the allocator has ended the recording already
                 end_recording(self._device.index or 0, self._pool)
         self._pool = torch.cuda.graph_pool_handle()
+
+
+@contextmanager
+def _convolutions_timed() -> Iterator[None]:
+    """Lets cuDNN choose the algorithm of each convolution by measurement, in the first call of a
+    function. The capture then records the fastest one.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager

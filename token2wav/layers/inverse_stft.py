@@ -7,7 +7,15 @@ import math
 import torch
 import torch.nn.functional as F
 
-from token2wav.layers.streaming import OFFLINE, ON_TIME, Overlap, StreamModule, StreamStep, Timing
+from token2wav.layers.streaming import (
+    OFFLINE,
+    ON_TIME,
+    Overlap,
+    StreamModule,
+    StreamStep,
+    Timing,
+    for_cudnn,
+)
 
 
 def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +62,7 @@ class OverlapAdd(StreamModule):
     def add(self, frames: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Converts frames (B, C, T) to samples (B, 1, hop * T) without the cut samples."""
         x = torch.cat((frames, torch.ones_like(frames[:, :1])), dim=1)
-        x, hop = self.overlap.with_context(x, step), self.overlap.stride
+        x, hop = for_cudnn(self.overlap.with_context(x, step)), self.overlap.stride
         audio = F.conv_transpose1d(x[:, :-1], self.kernels, stride=hop)
         weight = F.conv_transpose1d(x[:, -1:], self.weights, stride=hop)
         audio, weight = (

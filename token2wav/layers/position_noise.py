@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from token2wav.layers.streaming import OFFLINE, FreezableLayer, Streaming, StreamStep
+from token2wav.layers.streaming import OFFLINE, FreezableLayer, Streaming, StreamStep, for_cudnn
 
 # Positions after which the noise repeats: 11 s at 24 kHz.
 _PERIOD = 1 << 18
@@ -53,4 +53,4 @@ class PositionNoise(Streaming, FreezableLayer):
         noise = self.table[torch.remainder(positions, _PERIOD)]  # (T,) or (B, T)
         if step.noise_factor is not None:
             noise = noise * step.noise_factor[:, None]
-        return torch.addcmul(x, noise[..., None, :], self.linear(x))
+        return torch.addcmul(x, noise[..., None, :], self.linear(for_cudnn(x)))

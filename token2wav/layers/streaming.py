@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.layers.packed_linear import PackedCopy
+from token2wav.layers.packed_linear import PackedCopy, PackedWeight
 
 # On a CPU torch spends most of the time of a convolution of few positions on its weights, which it
 # copies into another order in every call. Then a matrix product is faster, on 2 cores (2026-11-24)
@@ -42,6 +42,12 @@ _FEW_POSITIONS = 32  # outputs of all streams of a batch
 _FEW_POSITIONS_OF_MANY_WEIGHTS = 256
 _MANY_WEIGHTS = 1 << 22  # more than fit into the cache of a core
 _SHORT_INPUT = 32  # inputs of a stream, for transposed convolutions
+#
+# On a GPU every convolution with one group, and every transposed one, is a product: cuDNN computed
+# float32 convolutions at 4 to 8 TFLOP/s, and cuBLAS large float32 products at 51 (one H200). No GPU
+# has measured the products inside a decoder yet, so a benchmark may turn them off here.
+products_on_gpu = True
+_MOST_WINDOW_BYTES = 256 << 20  # copied for one product; the windows of longer signals are divided
 
 
 class Activation(Protocol):
@@ -306,12 +312,15 @@ OFFLINE = StreamStep()
 
 
 def is_channels_last(x: torch.Tensor) -> bool:
-    """Returns whether x (B, C, T) is on a CPU, and the channels of a position follow each other in
-    memory.
+    """Returns whether the channels of a position of x (B, C, T) follow each other in memory."""
+    return not torch.compiler.is_exporting() and x.shape[1] > 1 and x.stride(1) == 1
+
+
+def for_cudnn(x: torch.Tensor) -> torch.Tensor:
+    """Returns x (B, C, T), on a GPU in the order of its axes: cuDNN has no fast float32 convolution
+    of the other order for all sizes.
     """
-    if torch.compiler.is_exporting() or x.device.type != "cpu":
-        return False
-    return x.shape[1] > 1 and x.stride(1) == 1
+    return x if x.device.type == "cpu" else x.contiguous()
 
 
 def _padded(x: torch.Tensor, left: int, right: int, mode: str) -> torch.Tensor:
@@ -404,11 +413,12 @@ class StreamConv(nn.Conv1d, Streaming):
         if input.dtype != weight.dtype:
             return super()._conv_forward(input.to(weight.dtype), weight, bias).to(input.dtype)
         if self.groups > 1 or self.stride[0] > 1 or not _multiplies(input, weight):
-            return super()._conv_forward(input, weight, bias)
-        in_order = is_channels_last(input)
-        if self._is_short(input, in_order):
-            y = self._as_product(input, weight, bias)
-            return y if in_order else y.contiguous()
+            return super()._conv_forward(for_cudnn(input), weight, bias)
+        in_order, always = is_channels_last(input), _always_multiplies(input)
+        if always or self._is_short(input, in_order):
+            [taps], [dilation] = self.kernel_size, self.dilation
+            y = _product(self._packed.of(weight), input, bias, taps, dilation).transpose(1, 2)
+            return y if in_order or always else y.contiguous()
         if in_order:  # torch has this order for two dimensions only
             image, kernel = input[:, :, None], weight[:, :, None]
             return F.conv2d(image, kernel, bias, dilation=(1, self.dilation[0]))[:, :, 0]
@@ -423,11 +433,25 @@ class StreamConv(nn.Conv1d, Streaming):
         positions = len(x) * (x.shape[2] - (kernel - 1) * dilation)
         return positions <= (_FEW_POSITIONS_OF_MANY_WEIGHTS if many else _FEW_POSITIONS)
 
-    def _as_product(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        rows = _windows(x, self.kernel_size[0], self.dilation[0])
-        return self._packed.of(weight).product(rows, bias).transpose(1, 2)  # channels last
+
+def _product(
+    weight: PackedWeight,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    kernel: int,
+    dilation: int = 1,
+) -> torch.Tensor:
+    """Computes the product (B, windows, outputs) of all windows of x (B, C, T)."""
+    reach = (kernel - 1) * dilation
+    count = x.shape[2] - reach
+    window_bytes = len(x) * x.shape[1] * kernel * x.element_size()
+    most = max(1, _MOST_WINDOW_BYTES // window_bytes)
+    if kernel == 1 or count <= most:
+        return weight.product(_windows(x, kernel, dilation), bias)
+    parts = [x[:, :, at : at + most + reach] for at in range(0, count, most)]
+    return torch.cat(
+        [weight.product(_windows(part, kernel, dilation), bias) for part in parts], dim=1
+    )
 
 
 def _windows(x: torch.Tensor, kernel: int, dilation: int = 1) -> torch.Tensor:
@@ -439,19 +463,28 @@ def _windows(x: torch.Tensor, kernel: int, dilation: int = 1) -> torch.Tensor:
     return windows.permute(0, 2, 3, 1).flatten(2)
 
 
-def _windows_weight(weight: torch.Tensor, stride: int) -> torch.Tensor:
+def _windows_weight(weight: torch.Tensor, stride: int, groups: int = 1) -> torch.Tensor:
     """Arranges the weight (inputs, outputs, kernel) of a transposed convolution as that of a
-    product with windows of its input: (stride * outputs, window * inputs).
+    product with windows of its input: (stride * outputs, window * inputs), or (groups, stride *
+    outputs, window * inputs) of a weight (groups * inputs, outputs, kernel).
     """
     parts = F.pad(weight, (0, -weight.shape[2] % stride)).unflatten(2, (-1, stride))
     # The last input of a window gives the first outputs of its kernel.
-    return parts.flip(2).permute(3, 1, 2, 0).flatten(2).flatten(0, 1)
+    parts = parts.flip(2).unflatten(0, (groups, -1)).permute(0, 4, 2, 3, 1).flatten(3).flatten(1, 2)
+    return parts[0] if groups == 1 else parts
+
+
+def _always_multiplies(x: torch.Tensor) -> bool:
+    """Returns whether a product is used for any number of positions, because torch's convolution is
+    slow on the device.
+    """
+    return x.device.type != "cpu"
 
 
 def _multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Returns whether a convolution of x may be a product with a packed weight."""
     return (
-        x.device.type == "cpu"
+        (products_on_gpu or x.device.type == "cpu")
         and x.dtype == weight.dtype == torch.float32
         and not weight.requires_grad  # the product has no gradient
         and not (torch.is_grad_enabled() and x.requires_grad)
@@ -587,7 +620,7 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
             start = {"halves": surplus // 2, "end": 0, "both": surplus}[cut]
             end = surplus - start if cut == "halves" else surplus
         self.overlap = Overlap(inputs, kernel, stride, cut=start, cut_end=end)
-        self._packed = PackedCopy(partial(_windows_weight, stride=stride))
+        self._packed = PackedCopy(partial(_windows_weight, stride=stride, groups=groups))
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         return self.overlap.place(timing)
@@ -601,14 +634,20 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         if self._is_product(x):
             return self._as_product(x, step)
         y = F.conv_transpose1d(
-            x.to(self.weight.dtype), self.weight, self.bias, self.stride, groups=self.groups
+            for_cudnn(x).to(self.weight.dtype),
+            self.weight,
+            self.bias,
+            self.stride,
+            groups=self.groups,
         ).to(x.dtype)
         return self.overlap.complete_outputs(y, x.shape[2], step)
 
     def _is_product(self, x: torch.Tensor) -> bool:
-        if self.groups > 1 or not _multiplies(x, self.weight):
+        if not _multiplies(x, self.weight):
             return False
-        return is_channels_last(x) or x.shape[2] <= _SHORT_INPUT
+        if _always_multiplies(x):
+            return True
+        return self.groups == 1 and (is_channels_last(x) or x.shape[2] <= _SHORT_INPUT)
 
     def _as_product(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Computes all complete outputs from x (B, inputs, T) as a product of windows. A window has
@@ -618,13 +657,32 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         window, count = -(-kernel // stride), x.shape[2]
         if step.state is None:
             x = _padded(x, window - 1, window - 1, "constant")
-        bias = None if self.bias is None else self.bias.repeat(stride)
-        products = self._packed.of(self.weight).product(_windows(x, window), bias)
-        y = products.view(len(x), -1, self.out_channels).transpose(1, 2)
+        weight = self._packed.of(self.weight)
+        if self.groups > 1:
+            products = self._grouped_product(weight, x, window)
+        else:
+            bias = None if self.bias is None else self.bias.repeat(stride)
+            products = _product(weight, x, bias, window)
+        y = products.reshape(len(x), -1, self.out_channels).transpose(1, 2)
         if step.state is None:
             last = (count - 1) * stride + kernel - self.overlap.cut_end
             y = y[:, :, self.overlap.cut : last]
-        return y if in_order else y.contiguous()
+        return y if in_order or _always_multiplies(x) else y.contiguous()
+
+    def _grouped_product(self, weight: PackedWeight, x: torch.Tensor, window: int) -> torch.Tensor:
+        """Computes the products (B, windows, stride, outputs) of the windows of x (B, inputs, T)
+        with the weights of all groups.
+        """
+        groups, [stride] = self.groups, self.stride
+        # (groups, B * windows, window * inputs of a group)
+        windows = x.unflatten(1, (groups, -1)).unfold(3, window, 1)
+        rows = windows.permute(1, 0, 3, 4, 2).flatten(3).flatten(1, 2)
+        bias = None
+        if self.bias is not None:
+            bias = self.bias.unflatten(0, (groups, -1)).repeat(1, stride)[:, None]
+        products = weight.product(rows, bias).unflatten(2, (stride, -1))
+        products = products.unflatten(1, (len(x), -1))  # (groups, B, windows, stride, outputs)
+        return products.permute(1, 2, 3, 0, 4).flatten(3)
 
 
 class Delay(Streaming):

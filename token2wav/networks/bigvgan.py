@@ -31,6 +31,7 @@ from token2wav.layers.streaming import (
     WaveformNetwork,
     Window,
     centred_conv,
+    for_cudnn,
 )
 from token2wav.published.sizes import BigVGANConfig
 
@@ -81,7 +82,7 @@ class Upsample(LowPass, StreamModule):
         return self.overlap.place(timing)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        x = self.overlap.with_context(x, step)
+        x = for_cudnn(self.overlap.with_context(x, step))
         y = F.conv_transpose1d(x, RATIO * self.of(x), stride=RATIO, groups=x.shape[1])
         return self.overlap.complete_outputs(y, x.shape[2], step)
 
@@ -102,7 +103,7 @@ class Downsample(Streaming):
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         x = step.with_context(self, x, self.window.left, self.window.right, "replicate")
-        return F.conv1d(x, self.lowpass.of(x), stride=RATIO, groups=x.shape[1])
+        return F.conv1d(for_cudnn(x), self.lowpass.of(x), stride=RATIO, groups=x.shape[1])
 
 
 class AntiAliased(StreamModule):

@@ -24,6 +24,7 @@ from token2wav.layers.streaming import (
     Window,
     causal_conv,
     centred_conv,
+    for_cudnn,
 )
 
 _SNAKE_EPS = 1e-9
@@ -182,7 +183,7 @@ class UpConv(nn.Conv1d, Streaming, FreezableLayer):
                 F.pad(x.repeat_interleave(self.rate, dim=2), (self.kernel_size[0] - 1, 0))
             )
         x = step.with_context(self, x, self.reach)
-        x = F.conv1d(x.to(self.phases.dtype), self.phases, self.phase_bias).to(x.dtype)
+        x = F.conv1d(for_cudnn(x).to(self.phases.dtype), self.phases, self.phase_bias).to(x.dtype)
         return x.unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
 
 
