@@ -19,7 +19,8 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 README = "readme.md"  # its name in the site; index.md is another page
-RESULTS = "benchmarks/results/README.md"  # a page outside docs/, at the same path in the site
+# pages outside docs/, at the same path in the site
+OUTSIDE = ("benchmarks/results/README.md", "lab/README.md")
 PACKAGES = {
     "token2wav": "token2wav/__init__.py",
     "token2wav_client": "client/token2wav_client/__init__.py",
@@ -33,7 +34,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds README, files outside docs/ that pages link to, and the pages of the API reference."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, README, content=readme))
-    texts = {"README.md": readme, RESULTS: (ROOT / RESULTS).read_text(encoding="utf-8")}
+    texts = {"README.md": readme}
+    texts |= {page: (ROOT / page).read_text(encoding="utf-8") for page in OUTSIDE}
     texts |= {
         f"docs/{file.src_uri}": file.content_string
         for file in files.documentation_pages()
@@ -51,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns links between the repository's files into links between the site's."""
     source = page.file.src_uri
-    name = {README: "README.md", RESULTS: RESULTS}.get(source, f"docs/{source}")
+    name = {README: "README.md"}.get(source, source if source in OUTSIDE else f"docs/{source}")
     folder = posixpath.dirname(source)
     return _LINK.sub(
         lambda link: (
