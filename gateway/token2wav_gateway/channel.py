@@ -85,7 +85,7 @@ class Channel:
             FatalError: the client sent nothing for too long while the session was silent.
         """
         text = await self._receive()
-        await self._connection.in_turns(self._handle(text, handle, refuse))
+        await self._connection.in_turn(self._handle(text, handle, refuse))
 
     async def _handle(self, text: str, handle: Handler, refuse: Refusal | None) -> None:
         message = None

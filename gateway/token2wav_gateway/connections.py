@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar, cast
 
-from token2wav_gateway.turns import Turns
+from token2wav_gateway.fair_reads import FairReads
 
 log = logging.getLogger(__name__)
 
@@ -55,13 +55,13 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._turns = Turns()
+        self._reads = FairReads()
         self._count = 0
         self._open: dict[str, dict[Connection, None]] = {}  # of each address, the oldest first
 
     def add(self, transport: asyncio.Transport) -> Connection:
         """Adds a new connection, and closes another one if the limit is exceeded."""
-        connection = Connection(transport, self._turns)
+        connection = Connection(transport, self._reads)
         self._open.setdefault(connection.address, {})[connection] = None
         self._count += 1
         if self._count > self._most:
@@ -96,17 +96,17 @@ class Connection:
 
     Attributes:
         address: address of the client.
-        turn: see `Turn`.
+        turn: see `FairConnection`.
     """
 
-    def __init__(self, transport: asyncio.Transport, turns: Turns) -> None:
+    def __init__(self, transport: asyncio.Transport, reads: FairReads) -> None:
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
         self.turn = 0.0
         self._buffer = memoryview(bytearray(_MOST_BYTES))
         self._size = _LEAST_BYTES  # of the next read
         self._transport = transport
         self._bound_unsent()
-        self._turns = turns
+        self._reads = reads
         self._waiting = b""  # bytes that have no turn yet
         self._paused = False  # by uvicorn
         self._deadline: asyncio.TimerHandle | None = None
@@ -126,7 +126,7 @@ class Connection:
     def received(self, size: int) -> None:
         """Queues the first bytes of the buffer, and reads no more until they have had a turn."""
         self._waiting = bytes(self._buffer[:size])
-        self._turns.join(self)
+        self._reads.join(self)
         if self._waiting:
             self._transport.pause_reading()
 
@@ -146,9 +146,9 @@ class Connection:
         fast = time.perf_counter() - started < _FAST_S
         self._size = min(2 * self._size, _MOST_BYTES) if fast else _LEAST_BYTES
 
-    async def in_turns(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
+    async def in_turn(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
         """Runs work for a message of the client, in turn with the other connections."""
-        return await self._turns.run(self, work)
+        return await self._reads.run(self, work)
 
     def pause_reading(self) -> None:
         self._paused = True

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from token2wav_gateway.channel import run_until_one_ends
-from token2wav_gateway.turns import Turns
+from token2wav_gateway.fair_reads import FairReads
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class _Relayed:
     """Connection of a client, and the connection to the server.
 
     Attributes:
-        turn: see `Turn`.
+        turn: see `FairConnection`.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class RivaFront:
     def __init__(self, most_bytes: int, most_connections: int) -> None:
         self._most_bytes = most_bytes
         self._most_connections = most_connections
-        self._turns = Turns()
+        self._reads = FairReads()
         self._open: dict[_Relayed, asyncio.Task[None]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="riva-")
         self._server: asyncio.Server | None = None
@@ -235,7 +235,7 @@ class RivaFront:
         self, relayed: _Relayed, reader: asyncio.StreamReader, server: asyncio.StreamWriter
     ) -> None:
         while piece := await reader.read(_PIECE):
-            await self._turns.run(relayed, self._follow(relayed, piece))
+            await self._reads.run(relayed, self._follow(relayed, piece))
             server.write(piece)
             await server.drain()
 

@@ -24,10 +24,10 @@ from token2wav_gateway import access
 from token2wav_gateway.app import create_app
 from token2wav_gateway.connections import Connection
 from token2wav_gateway.errors import ModelError
+from token2wav_gateway.fair_reads import FairReads
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech import Speech
-from token2wav_gateway.turns import Turns
 
 
 def scope_of(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def scope_of(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
         "type": "websocket",
         "path": "/v1/audio/speech/stream",
         "headers": list(headers),
-        "state": {"connection": Connection(asyncio.Transport(), Turns())},
+        "state": {"connection": Connection(asyncio.Transport(), FairReads())},
     }
 
 

@@ -1,4 +1,4 @@
-"""Turns of connections: the gateway works on what clients send for at most half of the time."""
+"""Fair reads: the gateway works on what clients send for at most half of the time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CREDIT_S = 0.01
 _ResultT = TypeVar("_ResultT")
 
 
-class Turn(Protocol):
+class FairConnection(Protocol):
     """A connection that takes turns.
 
     Attributes:
@@ -32,14 +32,14 @@ class Turn(Protocol):
     turn: float
 
 
-class Reader(Turn, Protocol):
+class Reader(FairConnection, Protocol):
     """A connection that also reads in its turns."""
 
     def read(self) -> None:
         """Parses the bytes that have arrived."""
 
 
-class Turns:
+class FairReads:
     """Order in which connections parse the bytes that have arrived, and handle their messages.
 
     Parsing a kilobyte of tiny pieces takes a hundred times as long as parsing a kilobyte of a
@@ -55,7 +55,7 @@ class Turns:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._waiting: list[tuple[float, int, Turn, Callable[[], None]]] = []
+        self._waiting: list[tuple[float, int, FairConnection, Callable[[], None]]] = []
         self._order = itertools.count()
         self._now = 0.0  # virtual time
         self._paid_at = 0.0  # time after which nothing remains of the pauses
@@ -70,7 +70,7 @@ class Turns:
 
     @coroutine
     def run(
-        self, connection: Turn, work: Coroutine[Any, Any, _ResultT]
+        self, connection: FairConnection, work: Coroutine[Any, Any, _ResultT]
     ) -> Generator[Any, None, _ResultT]:
         """Runs work for a message of a connection. It takes a turn whenever it goes on."""
         loop, cancelled = asyncio.get_running_loop(), None
@@ -97,7 +97,7 @@ class Turns:
             except BaseException as error:
                 cancelled = error
 
-    def _queue(self, connection: Turn, begin: Callable[[], None]) -> None:
+    def _queue(self, connection: FairConnection, begin: Callable[[], None]) -> None:
         connection.turn = max(connection.turn, self._now - _CREDIT_S)
         heapq.heappush(self._waiting, (connection.turn, next(self._order), connection, begin))
         if self._next is None and not self._handling:
@@ -116,7 +116,7 @@ class Turns:
             begin()
             self._charge(connection, started)
 
-    def _charge(self, connection: Turn, started: float) -> None:
+    def _charge(self, connection: FairConnection, started: float) -> None:
         seconds = self._clock() - started
         connection.turn += seconds
         self._paid_at = max(self._paid_at, started) + seconds / _SHARE

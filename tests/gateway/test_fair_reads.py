@@ -1,4 +1,4 @@
-"""Turns of connections: quiet connections go first, and reads pause as long as they last."""
+"""Fair reads of connections: quiet connections go first, and reads pause as long as they last."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from token2wav_gateway.turns import Turns
+from token2wav_gateway.fair_reads import FairReads
 
 
 class Line:
@@ -14,11 +14,11 @@ class Line:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.turns = Turns(lambda: self.now)
+        self.reads = FairReads(lambda: self.now)
         self.log: list[str] = []
 
     def join(self, name: str, took: float, reads: int = 1) -> None:
-        self.turns.join(Client(self, name, took, reads))
+        self.reads.join(Client(self, name, took, reads))
 
     async def finish(self, reads: int) -> None:
         while len(self.log) < reads:
@@ -37,7 +37,7 @@ class Client:
         self._line.log.append(self._name)
         self._left -= 1
         if self._left:  # the next bytes have arrived already
-            asyncio.get_running_loop().call_soon(self._line.turns.join, self)
+            asyncio.get_running_loop().call_soon(self._line.reads.join, self)
 
 
 def test_reads_pause_as_long_as_they_last() -> None:
@@ -68,7 +68,7 @@ def test_tasks_take_turns_with_reads_and_pause_too() -> None:
             line.now += 0.003
             done.append(f"message {number}")
 
-        messages = asyncio.gather(*(line.turns.run(storm, work(number)) for number in range(3)))
+        messages = asyncio.gather(*(line.reads.run(storm, work(number)) for number in range(3)))
         await asyncio.sleep(0.05)
         assert done == []  # two steps, and then a pause
         line.join("health", 0.0001)
@@ -96,7 +96,7 @@ def test_a_task_that_is_cancelled_keeps_no_turn() -> None:
                 ended.append(number)
             done.append(f"message {number}")
 
-        tasks = [asyncio.ensure_future(line.turns.run(storm, work(number))) for number in range(9)]
+        tasks = [asyncio.ensure_future(line.reads.run(storm, work(number))) for number in range(9)]
         for wait in (0, 0, 0.005):  # some have their turn, some wait for it, some sleep
             await asyncio.sleep(wait)
             tasks.pop().cancel()
