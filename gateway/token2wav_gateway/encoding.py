@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import Any
 
 import av
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav_client.audio import channels_of
+from token2wav_client.audio import AudioFormat, channels_of
 
 RATE_HZ = 24_000  # OpenAI's rate of `pcm`
 
-Samples = NDArray[np.int16]  # (samples,), or (samples, 2) for two channels
+Samples = NDArray[Any]  # (samples,), or (samples, 2) for two channels
 _LAYOUTS = {1: "mono", 2: "stereo"}  # FFmpeg's names, by the number of channels
 
 
@@ -26,12 +27,14 @@ class Format:
         container: name that FFmpeg gives to the container; empty for samples without one.
         codec: name that FFmpeg gives to the codec.
         options: options of the container.
+        samples: format of the samples that the speech server sends.
     """
 
     media_type: str
     container: str = ""
     codec: str = ""
     options: tuple[tuple[str, str], ...] = ()
+    samples: AudioFormat = "int16"
 
 
 FORMATS = {
@@ -44,6 +47,7 @@ FORMATS = {
     "mp3": Format("audio/mpeg", "mp3", "libmp3lame"),
     "aac": Format("audio/aac", "adts", "aac"),
 }
+FLOATS = Format("", samples="float32")  # of Triton's tensors
 
 
 class _Pieces:
@@ -71,7 +75,7 @@ class Encoder:
         send(encoder.finish())
 
     Args:
-        name: one of `FORMATS`.
+        audio_format: one of `FORMATS` by its name, or another format.
         rate_hz: sample rate; for `opus` 8000, 16000, 24000 or 48000.
         whole: whether `finish` returns everything, as a file whose header has its length.
             Otherwise the header has no length, because it is sent before the audio is complete.
@@ -80,9 +84,15 @@ class Encoder:
     """
 
     def __init__(
-        self, name: str, rate_hz: int = RATE_HZ, *, whole: bool = False, mono: bool = False
+        self,
+        audio_format: str | Format,
+        rate_hz: int = RATE_HZ,
+        *,
+        whole: bool = False,
+        mono: bool = False,
     ) -> None:
-        self.format = FORMATS[name]
+        self.format = FORMATS[audio_format] if isinstance(audio_format, str) else audio_format
+        self.rate_hz = rate_hz
         self._mono = mono or not self.format.container
         self._file = io.BytesIO() if whole else _Pieces()
         self._container: _Container | None = None
@@ -97,7 +107,7 @@ class Encoder:
         if self._mono:
             samples = mixed_down(samples)
         if self._container is None:
-            self._file.write(samples.astype("<i2").tobytes())
+            self._file.write(samples.tobytes())
         elif len(samples):
             self._container.write(samples)
         return self._file.take() if isinstance(self._file, _Pieces) else b""
@@ -111,7 +121,10 @@ class Encoder:
 
 def mixed_down(samples: Samples) -> Samples:
     """Returns the mean of all channels, (samples,)."""
-    return samples if samples.ndim == 1 else np.rint(samples.mean(axis=1)).astype(np.int16)
+    if samples.ndim == 1:
+        return samples
+    mean = samples.mean(axis=1)
+    return (mean if samples.dtype.kind == "f" else np.rint(mean)).astype(samples.dtype)
 
 
 class _Container:

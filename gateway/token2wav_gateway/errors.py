@@ -9,6 +9,9 @@ from typing import Any
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+INTERNAL = "gateway: internal error"  # message for a client, without the error itself
+
+
 class GatewayError(Exception):
     """Base of all errors that a client of the gateway sees.
 

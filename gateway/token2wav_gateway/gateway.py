@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from token2wav_gateway.access import Access
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from token2wav_gateway.access import Access, Holder
+from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import NotFoundError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.readiness import Readiness
 from token2wav_gateway.requests import SpeechFields
+from token2wav_gateway.servers import Servers
 from token2wav_gateway.settings import Settings
-from token2wav_gateway.speech import Speech
+from token2wav_gateway.turn import Codes, Text, Turn
 from token2wav_gateway.voices import Voice, VoiceFolder
 from token2wav_gateway.word_times import WordTimes
 
@@ -21,9 +27,33 @@ class Gateway:
         self.metrics = metrics
         self.access = access
         self.voices = VoiceFolder(settings.voices)
-        self.speech = Speech(settings, metrics)
+        self.servers = Servers(settings, metrics)
         self.word_times = WordTimes(settings.aligner, metrics)
-        self.readiness = Readiness(self.speech.check)
+        self.readiness = Readiness(self.servers.check)
+
+    async def close(self) -> None:
+        """Ends the aligner, and disconnects from both servers."""
+        await self.word_times.close()
+        await self.servers.close()
+
+    def admitted(self, headers: Mapping[str, str]) -> AbstractContextManager[Holder]:
+        """Context manager of a request, within the limits of its key; yields the key's holder.
+
+        Raises as `Access.admitted` does.
+        """
+        return self.access.admitted(headers.get("authorization"))
+
+    def turn(
+        self, said: Text | Codes, encoder: Encoder, *, words: bool = False, **options: Any
+    ) -> Turn:
+        """Returns a turn.
+
+        Args:
+            words: whether it has `Words`.
+            options: further arguments of `Turn`.
+        """
+        word_times = self.word_times if words else None
+        return Turn(self.servers, said, encoder, word_times=word_times, **options)
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFoundError for a model that this gateway does not have; None names no model."""

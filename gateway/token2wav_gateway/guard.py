@@ -137,3 +137,18 @@ def error_response(error: GatewayError, metrics: Metrics) -> JSONResponse:
     metrics.refused.labels(error.status).inc()
     headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
     return JSONResponse(error.body, error.status, headers)
+
+
+class PathWithoutSlash:
+    """Middleware that removes slashes at the end of a path.
+
+    A redirection would not do, because many clients do not send the body of a request again.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "path" in scope:
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        await self._app(scope, receive, send)

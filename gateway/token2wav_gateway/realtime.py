@@ -246,9 +246,7 @@ class RealtimeSession:
             options.metadata,
             trace_headers(self._socket.headers),
         )
-        response = SpokenResponse(
-            self._gateway.speech, self._holder, self._send, order, self._limits.text_characters
-        )
+        response = SpokenResponse(self._gateway, self._holder, self._send, order)
         for item in waiting:
             item.text = None
         if in_conversation:

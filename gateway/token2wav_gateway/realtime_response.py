@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeAlias
 from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import GatewayError
-from token2wav_gateway.progress import Progress
+from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.sentences import SentenceSplitter
-from token2wav_gateway.speech import Speech, Text
+from token2wav_gateway.turn import Audio, Text
 from token2wav_gateway.voices import Voice
 
 # Sends an event with a type and further fields.
@@ -61,22 +61,19 @@ class SpokenResponse:
 
     Args:
         holder: holder of the client's key. Each sentence after the first counts as a request.
-        longest: characters after which a sentence is cut.
 
     Attributes:
         id: name of the response.
         item_id: name of the item that holds the speech.
     """
 
-    def __init__(
-        self, speech: Speech, holder: Holder, send: Send, order: Order, longest: int
-    ) -> None:
+    def __init__(self, gateway: Gateway, holder: Holder, send: Send, order: Order) -> None:
         self.id, self.item_id = new_id("resp"), new_id("item")
-        self._speech = speech
+        self._gateway = gateway
         self._holder = holder
         self._send = send
         self._order = order
-        splitter = SentenceSplitter(longest)
+        splitter = SentenceSplitter(gateway.settings.limits.text_characters)
         self._sentences = [*splitter.feed(order.text), *splitter.close()]
         self._transcript = ""
         self._samples = self._tokens = 0
@@ -130,23 +127,25 @@ class SpokenResponse:
         order = self._order
         parts = _slices(order.text, self._sentences)
         for index, (sentence, part) in enumerate(zip(self._sentences, parts, strict=True)):
-            if index:  # the first one was counted with its event
-                self._holder.count_request()
-            self._transcript += part
-            await self._send_of_part("response.output_audio_transcript.delta", delta=part)
-            encoder, progress = Encoder("pcm"), Progress()
             text = Text(
                 sentence, order.voice, order.instructions, trace=order.trace, speed=order.speed
             )
+            # The first sentence was counted with its event.
+            turn = self._gateway.turn(text, Encoder("pcm"), holder=self._holder if index else None)
+            turn.admit()
+            self._transcript += part
+            await self._send_of_part("response.output_audio_transcript.delta", delta=part)
+            before = self._samples
             try:
-                async with aclosing(self._speech.speak(text, progress)) as chunks:
-                    async for chunk in chunks:
-                        self._samples += len(chunk.audio)
-                        delta = base64.b64encode(encoder.encode(chunk.audio)).decode()
-                        await self._send_of_part("response.output_audio.delta", delta=delta)
+                async with aclosing(turn.events()) as events:
+                    async for event in events:
+                        if isinstance(event, Audio):
+                            self._samples = before + event.samples
+                            delta = base64.b64encode(event.content).decode()
+                            await self._send_of_part("response.output_audio.delta", delta=delta)
             finally:
-                self._tokens += progress.tokens
-                self._end_reason = progress.end_reason or self._end_reason
+                self._tokens += turn.ended.usage["output_tokens"]
+                self._end_reason = turn.ended.reason or self._end_reason
 
     async def _end(self, status: Status, details: dict[str, Any] | None = None) -> None:
         transcript = self._transcript

@@ -26,11 +26,13 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
+from token2wav_gateway.encoding import FLOATS, Encoder
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.recorded_voices import RecordedVoices
+from token2wav_gateway.servers import Servers
 from token2wav_gateway.settings import Settings, SettingsError, read_settings
-from token2wav_gateway.speech import Speech, Text
+from token2wav_gateway.turn import Audio, Text, Turn
 
 _SETTINGS = "TOKEN2WAV_GATEWAY"  # variable that names the settings file of the gateway
 # Variable that names the gRPC endpoint of this server. The command token2wav serve sets it.
@@ -72,7 +74,7 @@ class RecipeService:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="recipe", daemon=True)
         self._thread.start()
-        self._speech: Speech = self._submit(_speech(settings)).result()
+        self._servers: Servers = self._submit(_servers(settings)).result()
 
     @classmethod
     def start(cls, model_config: str) -> RecipeService:
@@ -135,7 +137,7 @@ class RecipeService:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._speech.close()
+        await self._servers.close()
 
     async def _send(self, text: RecipeText | RequestError, sender: Any) -> None:
         """Sends the responses of a decoupled request."""
@@ -177,10 +179,11 @@ class RecipeService:
             raise RequestError("target_text: empty; a text is needed")
         voice = await self._voices.of(text.recording, text.reference)
         instructions = "" if _INSTRUCTIONS_END in text.reference else None
-        async with aclosing(self._speech.speak(Text(text.words, voice, instructions))) as chunks:
-            async for chunk in chunks:
-                if len(chunk.audio):
-                    yield chunk.audio
+        turn = Turn(self._servers, Text(text.words, voice, instructions), Encoder(FLOATS))
+        async with aclosing(turn.events()) as events:
+            async for event in events:
+                if isinstance(event, Audio):
+                    yield np.frombuffer(event.content, np.float32)
 
 
 def _require_strings() -> None:
@@ -203,9 +206,9 @@ def _require_strings() -> None:
         )
 
 
-async def _speech(settings: Settings) -> Speech:
-    """Creates the speaker in the event loop that uses it."""
-    return Speech(settings, Metrics(), audio_format="float32")
+async def _servers(settings: Settings) -> Servers:
+    """Connects to the servers in the event loop that uses them."""
+    return Servers(settings, Metrics())
 
 
 def _recording(request: Any) -> NDArray[np.float32] | None:

@@ -64,6 +64,8 @@ def _encodable(text: str) -> str:
     return text
 
 
+# Form of a response: pieces of audio, events, or one body.
+Delivery: TypeAlias = Literal["audio", "sse", "whole"]
 Words: TypeAlias = Annotated[str, AfterValidator(_encodable)]
 
 
@@ -217,8 +219,8 @@ class SpeechRequest(SpeechFields):
         return word_timestamps
 
     @property
-    def delivery(self) -> Literal["audio", "sse", "whole"]:
-        """Form of the response: pieces of audio, events, or one body."""
+    def delivery(self) -> Delivery:
+        """Form of the response."""
         if self.stream_format is not None or self.stream is None:
             return self.stream_format or "audio"
         return "sse" if self.stream else "whole"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -22,11 +22,9 @@ from riva.client.proto.riva_tts_pb2_grpc import RivaSpeechSynthesisServicer
 from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import RequestError, TooLargeError
 from token2wav_gateway.gateway import Gateway
-from token2wav_gateway.progress import Progress
-from token2wav_gateway.speech import Text
 from token2wav_gateway.tracing import trace_headers
+from token2wav_gateway.turn import Audio, Ended, Text, Words
 from token2wav_gateway.voices import Voice
-from token2wav_gateway.word_times import SpokenText
 
 # Names of `encoding.FORMATS`. Riva's clients send LINEAR_PCM if their user chooses nothing.
 _FORMATS = {
@@ -47,18 +45,6 @@ def key_of(metadata: Any) -> str | None:
     """Returns the header `authorization` of a call; None if the call has none."""
     values = [value for name, value in metadata or () if name == "authorization"]
     return str(values[0]) if values else None
-
-
-@dataclass(frozen=True)
-class _Utterance:
-    """Request of a client, after its checks.
-
-    Attributes:
-        format: one of `encoding.FORMATS`.
-    """
-
-    text: Text
-    format: str
 
 
 class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
@@ -123,38 +109,33 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         If the client asks for the times of the words, they follow in a response without audio.
         If a limit of a server ends the speech, the trailing metadata of the call say so.
         """
-        utterance = await self._checked(request)
+        text, encoder = await self._checked(request)
         trace = trace_headers(dict(context.invocation_metadata() or ()))
-        text = replace(utterance.text, trace=trace)
-        encoder = Encoder(utterance.format, text.rate_hz, mono=True)
+        turn = self._gateway.turn(
+            replace(text, trace=trace), encoder, words=request.enable_word_time_offsets
+        )
         response = SynthesizeSpeechResponse()
         response.meta.text = response.meta.processed_text = request.text
-        progress = Progress()
-        speech, spoken = self._gateway.speech.speak(text, progress), None
-        if request.enable_word_time_offsets:
-            spoken = SpokenText(self._gateway.word_times, request.text, text.rate_hz)
-            speech = spoken.listen(speech)
-        async with aclosing(speech) as chunks:
-            async for chunk in chunks:
-                response.audio = encoder.encode(chunk.audio)
-                if response.audio:
-                    yield self._with_id(request, response)
-                    response = SynthesizeSpeechResponse()
-        if progress.end_reason is not None:
-            context.set_trailing_metadata(((_END_REASON, progress.end_reason),))
-        response.audio = encoder.finish()
-        if response.audio:
-            yield self._with_id(request, response)
-            response = SynthesizeSpeechResponse()
-        if spoken is not None:
-            for word in (await spoken.fields())["timestamps"] or ():
-                response.meta.words.add(
-                    word=word["word"], start_time=word["start_ms"], end_time=word["end_ms"]
-                )
-            yield self._with_id(request, response)
+        async with aclosing(turn.events()) as events:
+            async for event in events:
+                if isinstance(event, Audio):
+                    response.audio = event.content
+                elif isinstance(event, Words):
+                    for word in event.fields["timestamps"] or ():
+                        response.meta.words.add(
+                            word=word["word"], start_time=word["start_ms"], end_time=word["end_ms"]
+                        )
+                else:
+                    if isinstance(event, Ended) and event.reason is not None:
+                        context.set_trailing_metadata(((_END_REASON, event.reason),))
+                    continue
+                if request.HasField("id"):
+                    response.id.CopyFrom(request.id)
+                yield response
+                response = SynthesizeSpeechResponse()
 
-    async def _checked(self, request: SynthesizeSpeechRequest) -> _Utterance:
-        """Checks a request, before its text is spoken.
+    async def _checked(self, request: SynthesizeSpeechRequest) -> tuple[Text, Encoder]:
+        """Checks a request, before its text is spoken. Returns the text, and its encoder.
 
         Raises:
             RequestError: a field is out of range, or asks for something that does not exist here.
@@ -197,7 +178,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
             raise RequestError("text: empty; a text is needed", param="text")
         voice = await self._voice_of(request)
         request.zero_shot_data.ClearField("audio_prompt")  # megabytes, while the text is spoken
-        return _Utterance(Text(request.text, voice, instructions, rate_hz=rate_hz), audio_format)
+        return Text(request.text, voice, instructions), Encoder(audio_format, rate_hz, mono=True)
 
     async def _voice_of(self, request: SynthesizeSpeechRequest) -> Voice:
         """Returns the voice of a request: that of its recording, the one that it names, or the
@@ -224,12 +205,3 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
                 param="voice_name",
             )
         return voices.get(name)
-
-    @staticmethod
-    def _with_id(
-        request: SynthesizeSpeechRequest, response: SynthesizeSpeechResponse
-    ) -> SynthesizeSpeechResponse:
-        """Copies the id of a request to its response."""
-        if request.HasField("id"):
-            response.id.CopyFrom(request.id)
-        return response

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from riva.client.proto.riva_tts_pb2_grpc import add_RivaSpeechSynthesisServicer_to_server
 
 from token2wav_gateway.access import Holder
-from token2wav_gateway.errors import GatewayError, LateBodyError, RequestError
+from token2wav_gateway.errors import INTERNAL, GatewayError, LateBodyError, RequestError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.riva import RivaSpeech, key_of
 from token2wav_gateway.riva_front import RivaFront
@@ -147,7 +147,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 raise
             except Exception:
                 log.exception("a call of Riva's interface failed")
-                await self._abort(context, GatewayError("gateway: internal error"))
+                await self._abort(context, GatewayError(INTERNAL))
 
         # A handler of streams reads a message when it asks for it, and not before the key is
         # checked. The bytes of a call are the same for both kinds.

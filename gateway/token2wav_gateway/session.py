@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -32,13 +32,11 @@ from token2wav_gateway.channel import Channel, FatalError, run_until_one_ends
 from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.gateway import Gateway
-from token2wav_gateway.progress import Progress
 from token2wav_gateway.requests import SessionConfig, SocketMessage, problem
 from token2wav_gateway.sentences import SentenceSplitter
-from token2wav_gateway.speech import Text
 from token2wav_gateway.tracing import trace_headers
+from token2wav_gateway.turn import Audio, Text, Words
 from token2wav_gateway.voices import Voice
-from token2wav_gateway.word_times import SpokenText
 
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 _MOST_WAITING = 256  # sentences that wait to be spoken
@@ -86,8 +84,7 @@ _Waiting: TypeAlias = "_Sentence | _End | _Close"
 class _Chunks:
     """Audio of a sentence as events `audio.chunk` of vLLM-Omni."""
 
-    def __init__(self, sentence: _Sentence, spoken: SpokenText) -> None:
-        self.spoken = spoken
+    def __init__(self, sentence: _Sentence) -> None:
         self._sentence = sentence
         self._count = self._samples = 0
         self._began_s = 0.0
@@ -265,31 +262,35 @@ class Session:
         await self._channel.close()
 
     async def _say(self, sentence: _Sentence) -> None:
-        config, progress = sentence.manner.config, Progress()
+        config, chunks = sentence.manner.config, _Chunks(sentence)
         start: dict[str, Any] = {"sentence_text": sentence.text, "format": config.audio_format}
         start |= {"sample_rate": RATE_HZ, "channels": 1}
         await self._send("audio.start", **sentence.position, **start)
+        turn = self._gateway.turn(
+            Text(
+                sentence.text,
+                sentence.manner.voice,
+                config.instructions,
+                config.sampling,
+                self._trace,
+                config.speed,
+            ),
+            Encoder(config.audio_format, whole=not config.stream_audio, mono=True),
+            holder=self._holder,
+            words=config.word_timestamps,
+            # If another sentence follows, the times must be there before its audio is due.
+            words_within=lambda: chunks.due_s - _NEXT_S if self._unspoken else math.inf,
+        )
         sent, error = 0, False
-        chunks = _Chunks(sentence, SpokenText(self._gateway.word_times, sentence.text))
         try:
-            self._holder.count_request()
-            async with aclosing(self._audio(sentence, progress, chunks.spoken)) as pieces:
-                async for piece in pieces:
-                    if config.word_timestamps:
-                        await self._send("audio.chunk", **chunks.fields(piece, progress.samples))
-                    else:
-                        await self._send_audio(piece, config)
-                    sent += len(piece)
-                    if config.stream_audio:
-                        await self._send(
-                            "audio.progress",
-                            **sentence.position,
-                            samples=progress.samples,
-                            tokens=progress.spoken_tokens,
-                        )
-            if config.word_timestamps:
-                times = await self._times(chunks)
-                await self._send("audio.chunk", **chunks.fields(b"", progress.samples, times))
+            async with aclosing(turn.events()) as events:
+                async for event in events:
+                    if isinstance(event, Audio):
+                        await self._send_audio(event, chunks, sentence)
+                        sent += len(event.content)
+                    elif isinstance(event, Words):
+                        times = event.fields["timestamps"]
+                        await self._send("audio.chunk", **chunks.fields(b"", turn.samples, times))
         except GatewayError as failure:
             error = True
             await self._channel.send(error_event(failure, sentence.position))
@@ -297,57 +298,26 @@ class Session:
             "audio.done",
             **sentence.position,
             total_bytes=sent,
-            samples=progress.samples if sent else 0,
-            usage=progress.usage(len(sentence.text)),
+            samples=turn.samples if sent else 0,
+            usage=turn.ended.usage,
             error=error,
-            **progress.end,
+            **turn.ended.fields,
         )
 
-    async def _times(self, chunks: _Chunks) -> Any:
-        """Returns the word times of a sentence; None if the aligner does not end in time.
-
-        If another sentence follows, it must end before the audio of that sentence is due.
-        """
-        patience_s = chunks.due_s - _NEXT_S if self._unspoken else math.inf
-        fields: dict[str, Any] = {}
-        with anyio.move_on_after(max(0.0, patience_s)):
-            fields = await chunks.spoken.fields()
-        return fields.get("timestamps")
-
-    async def _audio(
-        self, sentence: _Sentence, progress: Progress, spoken: SpokenText
-    ) -> AsyncGenerator[bytes, None]:
-        """Yields the audio of a sentence, in one piece unless it is streamed."""
+    async def _send_audio(self, audio: Audio, chunks: _Chunks, sentence: _Sentence) -> None:
         config = sentence.manner.config
-        encoder = Encoder(config.audio_format, whole=not config.stream_audio, mono=True)
-        voice, trace = sentence.manner.voice, self._trace
-        text = Text(
-            sentence.text,
-            voice,
-            config.instructions,
-            config.sampling,
-            trace=trace,
-            speed=config.speed,
-        )
-        speech = self._gateway.speech.speak(text, progress)
         if config.word_timestamps:
-            speech = spoken.listen(speech)
-        async with aclosing(speech) as chunks:
-            async for chunk in chunks:
-                progress.advance(chunk)
-                if piece := encoder.encode(chunk.audio):  # an encoder may keep all samples
-                    yield piece
-        if last := encoder.finish():
-            yield last
+            await self._send("audio.chunk", **chunks.fields(audio.content, audio.samples))
+        elif config.events == "json":
+            await self._send("audio.delta", audio=base64.b64encode(audio.content).decode())
+        else:
+            await self._channel.send_bytes(audio.content)
+        if config.stream_audio:
+            counts = {"samples": audio.samples, "tokens": audio.tokens}
+            await self._send("audio.progress", **sentence.position, **counts)
 
     async def _send(self, kind: str, **content: Any) -> None:
         await self._channel.send({"type": kind, **content})
-
-    async def _send_audio(self, piece: bytes, config: SessionConfig) -> None:
-        if config.events == "json":
-            await self._send("audio.delta", audio=base64.b64encode(piece).decode())
-        else:
-            await self._channel.send_bytes(piece)
 
     def _speaks(self) -> bool:
         return self._speaking is not None or not self._waiting.empty()

@@ -8,17 +8,21 @@ from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 import anyio
-from fastapi import WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from token2wav_gateway.access import Holder
 from token2wav_gateway.channel import CLOSE_S, GOING_AWAY, POLICY
 from token2wav_gateway.errors import BusyError, GatewayError
 from token2wav_gateway.gateway import Gateway
+from token2wav_gateway.realtime import RealtimeSession
 from token2wav_gateway.session import Session, error_event
 
 # Codes of the registry of RFC 6455.
 _INTERNAL, _TRY_LATER = 1011, 1013
 _FIRST_SERVER_ERROR = 500  # HTTP status
+
+
+router = APIRouter()
 
 
 class SessionLike(Protocol):
@@ -62,7 +66,7 @@ class Sockets:
                 raise BusyError("gateway: shutting down; try again later")
             if len(self._open) >= gateway.settings.limits.sockets:
                 raise BusyError(f"gateway: {len(self._open)} sockets are open; try again later")
-            with gateway.access.admitted(socket.headers.get("authorization")) as holder:
+            with gateway.admitted(socket.headers) as holder:
                 self._open.add(socket)
                 gateway.metrics.sockets.set(len(self._open))
                 await session(gateway, socket, holder, self._ending).run()
@@ -90,3 +94,18 @@ def _close_code(error: GatewayError) -> int:
     if isinstance(error, BusyError):
         return _TRY_LATER
     return POLICY if error.status < _FIRST_SERVER_ERROR else _INTERNAL
+
+
+@router.websocket("/v1/audio/speech/stream")
+async def speak_text(socket: WebSocket) -> None:
+    await _serve(socket, Session)
+
+
+@router.websocket("/v1/realtime")
+async def speak_in_realtime(socket: WebSocket) -> None:
+    await _serve(socket, RealtimeSession)
+
+
+async def _serve(socket: WebSocket, session: SessionType) -> None:
+    sockets: Sockets = socket.app.state.sockets
+    await sockets.serve(socket, session)

@@ -16,8 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -25,7 +24,6 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from token2wav_client import AudioChunk
 from token2wav_gateway import aligners
 from token2wav_gateway.aligner_worker import ANSWER, LOADED, REQUEST
 from token2wav_gateway.aligners import Word
@@ -239,15 +237,6 @@ class SpokenText:
         self._samples = 0
         self._most = round(word_times.longest_s * rate_hz)
 
-    async def listen(
-        self, chunks: AsyncGenerator[AudioChunk, None]
-    ) -> AsyncGenerator[AudioChunk, None]:
-        """Yields the chunks of the text unchanged, and keeps their samples."""
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                self.add(chunk.audio)
-                yield chunk
-
     def add(self, samples: NDArray[np.int16]) -> None:
         """Adds samples: (n,), or (n, channels), of which the mean is aligned."""
         self._samples += len(samples)
@@ -256,18 +245,22 @@ class SpokenText:
         else:
             self._pieces.append(mixed_down(samples))
 
-    async def fields(self) -> dict[str, Any]:
+    async def fields(self, seconds: float = math.inf) -> dict[str, Any]:
         """Returns the times as fields of an event, after all samples were added.
 
         `timestamps` has the words: empty for nothing to align, None for a failed aligner.
         `segments` has the whole text with its exact time.
+
+        Args:
+            seconds: time after which the words are given up.
         """
-        audio = None
-        if self._samples <= self._most:
-            audio = np.concatenate([np.zeros(0, np.int16), *self._pieces])
-            if self._rate_hz != RATE_HZ:
-                audio = await asyncio.to_thread(soxr.resample, audio, self._rate_hz, RATE_HZ)
-        words = await self._word_times.of(self._text, audio)
+        audio, words = None, None
+        with anyio.move_on_after(max(0.0, seconds)):
+            if self._samples <= self._most:
+                audio = np.concatenate([np.zeros(0, np.int16), *self._pieces])
+                if self._rate_hz != RATE_HZ:
+                    audio = await asyncio.to_thread(soxr.resample, audio, self._rate_hz, RATE_HZ)
+            words = await self._word_times.of(self._text, audio)
         return {
             "timestamps": None if words is None else [word.fields for word in words],
             "segments": [

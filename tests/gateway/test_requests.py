@@ -10,13 +10,15 @@ import pytest
 from pydantic import ValidationError
 
 from token2wav_client import AudioChunk, ServerError
+from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import RequestError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.realtime_events import SessionUpdate, parse_event
 from token2wav_gateway.requests import SpeechRequest, problem
+from token2wav_gateway.servers import Servers
 from token2wav_gateway.settings import Settings
-from token2wav_gateway.speech import Speech
 from token2wav_gateway.stage_request import StageRequest
+from token2wav_gateway.turn import Codes, Turn
 
 
 @pytest.mark.parametrize(
@@ -79,12 +81,12 @@ def test_codes_that_the_speech_server_refuses_are_no_failure(
         yield
 
     async def speak() -> None:
-        speech = Speech(Settings(), metrics)
-        monkeypatch.setattr(speech._client, "synthesize", refused)
+        servers = Servers(Settings(), metrics)
+        monkeypatch.setattr(servers.client, "synthesize", refused)
         try:
-            await anext(speech.speak_codes([9999], None))
+            await anext(Turn(servers, Codes([9999], None), Encoder("pcm")).events())
         finally:
-            await speech.close()
+            await servers.close()
 
     with pytest.raises(RequestError, match="codes: 9999 at index 0"):
         asyncio.run(speak())

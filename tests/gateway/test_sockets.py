@@ -26,8 +26,9 @@ from token2wav_gateway.connections import Connection
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.fair_reads import FairReads
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.session import Session
 from token2wav_gateway.settings import Settings
-from token2wav_gateway.speech import Speech
+from token2wav_gateway.turn import Turn
 
 
 def scope_of(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class Reader(Client):
 
 
 def fail_after(seconds: float) -> Callable[..., AsyncGenerator[AudioChunk, None]]:
-    """Returns a stand-in for `Speech.speak` that fails after a time."""
+    """Returns a stand-in for the servers behind a turn that fails after a time."""
 
     async def speak(*_: object) -> AsyncGenerator[AudioChunk, None]:
         await asyncio.sleep(seconds)
@@ -103,7 +104,7 @@ def serve(client: Client, settings: dict[str, Any], headers: Any = ()) -> None:
         async with app.router.lifespan_context(app):
             scope = scope_of(*headers)
             socket = WebSocket(scope, client.receive, client.send)
-            await asyncio.wait_for(app.state.sockets.serve(socket), PATIENCE_SECONDS)
+            await asyncio.wait_for(app.state.sockets.serve(socket, Session), PATIENCE_SECONDS)
 
     asyncio.run(served())
 
@@ -119,7 +120,7 @@ def test_the_idle_clock_starts_when_the_last_sentence_has_ended(
     save_file(TENSORS, tmp_path / "anna.safetensors")
     client = Reader({"voice": "anna"}, {"type": "input.text", "text": "It rains.\nIt snows.\n"})
     idle_s = 0.2
-    monkeypatch.setattr(Speech, "speak", fail_after(1.25 * idle_s))
+    monkeypatch.setattr(Turn, "_speak", fail_after(1.25 * idle_s))
     serve(client, {"voices": {"folder": tmp_path}, "limits": {"idle_s": idle_s}})
     (_, first), (ended, second), (closed, idle) = client.errors
     assert (first["sentence_index"], second["sentence_index"]) == (0, 1)
@@ -138,7 +139,7 @@ def test_sentences_count_as_requests_of_a_key(
         {"type": "input.done"},
         {"type": "session.close"},
     )
-    monkeypatch.setattr(Speech, "speak", fail_after(0))
+    monkeypatch.setattr(Turn, "_speak", fail_after(0))
     serve(
         client,
         {

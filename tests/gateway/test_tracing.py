@@ -19,11 +19,13 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, read_request
 from token2wav_gateway import tracing
+from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.servers import Servers
 from token2wav_gateway.settings import Settings, SettingsError
-from token2wav_gateway.speech import Speech, Text
 from token2wav_gateway.tracing import configure_tracing, trace_headers
+from token2wav_gateway.turn import Text, Turn
 from token2wav_gateway.voices import Voice
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -104,14 +106,14 @@ def speak(settings: Settings) -> None:
     """Speaks a text that fails."""
 
     async def spoken() -> None:
-        speech = Speech(settings, Metrics())
+        servers = Servers(settings, Metrics())
         try:
             text = Text(SECRET, Voice("anna"), trace=trace_headers(CONTEXT))
-            async with aclosing(speech.speak(text)) as chunks:
-                async for _ in chunks:
+            async with aclosing(Turn(servers, text, Encoder("pcm")).events()) as events:
+                async for _ in events:
                     pass
         finally:
-            await speech.close()
+            await servers.close()
 
     with pytest.raises(ModelError, match="refused"):
         asyncio.run(spoken())

@@ -38,9 +38,11 @@ from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
+from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.servers import Servers
 from token2wav_gateway.settings import Settings
-from token2wav_gateway.speech import Speech, Text
+from token2wav_gateway.turn import Text, Turn
 from token2wav_gateway.voices import Voice as GatewayVoice
 
 SETTINGS = {"limits": {"text_characters": 1000, "speech_tokens": 1300, "idle_s": 300}}
@@ -216,7 +218,7 @@ def test_a_scope_that_cancels_again_and_again_ends_a_text(
     before, ended = speaker.cancelled, rig.ended()["cancelled"]
 
     async def speak_a_little(port: int) -> None:
-        speech = Speech(
+        servers = Servers(
             Settings.model_validate(
                 {
                     "language_model": {
@@ -228,12 +230,12 @@ def test_a_scope_that_cancels_again_and_again_ends_a_text(
             ),
             Metrics(),
         )
-        async with aclosing(speech.speak(text)) as chunks:
+        async with aclosing(Turn(servers, text, Encoder("pcm")).events()) as events:
             with anyio.CancelScope() as scope:
-                async for _ in chunks:
+                async for _ in events:
                     asyncio.get_running_loop().call_soon(scope.cancel)
         assert scope.cancelled_caught
-        await speech.close()
+        await servers.close()
 
     text = Text(SLOW.strip(), GatewayVoice(VOICE, tensors=voice))
     with serving(speaker.app()) as port:

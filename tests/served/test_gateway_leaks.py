@@ -19,10 +19,12 @@ from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, resets, sends, send
 from testkit.rigs.resources import check_nothing_kept
 from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
+from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.servers import Servers
 from token2wav_gateway.settings import Settings
-from token2wav_gateway.speech import Speech, Text
+from token2wav_gateway.turn import Codes, Text, Turn
 from token2wav_gateway.voices import Voice
 
 TOKENS = "".join(f"<|s_{number}|>" for number in range(12))
@@ -62,7 +64,7 @@ def serving_speech(rig: Rig, failure: str) -> Iterator[tuple[Forwarder, Settings
 
 
 class Failing:
-    """Speech in front of servers that fail.
+    """Turns in front of servers that fail.
 
     Args:
         failure: name of the failure.
@@ -83,7 +85,7 @@ class Failing:
 
     async def check(self, count: int) -> None:
         """Checks that a number of failures keeps nothing, and that the speech server works then."""
-        self._speech = Speech(self._settings, Metrics())
+        self._servers = Servers(self._settings, Metrics())
         try:
             await self._speak_codes()
             if self._down:
@@ -92,7 +94,7 @@ class Failing:
             self._forwarder.down = False
             await self._speak_codes()
         finally:
-            await self._speech.close()
+            await self._servers.close()
 
     async def _repeat(self, times: int) -> None:
         for _ in range(times // TOGETHER):
@@ -108,8 +110,8 @@ class Failing:
             assert isinstance(speaking.exception(), ModelError)
 
     async def _speak(self) -> None:
-        async with aclosing(self._speech.speak(self._text)) as chunks:
-            async for _ in chunks:
+        async with aclosing(Turn(self._servers, self._text, Encoder("pcm")).events()) as events:
+            async for _ in events:
                 pass
 
     async def _speak_codes(self) -> None:
@@ -117,8 +119,11 @@ class Failing:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                async with aclosing(self._speech.speak_codes(CODES, voice)) as chunks:
-                    assert sum([len(chunk.audio) async for chunk in chunks]) == 960 * len(CODES)
+                turn = Turn(self._servers, Codes(CODES, voice), Encoder("pcm"))
+                async with aclosing(turn.events()) as events:
+                    async for _ in events:
+                        pass
+                assert turn.samples == 960 * len(CODES)
                 return
             except ModelError:  # gRPC has not connected again yet
                 assert time.monotonic() < deadline
