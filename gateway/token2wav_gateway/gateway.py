@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from token2wav_gateway.access import Access, Holder
 from token2wav_gateway.encoding import Encoder
@@ -14,9 +14,62 @@ from token2wav_gateway.readiness import Readiness
 from token2wav_gateway.requests import SpeechFields
 from token2wav_gateway.servers import Servers
 from token2wav_gateway.settings import Settings
+from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.turn import Codes, Text, Turn
 from token2wav_gateway.voices import Voice, VoiceFolder
 from token2wav_gateway.word_times import WordTimes
+
+
+class Caller:
+    """Caller of a request, of a session, or of a call: its key, and its trace.
+
+    Args:
+        headers: headers of the request, or metadata of the call.
+        holder: holder of the key; None for a call whose guard counts the requests.
+    """
+
+    def __init__(
+        self, gateway: Gateway, headers: Mapping[str, str], holder: Holder | None = None
+    ) -> None:
+        self.gateway = gateway
+        self._trace = trace_headers(headers)
+        self._holder = holder
+
+    @property
+    def name(self) -> str | None:
+        """Name of the key's holder; None without keys."""
+        return None if self._holder is None else self._holder.name
+
+    def count_request(self) -> None:
+        """Counts a further request. Raises BusyError if the key has too many within a minute."""
+        if self._holder is not None:
+            self._holder.count_request()
+
+    def turn(
+        self,
+        said: Text | Codes,
+        encoder: Encoder,
+        *,
+        further: bool = False,
+        words: bool = False,
+        words_within: Callable[[], float] = lambda: math.inf,
+    ) -> Turn:
+        """Returns a turn of the caller.
+
+        Args:
+            further: whether the turn counts as a further request.
+            words: whether the turn has `Words`.
+            words_within: see `Turn`.
+        """
+        return Turn(
+            self.gateway.servers,
+            said,
+            encoder,
+            trace=self._trace,
+            holder=self._holder if further else None,
+            word_times=self.gateway.word_times if words else None,
+            words_within=words_within,
+        )
 
 
 class Gateway:
@@ -36,24 +89,13 @@ class Gateway:
         await self.word_times.close()
         await self.servers.close()
 
-    def admitted(self, headers: Mapping[str, str]) -> AbstractContextManager[Holder]:
-        """Context manager of a request, within the limits of its key; yields the key's holder.
-
-        Raises as `Access.admitted` does.
+    @contextmanager
+    def admitted(self, headers: Mapping[str, str]) -> Iterator[Caller]:
+        """Context manager of a request, within the limits of its key. Raises as `Access.admitted`
+        does.
         """
-        return self.access.admitted(headers.get("authorization"))
-
-    def turn(
-        self, said: Text | Codes, encoder: Encoder, *, words: bool = False, **options: Any
-    ) -> Turn:
-        """Returns a turn.
-
-        Args:
-            words: whether it has `Words`.
-            options: further arguments of `Turn`.
-        """
-        word_times = self.word_times if words else None
-        return Turn(self.servers, said, encoder, word_times=word_times, **options)
+        with self.access.admitted(headers.get("authorization")) as holder:
+            yield Caller(self, headers, holder)
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFoundError for a model that this gateway does not have; None names no model."""

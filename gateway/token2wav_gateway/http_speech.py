@@ -18,7 +18,6 @@ from token2wav_gateway.errors import INTERNAL, GatewayError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.requests import Delivery, SpeechRequest
 from token2wav_gateway.stage_request import StageRequest
-from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.turn import Audio, Codes, Ended, Event, Text, Turn, Words, check_text
 
 # Headers of vLLM-Omni for the fields of OpenAI's usage.
@@ -39,13 +38,12 @@ async def create_speech(body: SpeechRequest, request: Request) -> Response:
     """Says a text, and sends the audio as it is made."""
     gateway: Gateway = request.app.state.gateway
     async with AsyncExitStack() as stack:
-        stack.enter_context(gateway.admitted(request.headers))
+        caller = stack.enter_context(gateway.admitted(request.headers))
         gateway.check_model(body.model)
         check_text(body.input, body.instructions, gateway.settings.limits)
         voice = await unless_left(request, gateway.voice_of(body))
-        trace = trace_headers(request.headers)
-        turn = gateway.turn(
-            Text(body.input, voice, body.instructions, body.sampling, trace, body.speed),
+        turn = caller.turn(
+            Text(body.input, voice, body.instructions, body.sampling, body.speed),
             Encoder(body.audio_format, whole=body.delivery == "whole"),
             words=body.word_timestamps,
         )
@@ -58,10 +56,10 @@ async def run_stage(body: StageRequest, request: Request) -> Response:
     """Turns speech tokens or codes into audio, without a language model."""
     gateway: Gateway = request.app.state.gateway
     async with AsyncExitStack() as stack:
-        stack.enter_context(gateway.admitted(request.headers))
+        caller = stack.enter_context(gateway.admitted(request.headers))
         voice = gateway.voices.get(body.voice).tensors if body.voice else None
-        turn = gateway.turn(
-            Codes(body.all_codes, voice, trace_headers(request.headers), body.speed),
+        turn = caller.turn(
+            Codes(body.all_codes, voice, body.speed),
             Encoder(body.response_format, whole=not body.stream),
         )
         response = await _response(request, turn, "audio" if body.stream else "whole", stack)

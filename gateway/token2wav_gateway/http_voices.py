@@ -59,9 +59,9 @@ async def create_voice(
 ) -> dict[str, Any]:
     """Makes a voice of a recording and its text."""
     gateway = _gateway_of(request)
-    with gateway.admitted(request.headers) as holder:
+    with gateway.admitted(request.headers) as caller:
         recording = await audio_sample.read()
-        making = gateway.voices.create(name, ref_text, recording, holder.name, consent)
+        making = gateway.voices.create(name, ref_text, recording, caller.name, consent)
         voice: Voice = await unless_left(request, making)
         return voice.summary
 

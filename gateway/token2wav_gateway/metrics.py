@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from token2wav_gateway.playback import Playback
-
 # Thresholds in milliseconds of the longest stall, as other speech servers count them.
-_CONTINUITY_MS = (50, 100, 200)
+CONTINUITY_MS = (50, 100, 200)
 _STALLS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
 _SECONDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -106,7 +104,7 @@ class Metrics:
             ["threshold_ms"],
             registry=self.registry,
         )
-        for threshold in _CONTINUITY_MS:
+        for threshold in CONTINUITY_MS:
             self.continuity.labels(threshold)
         self.first_audio = Histogram(
             "token2wav_gateway_first_audio_seconds",
@@ -114,18 +112,3 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-
-    def count_playback(self, playback: Playback, seconds: float) -> None:
-        """Counts a text that is complete.
-
-        Args:
-            seconds: time from the text to its last audio.
-        """
-        if playback.audio_s:
-            self.rtf.observe(seconds / playback.audio_s)
-        if playback.chunks < 2:
-            return
-        self.underrun.observe(playback.underrun_s)
-        for threshold in _CONTINUITY_MS:
-            if playback.underrun_s <= threshold / 1000:
-                self.continuity.labels(threshold).inc()

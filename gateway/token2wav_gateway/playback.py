@@ -6,6 +6,7 @@ The figures are defined as in the metrics of vLLM-Omni and SGLang-Omni, so that 
 from __future__ import annotations
 
 from token2wav_client import AudioChunk
+from token2wav_gateway.metrics import CONTINUITY_MS, Metrics
 
 
 class Playback:
@@ -33,3 +34,18 @@ class Playback:
         self.chunks += 1
         self.audio_s += chunk.duration_s
         self.last_s = chunk.arrival_s
+
+    def count(self, metrics: Metrics, seconds: float) -> None:
+        """Counts an utterance that is complete.
+
+        Args:
+            seconds: time from the text to its last audio.
+        """
+        if self.audio_s:
+            metrics.rtf.observe(seconds / self.audio_s)
+        if self.chunks < 2:
+            return
+        metrics.underrun.observe(self.underrun_s)
+        for threshold in CONTINUITY_MS:
+            if self.underrun_s <= threshold / 1000:
+                metrics.continuity.labels(threshold).inc()

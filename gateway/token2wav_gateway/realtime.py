@@ -12,11 +12,10 @@ from typing import Any
 
 from fastapi import WebSocket
 
-from token2wav_gateway.access import Holder
 from token2wav_gateway.channel import Channel, run_until_one_ends
 from token2wav_gateway.encoding import RATE_HZ
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
-from token2wav_gateway.gateway import Gateway
+from token2wav_gateway.gateway import Caller
 from token2wav_gateway.realtime_events import (
     ItemCreate,
     ItemDelete,
@@ -31,7 +30,6 @@ from token2wav_gateway.realtime_events import (
 )
 from token2wav_gateway.realtime_response import Order, SpokenResponse, new_id
 from token2wav_gateway.sentences import has_words
-from token2wav_gateway.tracing import trace_headers
 
 _VOICE = "alloy"  # of a session without a voice; the setting `voices.default` speaks for it
 # Events that count as requests of the key, also if they are refused.
@@ -59,18 +57,15 @@ class RealtimeSession:
     A wrong event gets an error, and the session goes on.
 
     Args:
-        holder: holder of the client's key. Each `session.update`, each `response.create` and each
-            further sentence of a response count as requests.
+        caller: client of the socket. Each `session.update`, each `response.create` and each further
+            sentence of a response count as requests of its key.
         ending: event after which the session ends as soon as nothing is spoken.
     """
 
-    def __init__(
-        self, gateway: Gateway, socket: WebSocket, holder: Holder, ending: asyncio.Event
-    ) -> None:
-        self._gateway = gateway
+    def __init__(self, caller: Caller, socket: WebSocket, ending: asyncio.Event) -> None:
+        self._caller = caller
+        self._gateway = gateway = caller.gateway
         self._limits = gateway.settings.limits
-        self._socket = socket
-        self._holder = holder
         self._ending = ending
         self._id, self._conversation_id = new_id("sess"), new_id("conv")
         self._model = socket.query_params.get("model") or gateway.settings.models[0]
@@ -105,7 +100,7 @@ class RealtimeSession:
     async def _take(self, message: Any) -> None:
         """Takes an event of the client."""
         if isinstance(message, dict) and message.get("type") in _COUNTED:
-            self._holder.count_request()
+            self._caller.count_request()
         event = parse_event(message)
         if isinstance(event, SessionUpdate):
             self._update(event.session)
@@ -244,9 +239,8 @@ class RealtimeSession:
             self._conversation_id if in_conversation else None,
             self._items[-1].id if self._items else None,
             options.metadata,
-            trace_headers(self._socket.headers),
         )
-        response = SpokenResponse(self._gateway, self._holder, self._send, order)
+        response = SpokenResponse(self._caller, self._send, order)
         for item in waiting:
             item.text = None
         if in_conversation:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import GatewayError
-from token2wav_gateway.gateway import Gateway
+from token2wav_gateway.gateway import Caller
 from token2wav_gateway.sentences import SentenceSplitter
 from token2wav_gateway.turn import Audio, Text
 from token2wav_gateway.voices import Voice
@@ -42,7 +41,6 @@ class Order:
         conversation_id: name of the conversation; None for a speech outside it.
         previous_item_id: item after which the speech stands in the conversation; None for none.
         metadata: names and values of the client.
-        trace: trace context of the session.
     """
 
     text: str
@@ -53,27 +51,25 @@ class Order:
     conversation_id: str | None
     previous_item_id: str | None
     metadata: dict[str, str] | None
-    trace: Mapping[str, str]
 
 
 class SpokenResponse:
     """Speech of a text, with its events.
 
     Args:
-        holder: holder of the client's key. Each sentence after the first counts as a request.
+        caller: client of the session. Each sentence after the first counts as a request of its key.
 
     Attributes:
         id: name of the response.
         item_id: name of the item that holds the speech.
     """
 
-    def __init__(self, gateway: Gateway, holder: Holder, send: Send, order: Order) -> None:
+    def __init__(self, caller: Caller, send: Send, order: Order) -> None:
         self.id, self.item_id = new_id("resp"), new_id("item")
-        self._gateway = gateway
-        self._holder = holder
+        self._caller = caller
         self._send = send
         self._order = order
-        splitter = SentenceSplitter(gateway.settings.limits.text_characters)
+        splitter = SentenceSplitter(caller.gateway.settings.limits.text_characters)
         self._sentences = [*splitter.feed(order.text), *splitter.close()]
         self._transcript = ""
         self._samples = self._tokens = 0
@@ -127,11 +123,9 @@ class SpokenResponse:
         order = self._order
         parts = _slices(order.text, self._sentences)
         for index, (sentence, part) in enumerate(zip(self._sentences, parts, strict=True)):
-            text = Text(
-                sentence, order.voice, order.instructions, trace=order.trace, speed=order.speed
-            )
+            text = Text(sentence, order.voice, order.instructions, speed=order.speed)
             # The first sentence was counted with its event.
-            turn = self._gateway.turn(text, Encoder("pcm"), holder=self._holder if index else None)
+            turn = self._caller.turn(text, Encoder("pcm"), further=index > 0)
             turn.admit()
             self._transcript += part
             await self._send_of_part("response.output_audio_transcript.delta", delta=part)

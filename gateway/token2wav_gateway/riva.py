@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -21,8 +20,7 @@ from riva.client.proto.riva_tts_pb2_grpc import RivaSpeechSynthesisServicer
 
 from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import RequestError, TooLargeError
-from token2wav_gateway.gateway import Gateway
-from token2wav_gateway.tracing import trace_headers
+from token2wav_gateway.gateway import Caller, Gateway
 from token2wav_gateway.turn import Audio, Ended, Text, Words
 from token2wav_gateway.voices import Voice
 
@@ -110,10 +108,8 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         If a limit of a server ends the speech, the trailing metadata of the call say so.
         """
         text, encoder = await self._checked(request)
-        trace = trace_headers(dict(context.invocation_metadata() or ()))
-        turn = self._gateway.turn(
-            replace(text, trace=trace), encoder, words=request.enable_word_time_offsets
-        )
+        caller = Caller(self._gateway, dict(context.invocation_metadata() or ()))
+        turn = caller.turn(text, encoder, words=request.enable_word_time_offsets)
         response = SynthesizeSpeechResponse()
         response.meta.text = response.meta.processed_text = request.text
         async with aclosing(turn.events()) as events:

@@ -27,14 +27,12 @@ import anyio
 from fastapi import WebSocket
 from pydantic import BaseModel, ValidationError
 
-from token2wav_gateway.access import Holder
 from token2wav_gateway.channel import Channel, FatalError, run_until_one_ends
 from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import GatewayError, RequestError
-from token2wav_gateway.gateway import Gateway
+from token2wav_gateway.gateway import Caller
 from token2wav_gateway.requests import SessionConfig, SocketMessage, problem
 from token2wav_gateway.sentences import SentenceSplitter
-from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.turn import Audio, Text, Words
 from token2wav_gateway.voices import Voice
 
@@ -120,20 +118,17 @@ class Session:
     """Session of one socket: one task reads messages, another one speaks sentences.
 
     Args:
-        holder: holder of the client's key. Each sentence and each further configuration counts as
-            a request.
+        caller: client of the socket. Each sentence and each further configuration counts as a
+            request of its key.
         ending: event after which the session ends as soon as all sentences were spoken.
     """
 
-    def __init__(
-        self, gateway: Gateway, socket: WebSocket, holder: Holder, ending: asyncio.Event
-    ) -> None:
-        self._gateway = gateway
+    def __init__(self, caller: Caller, socket: WebSocket, ending: asyncio.Event) -> None:
+        self._caller = caller
+        self._gateway = gateway = caller.gateway
         idle_s = gateway.settings.limits.idle_s
         self._channel = Channel(socket, idle_s, self._speaks, "socket")
-        self._holder = holder
         self._ending = ending
-        self._trace = trace_headers(socket.headers)
         self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._unspoken = 0  # sentences that wait
         self._speaking: asyncio.Task[None] | None = None
@@ -183,7 +178,7 @@ class Session:
     async def _take(self, content: Any) -> None:
         """Takes a message."""
         if isinstance(content, dict) and content.get("type") == "session.config":
-            self._holder.count_request()
+            self._caller.count_request()
             await self._configure(content)
             return
         message = self._checked(SocketMessage, content)
@@ -266,17 +261,16 @@ class Session:
         start: dict[str, Any] = {"sentence_text": sentence.text, "format": config.audio_format}
         start |= {"sample_rate": RATE_HZ, "channels": 1}
         await self._send("audio.start", **sentence.position, **start)
-        turn = self._gateway.turn(
+        turn = self._caller.turn(
             Text(
                 sentence.text,
                 sentence.manner.voice,
                 config.instructions,
                 config.sampling,
-                self._trace,
                 config.speed,
             ),
             Encoder(config.audio_format, whole=not config.stream_audio, mono=True),
-            holder=self._holder,
+            further=True,
             words=config.word_timestamps,
             # If another sentence follows, the times must be there before its audio is due.
             words_within=lambda: chunks.due_s - _NEXT_S if self._unspoken else math.inf,

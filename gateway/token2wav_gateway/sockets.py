@@ -10,10 +10,9 @@ from typing import Protocol, TypeAlias
 import anyio
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
-from token2wav_gateway.access import Holder
 from token2wav_gateway.channel import CLOSE_S, GOING_AWAY, POLICY
 from token2wav_gateway.errors import BusyError, GatewayError
-from token2wav_gateway.gateway import Gateway
+from token2wav_gateway.gateway import Caller, Gateway
 from token2wav_gateway.realtime import RealtimeSession
 from token2wav_gateway.session import Session, error_event
 
@@ -33,7 +32,7 @@ class SessionLike(Protocol):
 
 
 # Creates a session.
-SessionType: TypeAlias = Callable[[Gateway, WebSocket, Holder, asyncio.Event], SessionLike]
+SessionType: TypeAlias = Callable[[Caller, WebSocket, asyncio.Event], SessionLike]
 
 
 class Sockets:
@@ -53,7 +52,7 @@ class Sockets:
         """Ends each session after the sentences that it has received, and refuses new ones."""
         self._ending.set()
 
-    async def serve(self, socket: WebSocket, session: SessionType = Session) -> None:
+    async def serve(self, socket: WebSocket, session: SessionType) -> None:
         """Serves a socket until it is closed.
 
         Args:
@@ -66,10 +65,10 @@ class Sockets:
                 raise BusyError("gateway: shutting down; try again later")
             if len(self._open) >= gateway.settings.limits.sockets:
                 raise BusyError(f"gateway: {len(self._open)} sockets are open; try again later")
-            with gateway.admitted(socket.headers) as holder:
+            with gateway.admitted(socket.headers) as caller:
                 self._open.add(socket)
                 gateway.metrics.sockets.set(len(self._open))
-                await session(gateway, socket, holder, self._ending).run()
+                await session(caller, socket, self._ending).run()
         except WebSocketDisconnect:
             pass
         except GatewayError as error:

@@ -49,7 +49,6 @@ class Text:
     Attributes:
         instructions: how to say the text; None for the default of the template.
         sampling: fields of the request to the language model that replace those of the template.
-        trace: trace context of the request, as `trace_headers` returns it.
         speed: tempo of the speech, 0.5 to 2.
     """
 
@@ -57,7 +56,6 @@ class Text:
     voice: Voice
     instructions: str | None = None
     sampling: Mapping[str, int] = field(default_factory=dict)
-    trace: Mapping[str, str] = field(default_factory=dict)
     speed: float = 1.0
 
 
@@ -72,7 +70,6 @@ class Codes:
 
     codes: list[int] | list[list[int]]
     voice: ClientVoice | None
-    trace: Mapping[str, str] = field(default_factory=dict)
     speed: float = 1.0
 
 
@@ -146,6 +143,7 @@ class Turn:
                 ...
 
     Args:
+        trace: trace context of the request, as `trace_headers` returns it; None for a new trace.
         holder: holder of the key, of which the turn is a request; None for a turn that has been
             counted with its request.
         word_times: finds the times of the words; None for a turn without `Words`.
@@ -161,6 +159,7 @@ class Turn:
         said: Text | Codes,
         encoder: Encoder,
         *,
+        trace: Mapping[str, str] | None = None,
         holder: Holder | None = None,
         word_times: WordTimes | None = None,
         words_within: Callable[[], float] = lambda: math.inf,
@@ -170,6 +169,7 @@ class Turn:
         self._metrics = servers.metrics
         self._said = said
         self._encoder = encoder
+        self._trace = trace or {}
         self._holder = holder
         self._words_within = words_within
         self._spoken: SpokenText | None = None
@@ -247,7 +247,7 @@ class Turn:
         if isinstance(said, Text):
             check_text(said.text, said.instructions, servers.limits)
         with (
-            servers.tracer.span("speech", said.trace, server=True) as span,
+            servers.tracer.span("speech", self._trace, server=True) as span,
             servers.busy(),
             self._counted(),
         ):
@@ -302,7 +302,7 @@ class Turn:
                             with pressure.waiting(), anyio.fail_after(deadline - time.monotonic()):
                                 chunk = await anext(chunks)
                         except StopAsyncIteration:
-                            metrics.count_playback(playback, first_tokens_s + playback.last_s)
+                            playback.count(metrics, first_tokens_s + playback.last_s)
                             self._count_end()
                             return
                         pressure.take(chunk)

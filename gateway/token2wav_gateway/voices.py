@@ -33,8 +33,8 @@ from token2wav_gateway.errors import (
     StorageError,
     TooLargeError,
 )
-from token2wav_gateway.file_cache import FileCache
 from token2wav_gateway.listener import Listener
+from token2wav_gateway.memory import FileCache
 from token2wav_gateway.settings import VoiceSettings
 
 log = logging.getLogger(__name__)

@@ -43,9 +43,9 @@ def test_metrics_of_texts_that_are_complete() -> None:
         return metrics.registry.get_sample_value(f"token2wav_gateway_audio_{name}", labels)
 
     assert value("continuity_ok_total", threshold_ms="100") == 0
-    metrics.count_playback(playback_of((0.3, 1.0), (1.36, 1.0)), 1.5)
-    metrics.count_playback(playback_of((0.3, 1.0)), 0.5)  # one chunk cannot stall
-    metrics.count_playback(playback_of(), 0.5)
+    playback_of((0.3, 1.0), (1.36, 1.0)).count(metrics, 1.5)
+    playback_of((0.3, 1.0)).count(metrics, 0.5)  # one chunk cannot stall
+    playback_of().count(metrics, 0.5)
     counts = [value("continuity_ok_total", threshold_ms=ms) for ms in ("50", "100", "200")]
     assert counts == [0, 1, 1]
     assert value("underrun_s_count") == 1

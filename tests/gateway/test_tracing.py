@@ -108,8 +108,9 @@ def speak(settings: Settings) -> None:
     async def spoken() -> None:
         servers = Servers(settings, Metrics())
         try:
-            text = Text(SECRET, Voice("anna"), trace=trace_headers(CONTEXT))
-            async with aclosing(Turn(servers, text, Encoder("pcm")).events()) as events:
+            text, trace = Text(SECRET, Voice("anna")), trace_headers(CONTEXT)
+            turn = Turn(servers, text, Encoder("pcm"), trace=trace)
+            async with aclosing(turn.events()) as events:
                 async for _ in events:
                     pass
         finally:
