@@ -25,8 +25,8 @@ main() {
     try client token2wav_client "import importlib.util as u; assert u.find_spec('torch') is None"
     try voice token2wav_voice "import importlib.util as u; assert u.find_spec('torch') is None"
     try gateway token2wav_gateway.cli "import importlib.util as u; assert u.find_spec('torch') is None"
-    try riva token2wav_gateway.riva_server "import importlib.util as u; assert u.find_spec('torch') is None"
-    try align token2wav_gateway.pocketsphinx_aligner
+    try riva token2wav_gateway.doors.riva_server "import importlib.util as u; assert u.find_spec('torch') is None"
+    try align token2wav_gateway.words.pocketsphinx_aligner
     try onnx onnxruntime
     try onnx-gpu onnxruntime
     try server token2wav "from token2wav_server.front.build import native_front; assert native_front()"

@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -40,6 +40,18 @@ FLOORS = [
     {"layers", "published"},
     {"config"},
     {"errors", "known_models"},
+]
+GATEWAY_FLOORS = [
+    {"cli"},
+    {"app", "server"},
+    {"doors"},
+    {"gateway"},
+    {"speech"},
+    {"voices", "words"},
+    {"edge"},
+    {"access", "encoding", "metrics", "readiness", "tracing"},
+    {"settings"},
+    {"errors", "forms", "log"},
 ]
 
 
@@ -85,9 +97,9 @@ def package_of(name: str) -> str:
     return name.split(".")[1]
 
 
-def floor(package: str) -> int:
+def floor(package: str, floors: Sequence[set[str]]) -> int:
     """Returns the height of the floor of a package above the ground."""
-    [height] = [height for height, packages in enumerate(reversed(FLOORS)) if package in packages]
+    [height] = [height for height, packages in enumerate(reversed(floors)) if package in packages]
     return height
 
 
@@ -95,15 +107,23 @@ def floor(package: str) -> int:
 LIBRARY = [name for name in MODULES if name != "token2wav"]
 
 
-def test_packages_import_from_lower_floors_only() -> None:
+@pytest.mark.parametrize(
+    ("folder", "floors"),
+    [(ROOT, FLOORS), (ROOT.parent / "gateway" / "token2wav_gateway", GATEWAY_FLOORS)],
+    ids=["token2wav", "token2wav_gateway"],
+)
+def test_packages_import_from_lower_floors_only(folder: Path, floors: Sequence[set[str]]) -> None:
+    modules = modules_of(folder)
     pairs = {
         (package_of(name), package_of(imported))
-        for name in LIBRARY
-        for imported in imports_of(name)
-        if imported.startswith("token2wav.")
+        for name in modules.keys() - {folder.name}
+        for imported in imports_of(name, modules)
+        if imported.startswith(f"{folder.name}.")
     }
     assert {
-        pair for pair in pairs if pair[0] != pair[1] and floor(pair[0]) <= floor(pair[1])
+        pair
+        for pair in pairs
+        if pair[0] != pair[1] and floor(pair[0], floors) <= floor(pair[1], floors)
     } == set()
 
 

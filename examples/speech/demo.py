@@ -28,7 +28,7 @@ from examples.demo import MODEL, OUT, PROMPT
 from examples.demo_voice.recordings import PROMPT_TEXT
 from examples.speech import language_model
 from token2wav_gateway.settings import Settings
-from token2wav_gateway.voices import VoiceFolder
+from token2wav_gateway.voices.voice_folder import VoiceFolder
 from token2wav_server import ServerError
 
 TEMPLATE = Path(__file__).with_name("template.yaml")

@@ -12,18 +12,18 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from token2wav_gateway import http_speech, http_voices, sockets
 from token2wav_gateway.access import Access
+from token2wav_gateway.doors import http_speech, http_voices, sockets
+from token2wav_gateway.doors.requests import problem
+from token2wav_gateway.doors.sockets import Sockets
+from token2wav_gateway.edge.guard import Guard, PathWithoutSlash, error_response
+from token2wav_gateway.edge.origins import OriginCheck
 from token2wav_gateway.errors import INTERNAL, GatewayError, RequestError, StorageError
 from token2wav_gateway.gateway import Gateway
-from token2wav_gateway.guard import Guard, PathWithoutSlash, error_response
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.origins import OriginCheck
-from token2wav_gateway.requests import problem
 from token2wav_gateway.settings import Settings
-from token2wav_gateway.sockets import Sockets
-from token2wav_gateway.template import load_template
-from token2wav_gateway.word_times import check_aligner
+from token2wav_gateway.speech.template import load_template
+from token2wav_gateway.words.word_times import check_aligner
 
 log = logging.getLogger(__name__)
 

@@ -11,13 +11,12 @@ from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import NotFoundError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.readiness import Readiness
-from token2wav_gateway.requests import SpeechFields
-from token2wav_gateway.servers import Servers
 from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech.servers import Servers
+from token2wav_gateway.speech.turn import Codes, Text, Turn
 from token2wav_gateway.tracing import trace_headers
-from token2wav_gateway.turn import Codes, Text, Turn
-from token2wav_gateway.voices import Voice, VoiceFolder
-from token2wav_gateway.word_times import WordTimes
+from token2wav_gateway.voices.voice_folder import Voice, VoiceFolder
+from token2wav_gateway.words.word_times import WordTimes
 
 
 class Caller:
@@ -103,7 +102,7 @@ class Gateway:
             known = ", ".join(self.settings.models)
             raise NotFoundError(f"model: {name[:64]!r} is not one of: {known}", param="model")
 
-    async def voice_of(self, fields: SpeechFields) -> Voice:
+    async def voice_of(self, name: str | None, recording: bytes | None, text: str) -> Voice:
         """Returns the voice of a request: that of its recording, the one that it names, or the
         default voice.
 
@@ -112,8 +111,8 @@ class Gateway:
             NotFoundError: there is no voice with this name.
             BusyError: too many recordings wait.
         """
-        if fields.ref_audio is None:
-            return self.voices.get(fields.voice_name)
+        if recording is None:
+            return self.voices.get(name)
         return await self.voices.of_recording(
-            fields.ref_audio, fields.ref_text, recording_field="ref_audio", text_field="ref_text"
+            recording, text, recording_field="ref_audio", text_field="ref_text"
         )

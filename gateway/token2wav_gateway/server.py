@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
-from token2wav_gateway.connections import Connections
-from token2wav_gateway.descriptors import most_connections, report_error
-from token2wav_gateway.protocols import CountedConfig, HttpConnection, SocketConnection
+from token2wav_gateway.doors.sockets import Sockets
+from token2wav_gateway.edge.connections import Connections
+from token2wav_gateway.edge.descriptors import most_connections, report_error
+from token2wav_gateway.edge.protocols import CountedConfig, HttpConnection, SocketConnection
 from token2wav_gateway.settings import LimitSettings, SettingsError
-from token2wav_gateway.sockets import Sockets
 
 if TYPE_CHECKING:
-    from token2wav_gateway.riva_server import RivaServer
+    from token2wav_gateway.doors.riva_server import RivaServer
 
 DRAIN_S = 30.0
 _POLL_S = 0.1
@@ -86,7 +86,7 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started and self._riva_port:
             # The import is here, because the package of the messages is optional.
-            from token2wav_gateway.riva_server import RivaServer
+            from token2wav_gateway.doors.riva_server import RivaServer
 
             riva = RivaServer(self._app.state.gateway)
             try:

@@ -29,7 +29,7 @@ from examples.demo_voice.text import HELD_OUT, held_out
 from lab.demo_voice.folder import MODEL
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav.serving.end_limits import audible, window_samples
-from token2wav_gateway.aligners import Aligner, factory, names
+from token2wav_gateway.words.aligners import Aligner, factory, names
 from token2wav_voice import FrontEnd, Recording
 
 SEED = 1

@@ -12,7 +12,7 @@ import yaml
 from tests.docs.markdown import ROOT, code_blocks, commands, spans
 from token2wav.config import ServerConfig
 from token2wav.config.values import from_mapping
-from token2wav_gateway.requests import SessionConfig, SpeechRequest
+from token2wav_gateway.doors.requests import SessionConfig, SpeechRequest
 
 # Where the options of a program are defined.
 PROGRAMS = {

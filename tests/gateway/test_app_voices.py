@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.gateway_rig import key_settings, serving
-from tests.gateway.test_listener import SlowFrontEnd, front_end
-from tests.gateway.test_voices import TENSORS, full_disk, link_to_itself
+from tests.gateway.voices.test_listener import SlowFrontEnd, front_end
+from tests.gateway.voices.test_voice_folder import TENSORS, full_disk, link_to_itself
 from token2wav_gateway.app import create_app
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings

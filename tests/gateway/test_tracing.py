@@ -22,11 +22,11 @@ from token2wav_gateway import tracing
 from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.servers import Servers
 from token2wav_gateway.settings import Settings, SettingsError
+from token2wav_gateway.speech.servers import Servers
+from token2wav_gateway.speech.turn import Text, Turn
 from token2wav_gateway.tracing import configure_tracing, trace_headers
-from token2wav_gateway.turn import Text, Turn
-from token2wav_gateway.voices import Voice
+from token2wav_gateway.voices.voice_folder import Voice
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CONTEXT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "shop=t61rcWkgMzE"}

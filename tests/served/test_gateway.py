@@ -40,10 +40,10 @@ from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.servers import Servers
 from token2wav_gateway.settings import Settings
-from token2wav_gateway.turn import Text, Turn
-from token2wav_gateway.voices import Voice as GatewayVoice
+from token2wav_gateway.speech.servers import Servers
+from token2wav_gateway.speech.turn import Text, Turn
+from token2wav_gateway.voices.voice_folder import Voice as GatewayVoice
 
 SETTINGS = {"limits": {"text_characters": 1000, "speech_tokens": 1300, "idle_s": 300}}
 PACE = 250.0  # tokens per second

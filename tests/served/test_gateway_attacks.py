@@ -259,7 +259,7 @@ CONFIGURATION = frame(1, json.dumps({"type": "session.config", "voice": VOICE}).
     ids=["wrong messages", "empty utterances", "texts without an end", "configurations"],
 )
 def test_floods_of_messages_hold_up_nobody(gateway: GatewayRig, piece: bytes) -> None:
-    """tests/gateway/test_protocols.py has floods of bytes below the messages."""
+    """tests/gateway/edge/test_protocols.py has floods of bytes below the messages."""
     with ExitStack() as stack:
         floods = [stack.enter_context(opened(port_of(gateway))) for _ in range(4)]
         for flood in floods:

@@ -22,10 +22,10 @@ from token2wav_client import ClientVoice
 from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.servers import Servers
 from token2wav_gateway.settings import Settings
-from token2wav_gateway.turn import Codes, Text, Turn
-from token2wav_gateway.voices import Voice
+from token2wav_gateway.speech.servers import Servers
+from token2wav_gateway.speech.turn import Codes, Text, Turn
+from token2wav_gateway.voices.voice_folder import Voice
 
 TOKENS = "".join(f"<|s_{number}|>" for number in range(12))
 PIECE = f"data: {json.dumps({'choices': [{'text': TOKENS}]})}\n\n".encode()

@@ -12,7 +12,7 @@ from examples import demo
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import PROMPT_TEXT, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import TEXT, body, error_of
-from token2wav_gateway.listener import Listener
+from token2wav_gateway.voices.listener import Listener
 
 SETTINGS = {
     "voices": {"model": demo.MODEL, "most": 2, "longest_s": 10},

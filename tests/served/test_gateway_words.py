@@ -25,7 +25,7 @@ from testkit.rigs.gateway_socket import opened
 from testkit.rigs.gateway_speech import events_of
 from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
-from token2wav_gateway.pocketsphinx_aligner import PocketsphinxAligner
+from token2wav_gateway.words.pocketsphinx_aligner import PocketsphinxAligner
 from token2wav_voice import FrontEnd, Recording
 
 TEXT = held_out()[0]

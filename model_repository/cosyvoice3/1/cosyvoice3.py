@@ -8,7 +8,7 @@ from typing import Any
 
 import triton_python_backend_utils  # noqa: F401 - before NumPy, because it selects the version
 
-from token2wav_gateway.recipe import RecipeService
+from token2wav_gateway.doors.recipe import RecipeService
 
 
 class TritonPythonModel:

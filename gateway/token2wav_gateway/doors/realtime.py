@@ -1,0 +1,309 @@
+"""Session of OpenAI's Realtime interface: the messages of a conversation are spoken without change.
+
+OpenAI's model answers a conversation. This gateway has neither a model that answers nor a
+model that listens. A response speaks the messages that no response has spoken yet, word by word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import WebSocket
+
+from token2wav_gateway.doors.realtime_events import (
+    ItemCreate,
+    ItemDelete,
+    ItemTruncate,
+    ResponseCancel,
+    ResponseCreate,
+    ResponseOptions,
+    SessionOptions,
+    SessionUpdate,
+    event_id_of,
+    parse_event,
+)
+from token2wav_gateway.doors.realtime_response import Order, SpokenResponse, new_id
+from token2wav_gateway.edge.channel import Channel, run_until_one_ends
+from token2wav_gateway.encoding import RATE_HZ
+from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
+from token2wav_gateway.gateway import Caller
+from token2wav_gateway.words.sentences import has_words
+
+_VOICE = "alloy"  # of a session without a voice; the setting `voices.default` speaks for it
+# Events that count as requests of the key, also if they are refused.
+_COUNTED = ("session.update", "response.create")
+_MOST_ITEMS = 256  # of the conversation; the oldest spoken items are forgotten
+
+
+@dataclass
+class _Item:
+    """Item of the conversation.
+
+    Attributes:
+        text: text that no response has spoken yet; None for other items.
+        audio_ms: duration of a speech that has ended; None for an item of the client.
+    """
+
+    id: str
+    text: str | None = None
+    audio_ms: int | None = None
+
+
+class RealtimeSession:
+    """Session of one socket: one task reads events, another one speaks.
+
+    A wrong event gets an error, and the session goes on.
+
+    Args:
+        caller: client of the socket. Each `session.update`, each `response.create` and each further
+            sentence of a response count as requests of its key.
+        ending: event after which the session ends as soon as nothing is spoken.
+    """
+
+    def __init__(self, caller: Caller, socket: WebSocket, ending: asyncio.Event) -> None:
+        self._caller = caller
+        self._gateway = gateway = caller.gateway
+        self._limits = gateway.settings.limits
+        self._ending = ending
+        self._id, self._conversation_id = new_id("sess"), new_id("conv")
+        self._model = socket.query_params.get("model") or gateway.settings.models[0]
+        self._voice_name, self._speed = _VOICE, 1.0
+        self._instructions: str | None = None
+        self._items: list[_Item] = []
+        self._response: SpokenResponse | None = None
+        self._orders: asyncio.Queue[SpokenResponse] = asyncio.Queue()
+        self._channel = Channel(socket, self._limits.idle_s, self._speaks, "event")
+
+    async def run(self) -> None:
+        """Serves the socket until the client disconnects.
+
+        Raises:
+            NotFoundError: the address names a model that this gateway does not have.
+            RequestError: the client sent nothing for too long while nothing was spoken.
+        """
+        self._gateway.check_model(self._model)
+        await self._send("session.created", session=self._session())
+        await run_until_one_ends(self._read(), self._speak_all(), self._drain())
+
+    async def _read(self) -> None:
+        """Reads events until the client disconnects."""
+        while True:
+            await self._channel.take(self._take, self._refuse)
+
+    async def _refuse(self, error: GatewayError, message: Any) -> None:
+        self._gateway.metrics.refused.labels(error.status).inc()
+        body = error.body["error"] | {"event_id": event_id_of(message)}
+        await self._send("error", error=body)
+
+    async def _take(self, message: Any) -> None:
+        """Takes an event of the client."""
+        if isinstance(message, dict) and message.get("type") in _COUNTED:
+            self._caller.count_request()
+        event = parse_event(message)
+        if isinstance(event, SessionUpdate):
+            self._update(event.session)
+            await self._send("session.updated", session=self._session())
+        elif isinstance(event, ItemCreate):
+            await self._create_item(event)
+        elif isinstance(event, ItemDelete):
+            self._items.remove(self._item(event.item_id))
+            await self._send("conversation.item.deleted", item_id=event.item_id)
+        elif isinstance(event, ItemTruncate):
+            await self._truncate(event)
+        elif isinstance(event, ResponseCreate):
+            self._respond(event.response or ResponseOptions())
+        else:
+            self._cancel(event)
+
+    def _update(self, options: SessionOptions) -> None:
+        """Changes the configuration of the session, or nothing if an option is wrong."""
+        if options.instructions is not None:
+            self._check_length("session.instructions", options.instructions)
+        if options.model is not None:
+            self._gateway.check_model(options.model)
+        if options.voice_name:
+            self._gateway.voices.get(options.voice_name)
+            self._voice_name = options.voice_name
+        self._model = options.model or self._model
+        self._speed = options.speed or self._speed
+        if options.instructions is not None:
+            self._instructions = options.instructions or None
+
+    def _check_length(self, field: str, words: str) -> None:
+        limit = self._limits.text_characters
+        if len(words) > limit:
+            raise RequestError(
+                f"{field}: {len(words)} characters; at most {limit} are allowed", param=field
+            )
+
+    async def _create_item(self, event: ItemCreate) -> None:
+        item = event.item
+        waiting = sum(len(item.text) for item in self._items if item.text is not None)
+        if waiting + len(item.text) > self._limits.text_characters:
+            raise RequestError(
+                f"item.content: {waiting + len(item.text)} characters wait to be spoken; at most "
+                f"{self._limits.text_characters} are allowed",
+                param="item.content",
+            )
+        if item.id is not None and any(item.id == other.id for other in self._items):
+            raise RequestError(f"item.id: an item {item.id!r} exists", param="item.id")
+        position = len(self._items)
+        if event.previous_item_id == "root":
+            position = 0
+        elif event.previous_item_id is not None:
+            position = self._items.index(self._item(event.previous_item_id)) + 1
+        previous = self._items[position - 1].id if position else None
+        new = _Item(item.id or new_id("item"), item.text)
+        self._add(position, new)
+        content = [part.model_dump() for part in item.content]
+        stored = {
+            "id": new.id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": "completed",
+            "role": item.role,
+            "content": content,
+        }
+        for kind in ("added", "done"):
+            await self._send(f"conversation.item.{kind}", previous_item_id=previous, item=stored)
+
+    def _add(self, position: int, item: _Item) -> None:
+        """Adds an item, and forgets the oldest item that was spoken if there are too many.
+
+        Raises:
+            RequestError: too many items wait to be spoken.
+        """
+        if len(self._items) >= _MOST_ITEMS:
+            oldest = next((other for other in self._items if other.text is None), None)
+            if oldest is None:
+                raise RequestError(f"item: {_MOST_ITEMS} items wait to be spoken", param="item")
+            position -= self._items.index(oldest) < position
+            self._items.remove(oldest)
+        self._items.insert(position, item)
+
+    async def _truncate(self, event: ItemTruncate) -> None:
+        """Confirms how much the listener has heard. The gateway has no use for it."""
+        audio_ms = self._item(event.item_id).audio_ms
+        if audio_ms is None:
+            raise RequestError("item_id: only a speech can be truncated", param="item_id")
+        if self._response is not None and self._response.item_id == event.item_id:
+            audio_ms = self._response.audio_ms
+        if event.audio_end_ms > audio_ms:
+            raise RequestError(
+                f"audio_end_ms: {event.audio_end_ms} is after the end of the speech, {audio_ms} ms",
+                param="audio_end_ms",
+            )
+        await self._send(
+            "conversation.item.truncated",
+            item_id=event.item_id,
+            content_index=0,
+            audio_end_ms=event.audio_end_ms,
+        )
+
+    def _respond(self, options: ResponseOptions) -> None:
+        """Starts to speak, in a task of its own.
+
+        Raises:
+            RequestError: something is being spoken, or there is nothing to say.
+            NotFoundError: there is no such voice.
+        """
+        if self._response is not None:
+            raise RequestError(
+                f"response.create: {self._response.id} is being spoken; wait for response.done, or "
+                "send response.cancel",
+                param="type",
+            )
+        waiting = [item for item in self._items if item.text is not None]
+        texts = [item.text or "" for item in waiting]
+        if options.input is not None:
+            waiting, texts = [], [item.text for item in options.input]
+        text = "\n".join(texts)
+        if not has_words(text):
+            raise RequestError(
+                "response.create: no text waits to be spoken; send conversation.item.create before",
+                param="type",
+            )
+        self._check_length("response.input", "".join(texts))
+        if options.instructions is not None:
+            self._check_length("response.instructions", options.instructions)
+        voice_name = options.voice_name or self._voice_name
+        in_conversation = options.conversation == "auto"
+        order = Order(
+            text,
+            self._gateway.voices.get(voice_name),
+            voice_name,
+            options.speed or self._speed,
+            self._instructions if options.instructions is None else options.instructions or None,
+            self._conversation_id if in_conversation else None,
+            self._items[-1].id if self._items else None,
+            options.metadata,
+        )
+        response = SpokenResponse(self._caller, self._send, order)
+        for item in waiting:
+            item.text = None
+        if in_conversation:
+            self._add(len(self._items), _Item(response.item_id, audio_ms=0))
+        self._response = response
+        self._orders.put_nowait(response)
+
+    async def _speak_all(self) -> None:
+        """Speaks the responses."""
+        while True:
+            response = await self._orders.get()
+            await response.run()
+            self._response = None
+            for item in self._items:
+                if item.id == response.item_id:
+                    item.audio_ms = response.audio_ms
+            self._orders.task_done()
+            self._channel.restart_idle_clock()
+
+    def _cancel(self, event: ResponseCancel) -> None:
+        response = self._response
+        if response is None or event.response_id not in (None, response.id):
+            raise RequestError(
+                "response.cancel: this response is not being spoken", param="response_id"
+            )
+        response.cancel()
+
+    def _item(self, name: str) -> _Item:
+        for item in self._items:
+            if item.id == name:
+                return item
+        raise NotFoundError(f"item_id: there is no item {name!r}", param="item_id")
+
+    async def _drain(self) -> None:
+        """Closes the socket when nothing is spoken, if the gateway ends."""
+        await self._ending.wait()
+        await self._orders.join()
+        await self._channel.close()
+
+    def _session(self) -> dict[str, Any]:
+        audio_format = {"type": "audio/pcm", "rate": RATE_HZ}
+        return {
+            "id": self._id,
+            "object": "realtime.session",
+            "type": "realtime",
+            "model": self._model,
+            "output_modalities": ["audio"],
+            "instructions": self._instructions or "",
+            "tools": [],
+            "tool_choice": "none",
+            "max_output_tokens": "inf",
+            "audio": {
+                "input": {"format": audio_format, "turn_detection": None, "transcription": None},
+                "output": {
+                    "format": audio_format,
+                    "voice": self._voice_name,
+                    "speed": self._speed,
+                },
+            },
+        }
+
+    async def _send(self, kind: str, **content: Any) -> None:
+        await self._channel.send({"type": kind, "event_id": new_id("event"), **content})
+
+    def _speaks(self) -> bool:
+        return self._response is not None

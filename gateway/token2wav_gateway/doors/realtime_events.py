@@ -1,0 +1,313 @@
+"""Events that clients of OpenAI's Realtime interface send, as far as they lead to speech."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from token2wav_gateway.doors.requests import Speed, VoiceId, Words, without_nulls
+from token2wav_gateway.errors import RequestError
+from token2wav_gateway.forms import matching
+
+_MOST_PARTS = 64  # of the content of an item
+_MOST_INPUTS = 64  # items of `response.input`
+_MOST_METADATA = 16
+_HEARD = {"input_audio", "input_image", "output_audio"}  # types of content without a text
+_ID = re.compile(r"[!-~]{1,64}")
+_FIELD = re.compile(r"[a-z_]+")
+
+
+def _unset(value: Any) -> None:
+    """Checks that a field of a model that listens or answers has no value."""
+    if value not in (None, []):
+        raise ValueError(
+            "not supported, because this gateway speaks texts, and neither listens nor answers"
+        )
+
+
+def _few_metadata(values: Any) -> Any:
+    if isinstance(values, dict) and len(values) > _MOST_METADATA:
+        raise ValueError(f"{len(values)} names; at most {_MOST_METADATA} are allowed")
+    return values
+
+
+Unsupported: TypeAlias = Annotated[Any, BeforeValidator(_unset)]
+Id: TypeAlias = Annotated[str, matching(_ID.pattern, "1 to 64 visible characters of ASCII")]
+Modalities: TypeAlias = Annotated[list[Literal["audio"]], Field(min_length=1, max_length=1)]
+Metadata: TypeAlias = Annotated[
+    dict[
+        Annotated[Words, Field(max_length=64)],
+        Annotated[Words, Field(max_length=512)],
+    ],
+    BeforeValidator(_few_metadata),
+]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, values: Any) -> Any:
+        """Checks names up to the first mistake. pydantic would collect every mistake, which takes
+        a second for a message of 1 MiB, and no other stream gets audio meanwhile.
+        """
+        if isinstance(values, dict):
+            values = without_nulls(values)
+            for name in values:
+                if name not in cls.model_fields:
+                    raise ValueError(f"{name[:64]!r} is not a known field")
+        return values
+
+
+class AudioFormat(_Part):
+    """Format of the audio: 16-bit samples at 24 kHz."""
+
+    type: Literal["audio/pcm"]
+    rate: Literal[24000] = 24000
+
+
+class AudioInput(_Part):
+    """Configuration of a microphone, which changes nothing here."""
+
+    format: Any = None
+    noise_reduction: Unsupported = None
+    transcription: Unsupported = None
+    turn_detection: Unsupported = None
+
+
+class AudioOutput(_Part):
+    """Configuration of the speech.
+
+    Attributes:
+        voice: name of a voice, or an object with its id.
+        speed: tempo of the speech, 0.5 to 2.
+    """
+
+    format: AudioFormat | None = None
+    voice: Words | VoiceId | None = None
+    speed: Speed | None = None
+
+    @property
+    def voice_name(self) -> str | None:
+        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+
+class Audio(_Part):
+    """Configuration of the audio."""
+
+    input: AudioInput | None = None
+    output: AudioOutput | None = None
+
+
+class _Options(_Part):
+    """Options that a session and a response share.
+
+    Attributes:
+        instructions: how to say the texts. They are no prompt of a chat.
+    """
+
+    audio: Audio | None = None
+    instructions: Words | None = None
+    max_output_tokens: Literal["inf"] | None = None
+    output_modalities: Modalities | None = None
+    parallel_tool_calls: Any = None
+    prompt: Unsupported = None
+    reasoning: Unsupported = None
+    tool_choice: Literal["auto", "none"] | None = None
+    tools: Unsupported = None
+
+    @property
+    def voice_name(self) -> str | None:
+        """Name of the voice; None if the options name no voice."""
+        output = self.audio and self.audio.output
+        return output.voice_name if output else None
+
+    @property
+    def speed(self) -> float | None:
+        """Tempo of the speech; None if the options have no speed."""
+        output = self.audio and self.audio.output
+        return output.speed if output else None
+
+
+class SessionOptions(_Options):
+    """Options of a session. A field that is not sent stays as it was."""
+
+    type: Literal["realtime"]
+    include: Unsupported = None
+    model: str | None = None
+    tracing: Unsupported = None
+    truncation: Any = None
+
+
+class Content(_Part):
+    """Part of an item: a text to say."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Words
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("type") in _HEARD:
+            raise ValueError(
+                f"{content['type']} needs a model that listens or sees; this gateway only speaks "
+                "texts"
+            )
+        return content
+
+
+class Item(_Part):
+    """Item of the conversation: a message, whose text is spoken as it is.
+
+    Attributes:
+        id: name of the item; None to get one.
+        role: role of the speaker, which changes nothing.
+    """
+
+    type: Literal["message"]
+    role: Literal["user", "assistant"]
+    content: Annotated[list[Content], Field(min_length=1, max_length=_MOST_PARTS)]
+    id: Id | None = None
+    object: Literal["realtime.item"] | None = None
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+
+    @field_validator("role", mode="before")
+    @classmethod
+    def _can_be_spoken(cls, role: Any) -> Any:
+        if role == "system":
+            raise ValueError(
+                "a system message needs a model that answers; send `instructions` for the speech"
+            )
+        return role
+
+    @property
+    def text(self) -> str:
+        return " ".join(part.text for part in self.content)
+
+
+class ResponseOptions(_Options):
+    """Options of a response.
+
+    Attributes:
+        conversation: `none` leaves the speech out of the conversation.
+        input: items to say instead of those of the conversation.
+        metadata: names and values that come back with the response.
+    """
+
+    conversation: Literal["auto", "none"] = "auto"
+    input: Annotated[list[Item], Field(max_length=_MOST_INPUTS)] | None = None
+    metadata: Metadata | None = None
+
+
+class _Event(_Part):
+    event_id: Id | None = None
+
+
+class SessionUpdate(_Event):
+    """Event that changes the configuration of the session."""
+
+    type: Literal["session.update"]
+    session: SessionOptions
+
+
+class ItemCreate(_Event):
+    """Event that adds an item to the conversation."""
+
+    type: Literal["conversation.item.create"]
+    item: Item
+    previous_item_id: Id | None = None
+
+
+class ItemDelete(_Event):
+    """Event that removes an item from the conversation."""
+
+    type: Literal["conversation.item.delete"]
+    item_id: Id
+
+
+class ItemTruncate(_Event):
+    """Event that says how much of a speech the listener has heard."""
+
+    type: Literal["conversation.item.truncate"]
+    item_id: Id
+    content_index: Literal[0]
+    audio_end_ms: Annotated[int, Field(ge=0)]
+
+
+class ResponseCreate(_Event):
+    """Event that asks for the speech of the items that were not spoken yet."""
+
+    type: Literal["response.create"]
+    response: ResponseOptions | None = None
+
+
+class ResponseCancel(_Event):
+    """Event that stops the speech."""
+
+    type: Literal["response.cancel"]
+    response_id: Id | None = None
+
+
+ClientEvent: TypeAlias = (
+    SessionUpdate | ItemCreate | ItemDelete | ItemTruncate | ResponseCreate | ResponseCancel
+)
+_EVENTS: dict[str, type[ClientEvent]] = {
+    "session.update": SessionUpdate,
+    "conversation.item.create": ItemCreate,
+    "conversation.item.delete": ItemDelete,
+    "conversation.item.truncate": ItemTruncate,
+    "response.create": ResponseCreate,
+    "response.cancel": ResponseCancel,
+}
+
+
+def parse_event(message: Any) -> ClientEvent:
+    """Checks an event.
+
+    Raises:
+        RequestError: the event is unknown, wrong, or needs a model that listens.
+    """
+    if not isinstance(message, dict):
+        raise RequestError("event: must be a JSON object", param="event")
+    kind = message.get("type")
+    if isinstance(kind, str) and kind.startswith("input_audio_buffer."):
+        raise RequestError(
+            "input_audio_buffer: needs a model that listens; this gateway only speaks the texts of "
+            "conversation.item.create",
+            param="type",
+        )
+    event = _EVENTS.get(kind) if isinstance(kind, str) else None
+    if event is None:
+        raise RequestError(
+            f"type: {str(kind)[:64]!r} is not one of {', '.join(_EVENTS)}", param="type"
+        )
+    try:
+        return event.model_validate(message)
+    except ValidationError as error:
+        first = error.errors()[0]
+        # The other parts of a path are positions, and names of types that pydantic has tried.
+        path = [str(part) for part in first["loc"] if _is_field(part)]
+        field = ".".join(path) or "event"
+        reason = first["msg"].removeprefix("Value error, ")
+        raise RequestError(f"{field}: {reason}", param=field) from None
+
+
+def event_id_of(message: Any) -> str | None:
+    """Returns the id of an event that may be wrong; None for an event without a valid id."""
+    event_id = message.get("event_id") if isinstance(message, dict) else None
+    return event_id if isinstance(event_id, str) and _ID.fullmatch(event_id) else None
+
+
+def _is_field(part: Any) -> bool:
+    return isinstance(part, str) and part != "str" and _FIELD.fullmatch(part) is not None

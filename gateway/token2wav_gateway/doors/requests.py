@@ -1,0 +1,302 @@
+"""Bodies of requests, with their bounds."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from token2wav_gateway.encoding import FORMATS
+from token2wav_gateway.words.sentences import Granularity
+
+_MOST_UNKNOWN = 16  # more than a body has fields with two names, such as voice and speaker
+
+
+class Body(BaseModel):
+    """Body whose unknown fields are refused. A field with the value null is absent.
+
+    Attributes:
+        ignored: names of fields that are accepted, and have no effect.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _present_fields(cls, values: Any) -> Any:
+        """Leaves out most unknown fields. pydantic would make an error of each unknown field, which
+        takes a second for a body of 1 MiB. No other stream gets audio meanwhile.
+        """
+        if not isinstance(values, dict):
+            return values
+        present = without_nulls(values)
+        for name in cls.ignored:
+            present.pop(name, None)
+        unknown = [name for name in present if name not in cls.model_fields]
+        surplus = set(unknown[_MOST_UNKNOWN:])
+        return {name: value for name, value in present.items() if name not in surplus}
+
+
+def without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out fields without a value, which many clients send as null."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _encodable(text: str) -> str:
+    """Checks that a text can be sent on: JSON may contain half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode, without half of a surrogate pair") from None
+    return text
+
+
+# Form of a response: pieces of audio, events, or one body.
+Delivery: TypeAlias = Literal["audio", "sse", "whole"]
+Words: TypeAlias = Annotated[str, AfterValidator(_encodable)]
+
+
+class VoiceId(Body):
+    """Voice as an object, which OpenAI allows in place of a name."""
+
+    id: Words
+
+
+def known_format(name: str) -> str:
+    """Checks the name of a format."""
+    if name not in FORMATS:
+        raise ValueError(f"{name[:32]!r} is not one of {', '.join(FORMATS)}")
+    return name
+
+
+def _tempo(speed: float) -> float:
+    if not 0.5 <= speed <= 2:
+        raise ValueError("must be from 0.5 to 2")
+    return speed
+
+
+Speed: TypeAlias = Annotated[float, AfterValidator(_tempo)]
+
+
+# Names of languages in vLLM-Omni's requests, besides ISO codes.
+_LANGUAGES = {
+    "auto": "en",
+    "chinese": "zh",
+    "english": "en",
+    "french": "fr",
+    "german": "de",
+    "italian": "it",
+    "japanese": "ja",
+    "korean": "ko",
+    "portuguese": "pt",
+    "russian": "ru",
+    "spanish": "es",
+}
+
+
+def _language_code(language: str) -> str:
+    code = _LANGUAGES.get(language.lower(), language.partition("-")[0].lower())
+    if not re.fullmatch("[a-z]{2,3}", code):
+        names = ", ".join(name.capitalize() for name in _LANGUAGES)
+        raise ValueError(
+            f"{language[:32]!r} is neither an ISO code, such as de, nor one of {names}"
+        )
+    return code
+
+
+def _recording(url: Any) -> bytes:
+    """Reads the recording in a data URL.
+
+    The gateway fetches no URL, because it may reach hosts that its clients must not reach.
+    """
+    head, comma, content = url.partition(",") if isinstance(url, str) else ("", "", "")
+    if not (comma and head.startswith("data:") and head.endswith(";base64")):
+        raise ValueError(
+            "must be a data URL in base64, such as data:audio/wav;base64,UklGR..., because the "
+            "gateway fetches no recordings"
+        )
+    try:
+        return base64.b64decode(content, validate=True)
+    except ValueError:
+        raise ValueError("is no valid base64") from None
+
+
+class SpeechFields(Body):
+    """Fields of a speech, the same over HTTP and over a WebSocket, with the names of OpenAI and
+    vLLM-Omni.
+
+    Attributes:
+        model: one of the models of `GET /v1/models`; None for the only model.
+        voice: name of a voice, or an object with its id. vLLM-Omni also calls it `speaker`. None
+            for the default voice.
+        ref_audio: recording whose voice speaks, as a data URL in base64. It replaces `voice`.
+        ref_text: words of the recording; empty if they are unknown.
+        instructions: how to say the text, for models that follow instructions.
+        seed: seed of the language model.
+        max_new_tokens: largest number of tokens that the language model may send for a text.
+        response_format: pcm, wav, flac, opus, mp3 or aac; None for the default. `pcm` is 16 bits at
+            24 kHz in one channel.
+        sample_rate: only 24000.
+        speed: tempo of the speech, 0.5 to 2; only 1 for a codec.
+        language: ISO code or English name of the language, for the abbreviations of its sentences.
+    """
+
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {"extra_params", "initial_codec_chunk_frames", "non_streaming_mode", "task_type"}
+        | {"x_vector_only_mode"}
+    )
+    model: str | None = None
+    voice: Annotated[
+        Words | VoiceId | None, Field(validation_alias=AliasChoices("voice", "speaker"))
+    ] = None
+    ref_audio: Annotated[bytes | None, BeforeValidator(_recording)] = None
+    ref_text: Words = ""
+    instructions: Words | None = None
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
+    max_new_tokens: Annotated[int | None, Field(ge=1)] = None
+    response_format: Annotated[str, AfterValidator(known_format)] | None = None
+    sample_rate: Literal[24000] = 24000
+    speed: Speed = 1.0
+    language: Annotated[str, AfterValidator(_language_code)] = "en"
+
+    @field_validator("ref_text")
+    @classmethod
+    def _of_a_recording(cls, ref_text: str, fields: ValidationInfo) -> str:
+        # A wrong recording is not among the fields, and has its own error.
+        if ref_text and fields.data.get("ref_audio", b"") is None:
+            raise ValueError("needs the recording of its words in ref_audio")
+        return ref_text
+
+    @property
+    def voice_name(self) -> str | None:
+        """Name of the voice; None if the client names no voice."""
+        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+    @property
+    def sampling(self) -> dict[str, int]:
+        """Fields of the request to the language model that the client has set."""
+        return without_nulls({"seed": self.seed, "max_tokens": self.max_new_tokens})
+
+
+class SpeechRequest(SpeechFields):
+    """Body of `POST /v1/audio/speech`.
+
+    Attributes:
+        input: text to say.
+        stream_format: `audio` for bytes of the format; `sse` for events that contain the bytes in
+            base64; None if `stream` decides.
+        stream: field of vLLM-Omni: true for events; false for one body with its length and usage.
+            None sends audio as soon as the speech server makes audio, as OpenAI does.
+        word_timestamps: whether the times of the words follow the audio, in a last event. Only for
+            events.
+    """
+
+    input: Words
+    stream_format: Literal["audio", "sse"] | None = None
+    stream: bool | None = None
+    word_timestamps: bool = False
+
+    @field_validator("word_timestamps")
+    @classmethod
+    def _with_events(cls, word_timestamps: bool, fields: ValidationInfo) -> bool:
+        chosen = fields.data.get("stream_format", "sse")  # a wrong stream_format has its own error
+        events = chosen == "sse" or (chosen is None and fields.data.get("stream"))
+        if word_timestamps and not events:
+            raise ValueError("needs stream_format sse, because audio alone has no place for times")
+        return word_timestamps
+
+    @property
+    def delivery(self) -> Delivery:
+        """Form of the response."""
+        if self.stream_format is not None or self.stream is None:
+            return self.stream_format or "audio"
+        return "sse" if self.stream else "whole"
+
+    @property
+    def audio_format(self) -> str:
+        """Format of the audio."""
+        return self.response_format or "mp3"
+
+
+class SessionConfig(SpeechFields):
+    """Message of a WebSocket that configures later utterances.
+
+    Attributes:
+        type: `session.config`.
+        stream_audio: whether audio is sent in pieces as soon as possible; else a sentence is one
+            message. It decides the default of `response_format`: pcm if audio is streamed, else
+            wav.
+        split_granularity: `sentence`, `clause`, or `none` to say an utterance as one text.
+        events: `binary` sends audio as binary messages, `json` in base64 within events.
+        word_timestamps: whether audio is sent as events `audio.chunk`. The last event of a sentence
+            has the times of its words. Only for `stream_audio` and pcm.
+    """
+
+    ignored: ClassVar[frozenset[str]] = SpeechFields.ignored | {"stream", "stream_format"}
+    type: Literal["session.config"] = "session.config"
+    stream_audio: bool = False
+    split_granularity: Granularity = "sentence"
+    events: Literal["binary", "json"] = "binary"
+    word_timestamps: bool = False
+
+    @field_validator("word_timestamps")
+    @classmethod
+    def _in_chunks(cls, word_timestamps: bool, fields: ValidationInfo) -> bool:
+        chosen = fields.data.get("response_format")
+        if word_timestamps and not (fields.data.get("stream_audio") and chosen in (None, "pcm")):
+            raise ValueError("needs stream_audio and the response_format pcm")
+        return word_timestamps
+
+    @property
+    def audio_format(self) -> str:
+        """Format of the audio."""
+        return self.response_format or ("pcm" if self.stream_audio else "wav")
+
+
+class SocketMessage(Body):
+    """Message of a WebSocket, except `session.config`.
+
+    Attributes:
+        type: `input.text` adds a piece of text, `input.done` ends an utterance, `session.close`
+            ends the connection after all earlier utterances, and `cancel` drops all text that was
+            not spoken yet.
+        text: piece of text of `input.text`; None in other messages.
+    """
+
+    type: Literal["input.text", "input.done", "session.close", "cancel"]
+    text: Words | None = None
+
+    @model_validator(mode="after")
+    def _text_where_it_belongs(self) -> SocketMessage:
+        if (self.type == "input.text") != (self.text is not None):
+            raise ValueError("input.text needs the field text, and other messages have none")
+        return self
+
+
+def problem(errors: list[Any]) -> tuple[str, str]:
+    """Returns the first problem that pydantic found, as a field and a sentence."""
+    first = errors[0]
+    # The other parts of a path are names of the types that pydantic has tried, and positions.
+    path = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    field = path[0] if path and isinstance(path[0], str) else "body"
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        reason = "is not a known field"
+    elif first["type"] in ("model_type", "model_attributes_type"):
+        reason = "must be a JSON object"
+        if isinstance(first["input"], bytes):  # FastAPI reads JSON only with this header
+            reason += ", with the header Content-Type: application/json"
+    return field, f"{field}: {reason}"

@@ -1,0 +1,331 @@
+"""Session of a WebSocket: text arrives in pieces, and its sentences are spoken one after the other.
+
+The messages are those of vLLM-Omni's WebSocket, JSON objects with a `type`. The client sends
+`session.config`, then `input.text` any number of times, and `input.done` at the end of an
+utterance. Other utterances may follow on the same connection, until `session.close`.
+
+The server sends `audio.start` before the audio of a sentence, then its audio, and `audio.done`.
+`session.done` answers `input.done`, and `error` reports a problem. `utterance_index` counts the
+utterances of the connection, and `sentence_index` the sentences of an utterance.
+
+Beyond vLLM-Omni, `cancel` stops the speech, and drops the text that was not spoken and
+`input.done`; `audio.cancelled` answers it. While audio is streamed, `audio.progress` reports the
+samples and the speech tokens that the client has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import anyio
+from fastapi import WebSocket
+from pydantic import BaseModel, ValidationError
+
+from token2wav_gateway.doors.requests import SessionConfig, SocketMessage, problem
+from token2wav_gateway.edge.channel import Channel, FatalError, run_until_one_ends
+from token2wav_gateway.encoding import RATE_HZ, Encoder
+from token2wav_gateway.errors import GatewayError, RequestError
+from token2wav_gateway.gateway import Caller
+from token2wav_gateway.speech.turn import Audio, Text, Words
+from token2wav_gateway.voices.voice_folder import Voice
+from token2wav_gateway.words.sentences import SentenceSplitter
+
+_BodyT = TypeVar("_BodyT", bound=BaseModel)
+_MOST_WAITING = 256  # sentences that wait to be spoken
+_NEXT_S = 0.5  # in which the next sentence can be heard
+_SLICE = 256  # characters of a message that are split into sentences at once
+
+
+@dataclass(frozen=True, eq=False)
+class _Manner:
+    """Configuration of the utterances that follow, with the voice that it names."""
+
+    config: SessionConfig
+    voice: Voice
+
+
+@dataclass(frozen=True)
+class _Sentence:
+    """Sentence that waits to be spoken, with its position."""
+
+    text: str
+    manner: _Manner
+    utterance_index: int
+    sentence_index: int
+
+    @property
+    def position(self) -> dict[str, int]:
+        return {"utterance_index": self.utterance_index, "sentence_index": self.sentence_index}
+
+
+@dataclass(frozen=True)
+class _End:
+    """End of an utterance."""
+
+    utterance_index: int
+    sentences: int
+
+
+class _Close:
+    """End of the connection."""
+
+
+_Waiting: TypeAlias = "_Sentence | _End | _Close"
+
+
+class _Chunks:
+    """Audio of a sentence as events `audio.chunk` of vLLM-Omni."""
+
+    def __init__(self, sentence: _Sentence) -> None:
+        self._sentence = sentence
+        self._count = self._samples = 0
+        self._began_s = 0.0
+
+    @property
+    def due_s(self) -> float:
+        """Seconds until a player that started with the first chunk has played all chunks."""
+        return self._began_s + self._samples / RATE_HZ - anyio.current_time()
+
+    def fields(self, piece: bytes, samples: int, times: Any = None) -> dict[str, Any]:
+        """Returns the fields of the next chunk.
+
+        Args:
+            samples: number of samples of the sentence up to the end of the chunk.
+            times: times of the words, in the last chunk.
+        """
+        if not self._count:
+            self._began_s = anyio.current_time()
+        fields = {
+            **self._sentence.position,
+            "chunk_id": self._count,
+            "chunk_start_ms": round(1000 * self._samples / RATE_HZ) if piece else 0,
+            "chunk_end_ms": round(1000 * samples / RATE_HZ),
+            "sample_rate": RATE_HZ,
+            "audio_b64": base64.b64encode(piece).decode(),
+            "timestamps": times,
+        }
+        self._count, self._samples = self._count + 1, samples
+        return fields
+
+
+class Session:
+    """Session of one socket: one task reads messages, another one speaks sentences.
+
+    Args:
+        caller: client of the socket. Each sentence and each further configuration counts as a
+            request of its key.
+        ending: event after which the session ends as soon as all sentences were spoken.
+    """
+
+    def __init__(self, caller: Caller, socket: WebSocket, ending: asyncio.Event) -> None:
+        self._caller = caller
+        self._gateway = gateway = caller.gateway
+        idle_s = gateway.settings.limits.idle_s
+        self._channel = Channel(socket, idle_s, self._speaks, "socket")
+        self._ending = ending
+        self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._unspoken = 0  # sentences that wait
+        self._speaking: asyncio.Task[None] | None = None
+        # The utterance whose text arrives.
+        self._utterance_index = 0
+        self._sentences = 0
+        self._has_text = False
+        self._closing = False  # session.close has arrived
+
+    async def run(self) -> None:
+        await self._channel.take(self._configure)
+        try:
+            await run_until_one_ends(self._read(), self._speak_all(), self._drain())
+        finally:
+            if self._speaking is not None:
+                self._speaking.cancel()
+                await asyncio.gather(self._speaking, return_exceptions=True)
+
+    async def _configure(self, message: Any) -> None:
+        """Configures the utterances that follow.
+
+        Raises:
+            RequestError: the configuration is wrong, or an utterance has begun.
+        """
+        if self._has_text:
+            raise RequestError(
+                "session.config: an utterance has begun; send input.done or cancel before it",
+                param="type",
+            )
+        config = self._checked(SessionConfig, message)
+        self._gateway.check_model(config.model)
+        voice = await self._gateway.voice_of(config.voice_name, config.ref_audio, config.ref_text)
+        # A session may be long, and needs its recording no more.
+        self._manner = _Manner(config.model_copy(update={"ref_audio": None}), voice)
+        limit = self._gateway.settings.limits.text_characters
+        self._splitter = SentenceSplitter(limit, config.split_granularity, config.language)
+
+    async def _read(self) -> None:
+        """Reads messages until the client disconnects. A wrong one does not end the session."""
+        while True:
+            await self._channel.take(self._take, self._refuse)
+
+    async def _refuse(self, error: GatewayError, _: Any) -> None:
+        self._gateway.metrics.refused.labels(error.status).inc()
+        await self._channel.send(error_event(error))
+
+    async def _take(self, content: Any) -> None:
+        """Takes a message."""
+        if isinstance(content, dict) and content.get("type") == "session.config":
+            self._caller.count_request()
+            await self._configure(content)
+            return
+        message = self._checked(SocketMessage, content)
+        if message.text is not None:
+            self._has_text = self._has_text or bool(message.text)
+            for start in range(0, len(message.text), _SLICE):
+                self._append(self._splitter.feed(message.text[start : start + _SLICE]))
+                await asyncio.sleep(0)  # until the next turn
+        elif message.type == "input.done":
+            self._append(self._splitter.close())
+            self._waiting.put_nowait(_End(self._utterance_index, self._sentences))
+            self._begin_utterance()
+        elif message.type == "session.close":
+            if not self._closing:
+                self._closing = True
+                self._waiting.put_nowait(_Close())
+        else:
+            await self._cancel()
+
+    def _append(self, sentences: list[str]) -> None:
+        # One place is left for the end of the utterance.
+        if self._waiting.qsize() + len(sentences) >= _MOST_WAITING:
+            raise FatalError(
+                f"input.text: more than {_MOST_WAITING} sentences wait to be spoken", param="text"
+            )
+        for text in sentences:
+            sentence = _Sentence(text, self._manner, self._utterance_index, self._sentences)
+            self._waiting.put_nowait(sentence)
+            self._sentences += 1
+            self._unspoken += 1
+
+    def _begin_utterance(self) -> None:
+        self._utterance_index += 1
+        self._sentences, self._has_text = 0, False
+
+    async def _cancel(self) -> None:
+        """Drops all text that was not spoken, and keeps the end of the connection."""
+        self._splitter.close()
+        if self._has_text:
+            self._begin_utterance()
+        self._unspoken = 0
+        while not self._waiting.empty():
+            self._waiting.get_nowait()
+            self._waiting.task_done()
+        # A sentence that has just ended cannot be cancelled.
+        if self._speaking is None or not self._speaking.cancel():
+            await self._send("audio.cancelled", utterance_index=None, sentence_index=None)
+        if self._closing:
+            self._waiting.put_nowait(_Close())
+
+    async def _speak_all(self) -> None:
+        """Speaks sentences until `session.close`."""
+        while not isinstance(part := await self._waiting.get(), _Close):
+            if isinstance(part, _End):
+                await self._send(
+                    "session.done",
+                    utterance_index=part.utterance_index,
+                    total_sentences=part.sentences,
+                )
+            else:
+                self._unspoken -= 1
+                self._speaking = asyncio.create_task(self._say(part))
+                await asyncio.wait({self._speaking})
+                task, self._speaking = self._speaking, None
+                if task.cancelled():
+                    await self._send("audio.cancelled", **part.position)
+                else:
+                    task.result()
+            self._waiting.task_done()
+            self._channel.restart_idle_clock()
+
+    async def _drain(self) -> None:
+        """Closes the socket after the last sentence, if the gateway ends."""
+        await self._ending.wait()
+        await self._waiting.join()
+        await self._channel.close()
+
+    async def _say(self, sentence: _Sentence) -> None:
+        config, chunks = sentence.manner.config, _Chunks(sentence)
+        start: dict[str, Any] = {"sentence_text": sentence.text, "format": config.audio_format}
+        start |= {"sample_rate": RATE_HZ, "channels": 1}
+        await self._send("audio.start", **sentence.position, **start)
+        turn = self._caller.turn(
+            Text(
+                sentence.text,
+                sentence.manner.voice,
+                config.instructions,
+                config.sampling,
+                config.speed,
+            ),
+            Encoder(config.audio_format, whole=not config.stream_audio, mono=True),
+            further=True,
+            words=config.word_timestamps,
+            # If another sentence follows, the times must be there before its audio is due.
+            words_within=lambda: chunks.due_s - _NEXT_S if self._unspoken else math.inf,
+        )
+        sent, error = 0, False
+        try:
+            async with aclosing(turn.events()) as events:
+                async for event in events:
+                    if isinstance(event, Audio):
+                        await self._send_audio(event, chunks, sentence)
+                        sent += len(event.content)
+                    elif isinstance(event, Words):
+                        times = event.fields["timestamps"]
+                        await self._send("audio.chunk", **chunks.fields(b"", turn.samples, times))
+        except GatewayError as failure:
+            error = True
+            await self._channel.send(error_event(failure, sentence.position))
+        await self._send(
+            "audio.done",
+            **sentence.position,
+            total_bytes=sent,
+            samples=turn.samples if sent else 0,
+            usage=turn.ended.usage,
+            error=error,
+            **turn.ended.fields,
+        )
+
+    async def _send_audio(self, audio: Audio, chunks: _Chunks, sentence: _Sentence) -> None:
+        config = sentence.manner.config
+        if config.word_timestamps:
+            await self._send("audio.chunk", **chunks.fields(audio.content, audio.samples))
+        elif config.events == "json":
+            await self._send("audio.delta", audio=base64.b64encode(audio.content).decode())
+        else:
+            await self._channel.send_bytes(audio.content)
+        if config.stream_audio:
+            counts = {"samples": audio.samples, "tokens": audio.tokens}
+            await self._send("audio.progress", **sentence.position, **counts)
+
+    async def _send(self, kind: str, **content: Any) -> None:
+        await self._channel.send({"type": kind, **content})
+
+    def _speaks(self) -> bool:
+        return self._speaking is not None or not self._waiting.empty()
+
+    @staticmethod
+    def _checked(kind: type[_BodyT], message: Any) -> _BodyT:
+        try:
+            return kind.model_validate(message)
+        except ValidationError as error:
+            field, sentence = problem(list(error.errors()))
+            raise RequestError(sentence, param=field) from None
+
+
+def error_event(error: GatewayError, position: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Event of an error: the sentence as vLLM-Omni sends it, and OpenAI's object."""
+    body = error.body
+    return {"type": "error", "message": body["error"]["message"], **(position or {}), **body}

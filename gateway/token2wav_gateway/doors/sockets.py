@@ -1,0 +1,110 @@
+"""WebSockets: the open connections of a gateway, their number and their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, TypeAlias
+
+import anyio
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+
+from token2wav_gateway.doors.realtime import RealtimeSession
+from token2wav_gateway.doors.session import Session, error_event
+from token2wav_gateway.edge.channel import CLOSE_S, GOING_AWAY, POLICY
+from token2wav_gateway.errors import BusyError, GatewayError
+from token2wav_gateway.gateway import Caller, Gateway
+
+# Codes of the registry of RFC 6455.
+_INTERNAL, _TRY_LATER = 1011, 1013
+_FIRST_SERVER_ERROR = 500  # HTTP status
+
+
+router = APIRouter()
+
+
+class SessionLike(Protocol):
+    """Session of one socket."""
+
+    async def run(self) -> None:
+        """Serves the socket until it is closed."""
+
+
+# Creates a session.
+SessionType: TypeAlias = Callable[[Caller, WebSocket, asyncio.Event], SessionLike]
+
+
+class Sockets:
+    """Open WebSockets of a gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._open: set[WebSocket] = set()
+        self._ending = asyncio.Event()
+
+    @property
+    def count(self) -> int:
+        """Number of open sockets."""
+        return len(self._open)
+
+    def drain(self) -> None:
+        """Ends each session after the sentences that it has received, and refuses new ones."""
+        self._ending.set()
+
+    async def serve(self, socket: WebSocket, session: SessionType) -> None:
+        """Serves a socket until it is closed.
+
+        Args:
+            session: type of its session.
+        """
+        gateway = self._gateway
+        try:
+            await socket.accept()
+            if self._ending.is_set():
+                raise BusyError("gateway: shutting down; try again later")
+            if len(self._open) >= gateway.settings.limits.sockets:
+                raise BusyError(f"gateway: {len(self._open)} sockets are open; try again later")
+            with gateway.admitted(socket.headers) as caller:
+                self._open.add(socket)
+                gateway.metrics.sockets.set(len(self._open))
+                await session(caller, socket, self._ending).run()
+        except WebSocketDisconnect:
+            pass
+        except GatewayError as error:
+            gateway.metrics.refused.labels(error.status).inc()
+            with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(CLOSE_S):
+                await socket.send_json(error_event(error))
+                await socket.close(_close_code(error))
+        finally:
+            self._open.discard(socket)
+            gateway.metrics.sockets.set(len(self._open))
+            with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(CLOSE_S):
+                await socket.close()
+
+    async def close(self) -> None:
+        """Closes all sockets, because the gateway ends."""
+        for socket in list(self._open):
+            with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(CLOSE_S):
+                await socket.close(GOING_AWAY)
+
+
+def _close_code(error: GatewayError) -> int:
+    if isinstance(error, BusyError):
+        return _TRY_LATER
+    return POLICY if error.status < _FIRST_SERVER_ERROR else _INTERNAL
+
+
+@router.websocket("/v1/audio/speech/stream")
+async def speak_text(socket: WebSocket) -> None:
+    await _serve(socket, Session)
+
+
+@router.websocket("/v1/realtime")
+async def speak_in_realtime(socket: WebSocket) -> None:
+    await _serve(socket, RealtimeSession)
+
+
+async def _serve(socket: WebSocket, session: SessionType) -> None:
+    sockets: Sockets = socket.app.state.sockets
+    await sockets.serve(socket, session)

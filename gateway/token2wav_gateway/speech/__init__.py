@@ -1,0 +1,1 @@
+"""Speech: a turn, and the servers behind it."""

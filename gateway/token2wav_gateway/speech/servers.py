@@ -1,0 +1,107 @@
+"""Servers behind the gateway: the language model, and the speech server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from token2wav_client import AsyncClient, ClientError, ResponseTimeoutError, TransientServerError
+from token2wav_gateway.errors import (
+    BusyError,
+    GatewayError,
+    ModelBusyError,
+    ModelError,
+    ModelTimeoutError,
+    RequestError,
+)
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech.language_model import LanguageModel
+from token2wav_gateway.speech.template import load_template
+from token2wav_gateway.speech.vocabulary import Vocabulary
+from token2wav_gateway.tracing import Tracer
+
+
+class Servers:
+    """Connections to both servers, which all turns share.
+
+    Create it in the event loop that uses it.
+
+    Attributes:
+        limits: limits of every turn.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        server = settings.speech_server
+        self.limits = settings.limits
+        self.metrics = metrics
+        self.language_model = LanguageModel(
+            settings.language_model,
+            load_template(settings.language_model.template, settings.language_model.folder),
+            settings.limits.speech_tokens,
+        )
+        self.client = AsyncClient(
+            server.url,
+            token=server.access_token(),
+            tls=None if server.tls is None else server.tls.loaded(),
+            response_timeout_s=server.response_timeout_s,
+        )
+        self.vocabulary = Vocabulary(self.client.vocabulary)
+        self.tracer = Tracer()
+        self._speaking = 0
+
+    async def close(self) -> None:
+        await self.client.close()
+        await self.language_model.close()
+
+    async def check(self) -> None:
+        """Checks that both servers work.
+
+        Raises:
+            ModelError: a server does not answer, or not correctly.
+        """
+        await self.language_model.check()
+        try:
+            await self.client.health()
+        except ClientError as error:
+            raise speech_error(error) from None
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Context manager in which a turn uses the servers.
+
+        Raises:
+            BusyError: too many turns use them.
+        """
+        if self._speaking >= self.limits.streams:
+            raise BusyError(
+                f"gateway: {self.limits.streams} texts are being spoken; try again later"
+            )
+        self._speaking += 1
+        self.metrics.speaking.set(self._speaking)
+        try:
+            yield
+        finally:
+            self._speaking -= 1
+            self.metrics.speaking.set(self._speaking)
+
+
+def speech_error(error: ClientError) -> GatewayError:
+    """Converts an error of the speech server."""
+    if error.field == "speed":  # of a codec
+        return RequestError(str(error), param="speed")
+    kind = ModelError
+    if isinstance(error, ResponseTimeoutError):
+        kind = ModelTimeoutError
+    elif isinstance(error, TransientServerError):
+        kind = ModelBusyError
+    return kind(f"speech server: {error}")
+
+
+def codes_error(error: ClientError) -> GatewayError:
+    """Converts an error of the speech server, which may refuse the codes of a client."""
+    if error.field == "tokens":
+        return RequestError(f"codes: {error.problem}", param="codes")
+    if error.field == "prompt_tokens" and error.problem.startswith("missing"):
+        return RequestError("voice: missing; this model needs the name of a voice", param="voice")
+    return speech_error(error)

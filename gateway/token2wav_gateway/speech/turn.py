@@ -1,0 +1,402 @@
+"""Turn: a text in, and the events of its speech out.
+
+Every door of the gateway speaks by turns. A turn counts the request of the key, admits the text
+within the limits, asks the language model for speech tokens, pushes them into the speech server as
+the client takes the audio, encodes the audio, and finds the times of its words. A door translates
+a request into a turn, and the events of the turn into messages of its protocol.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
+
+from token2wav_client import AudioChunk, ClientError, ClientVoice, TokenError
+from token2wav_client.audio import EndReason, channels_of
+from token2wav_client.tokens import as_tokens
+from token2wav_gateway.access import Holder
+from token2wav_gateway.encoding import Encoder
+from token2wav_gateway.errors import ModelError, ModelTimeoutError, RequestError
+from token2wav_gateway.settings import LimitSettings
+from token2wav_gateway.speech.backpressure import Backpressure
+from token2wav_gateway.speech.language_model import Answer
+from token2wav_gateway.speech.playback import Playback
+from token2wav_gateway.speech.servers import Servers, codes_error, speech_error
+from token2wav_gateway.tracing import Span
+from token2wav_gateway.voices.voice_folder import Voice
+from token2wav_gateway.words.word_times import SpokenText, WordTimes
+
+log = logging.getLogger(__name__)
+
+Tokens: TypeAlias = AsyncGenerator[NDArray[np.int32], None]
+_NO_PROMPT = np.zeros(0, np.int32)
+_BATCH = 100  # codes that are sent to the speech server at once
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text to say.
+
+    Attributes:
+        instructions: how to say the text; None for the default of the template.
+        sampling: fields of the request to the language model that replace those of the template.
+        speed: tempo of the speech, 0.5 to 2.
+    """
+
+    text: str
+    voice: Voice
+    instructions: str | None = None
+    sampling: Mapping[str, int] = field(default_factory=dict)
+    speed: float = 1.0
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Speech tokens, or codes of a codec, which need no language model.
+
+    Attributes:
+        codes: list of tokens, or list of frames with a code for each codebook.
+        voice: voice as the speech server takes it; None for a model without voices.
+    """
+
+    codes: list[int] | list[list[int]]
+    voice: ClientVoice | None
+    speed: float = 1.0
+
+
+@dataclass(frozen=True)
+class Started:
+    """First event of a turn, when its first audio has arrived.
+
+    Attributes:
+        channels: channels of the model. A format without a container has one channel all the same.
+    """
+
+    rate_hz: int
+    channels: int
+
+
+@dataclass(frozen=True)
+class Audio:
+    """Audio of a turn.
+
+    Attributes:
+        content: bytes of the format; never empty.
+        samples: samples of a channel from the start of the turn to the end of the content. An
+            encoder may keep some of them.
+        tokens: speech tokens that these samples cover.
+    """
+
+    content: bytes
+    samples: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Words:
+    """Times of the words of a turn, after its audio.
+
+    Attributes:
+        fields: see `SpokenText.fields`.
+    """
+
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Last event of a turn.
+
+    Attributes:
+        reason: limit that cut the speech off: `length` of the language model, or `repeats` or
+            `silence` of the speech server; None if none did.
+        usage: OpenAI's usage. Text is counted in characters.
+    """
+
+    reason: str | None
+    usage: dict[str, int]
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Field `end_reason` of a last message; {} if no limit has cut the speech off."""
+        return {} if self.reason is None else {"end_reason": self.reason}
+
+
+Event: TypeAlias = Started | Audio | Words | Ended
+
+
+class Turn:
+    """Turn of a client. Iterate over its events once.
+
+        turn = Turn(servers, Text("It rains.", voice), Encoder("pcm"))
+        async with aclosing(turn.events()) as events:
+            async for event in events:
+                ...
+
+    Args:
+        trace: trace context of the request, as `trace_headers` returns it; None for a new trace.
+        holder: holder of the key, of which the turn is a request; None for a turn that has been
+            counted with its request.
+        word_times: finds the times of the words; None for a turn without `Words`.
+        words_within: returns the seconds that the times may take after the audio.
+
+    Attributes:
+        samples: samples of a channel that have left the turn.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        said: Text | Codes,
+        encoder: Encoder,
+        *,
+        trace: Mapping[str, str] | None = None,
+        holder: Holder | None = None,
+        word_times: WordTimes | None = None,
+        words_within: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        self.samples = 0
+        self._servers = servers
+        self._metrics = servers.metrics
+        self._said = said
+        self._encoder = encoder
+        self._trace = trace or {}
+        self._holder = holder
+        self._words_within = words_within
+        self._spoken: SpokenText | None = None
+        if word_times is not None and isinstance(said, Text):
+            self._spoken = SpokenText(word_times, said.text, encoder.rate_hz)
+        ahead_s, held_back = servers.limits.ahead_s, self._metrics.held_back
+        self._pressure = Backpressure(ahead_s, held_back, said.speed)
+        self._tokens = self._spoken_tokens = 0
+        self._end_reason: EndReason | str | None = None
+        self._shortened = False  # `max_new_tokens` of the client has ended the answer
+
+    @property
+    def media_type(self) -> str:
+        """Media type of the audio."""
+        return self._encoder.format.media_type
+
+    @property
+    def ended(self) -> Ended:
+        """End of the turn, also of one that was cancelled or has failed."""
+        characters = len(self._said.text) if isinstance(self._said, Text) else 0
+        usage = {
+            "input_tokens": characters,
+            "output_tokens": self._tokens,
+            "total_tokens": characters + self._tokens,
+        }
+        return Ended(self._end_reason, usage)
+
+    def admit(self) -> None:
+        """Counts the turn as a request of the key, once. `events` does so too.
+
+        Raises:
+            BusyError: the key has too many requests within a minute.
+        """
+        holder, self._holder = self._holder, None
+        if holder is not None:
+            holder.count_request()
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Yields the events: `Started`, `Audio` any number of times, `Words` if they are wanted,
+        and `Ended`.
+
+        If the caller stops iterating, the requests to both servers are cancelled.
+
+        Raises:
+            RequestError: the text is empty or too long, there are too many codes, or the speech
+                server refuses the speed, a code or the voice.
+            BusyError: a limit of the key or of the gateway is reached.
+            ModelError: one of the servers fails.
+        """
+        self.admit()
+        encoder, begun = self._encoder, False
+        async with aclosing(self._speak()) as chunks:
+            async for chunk in chunks:
+                if not begun:
+                    begun = True
+                    yield Started(encoder.rate_hz, channels_of(chunk.audio))
+                self.samples += len(chunk.audio)
+                self._spoken_tokens = chunk.first_token + chunk.token_count
+                if self._spoken is not None:
+                    self._spoken.add(chunk.audio)
+                if content := encoder.encode(chunk.audio):  # an encoder may keep all samples
+                    yield Audio(content, self.samples, self._spoken_tokens)
+        if not begun:
+            yield Started(encoder.rate_hz, 1)
+        if content := encoder.finish():
+            yield Audio(content, self.samples, self._spoken_tokens)
+        if self._spoken is not None:
+            yield Words(await self._spoken.fields(self._words_within()))
+        yield self.ended
+
+    async def _speak(self) -> AsyncGenerator[AudioChunk, None]:
+        """Yields the audio as it arrives."""
+        said, servers = self._said, self._servers
+        codes = None if isinstance(said, Text) else _checked_codes(said.codes, servers.limits)
+        if isinstance(said, Text):
+            check_text(said.text, said.instructions, servers.limits)
+        with (
+            servers.tracer.span("speech", self._trace, server=True) as span,
+            servers.busy(),
+            self._counted(),
+        ):
+            if isinstance(said, Text):
+                tokens = self._tokens_of(said, span)
+            else:
+                assert codes is not None
+                self._tokens = len(codes)
+                tokens = _in_batches(codes)
+            async with aclosing(self._synthesize(tokens, span)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts the outcome of the turn."""
+        outcome = "cancelled"
+        try:
+            yield
+            outcome = "done"
+        except RequestError:
+            outcome = "refused"
+            raise
+        except ModelError as error:
+            outcome = "failed"
+            log.warning("a text failed: %s", error.summary)
+            raise
+        finally:
+            self._metrics.texts.labels(outcome).inc()
+
+    async def _synthesize(self, tokens: Tokens, request: Span) -> AsyncGenerator[AudioChunk, None]:
+        said, servers, metrics = self._said, self._servers, self._metrics
+        started, first_tokens_s = time.monotonic(), 0.0
+        pressure, playback = self._pressure, Playback()
+        deadline = started + servers.limits.seconds
+        with servers.tracer.span("speech server", request.headers) as span:
+            # The client's task that sends tokens closes their generator.
+            chunks = servers.client.synthesize(
+                pressure.hold_back(tokens),
+                said.voice.tensors if isinstance(said, Text) else said.voice,
+                audio_format=self._encoder.format.samples,
+                sample_rate=self._encoder.rate_hz,
+                speed=said.speed,
+                headers=span.headers,
+            )
+            try:
+                async with aclosing(chunks):  # type: ignore[type-var]
+                    while True:
+                        # asyncio.wait_for would run anext in a task of its own. Starlette cancels
+                        # more than once, and the second time would leave that task running.
+                        try:
+                            with pressure.waiting(), anyio.fail_after(deadline - time.monotonic()):
+                                chunk = await anext(chunks)
+                        except StopAsyncIteration:
+                            playback.count(metrics, first_tokens_s + playback.last_s)
+                            self._count_end()
+                            return
+                        pressure.take(chunk)
+                        if chunk.end_reason is not None:
+                            self._end_reason = chunk.end_reason
+                        if not playback.chunks and len(chunk.audio):
+                            span.event("first audio")
+                            first_audio_s = time.monotonic() - started
+                            first_tokens_s = max(0.0, first_audio_s - chunk.arrival_s)
+                            metrics.first_audio.observe(first_audio_s)
+                            metrics.ttfp.observe(first_audio_s)
+                        playback.add(chunk)
+                        metrics.audio_seconds.inc(chunk.duration_s)
+                        yield chunk
+            except TimeoutError:
+                raise ModelTimeoutError(
+                    f"gateway: the text took longer than {servers.limits.seconds:g} s"
+                ) from None
+            except ClientError as error:
+                convert = speech_error if isinstance(said, Text) else codes_error
+                raise convert(error) from None
+
+    def _count_end(self) -> None:
+        """Counts a text that a limit of the operator has ended, and logs it."""
+        reason = self._end_reason
+        if reason is None or (reason == "length" and self._shortened):
+            return
+        self._metrics.cut_off.labels(reason).inc()
+        log.warning("a text was cut off: end_reason %s", reason)
+
+    def _count_skipped(self, skipped: Mapping[str, int]) -> None:
+        for reason, numbers in skipped.items():
+            self._metrics.skipped.labels(reason).inc(numbers)
+        if outside := skipped.get("outside"):
+            log.warning("a text: %d numbers outside the vocabulary were skipped", outside)
+
+    async def _tokens_of(self, said: Text, request: Span) -> Tokens:
+        """Yields the speech tokens of the language model."""
+        servers, started, voice = self._servers, time.monotonic(), said.voice
+        prompt: dict[str, Any] = {
+            "text": said.text,
+            "instructions": said.instructions,
+            "voice": voice.name,
+            "sampling": said.sampling,
+            "prompt_text": voice.text,
+            "prompt_tokens": voice.tensors.prompt_tokens if voice.tensors else _NO_PROMPT,
+        }
+        with servers.tracer.span("language model", request.headers) as span:
+            answer, vocabulary = Answer(), await servers.vocabulary.sizes()
+            batches = servers.language_model.tokens(answer, vocabulary, span.headers, **prompt)
+            try:
+                async with aclosing(batches):
+                    async for batch in batches:
+                        if not self._tokens:
+                            self._metrics.first_token.observe(time.monotonic() - started)
+                            span.event("first token")
+                        self._tokens += len(batch)
+                        self._metrics.tokens.inc(len(batch))
+                        yield batch
+            finally:
+                self._count_skipped(answer.skipped)
+            if answer.cut_off:
+                self._end_reason = "length"
+                self._shortened = servers.language_model.template.is_shortened(said.sampling)
+            span.set("tokens", self._tokens)
+
+
+def check_text(text: str, instructions: str | None, limits: LimitSettings) -> None:
+    """Checks a text and its instructions.
+
+    Raises:
+        RequestError: the text is empty, or it or the instructions are too long.
+    """
+    if not text.strip():
+        raise RequestError("input: empty; a text is needed", param="input")
+    longest = limits.text_characters
+    for name, words in (("input", text), ("instructions", instructions or "")):
+        if len(words) > longest:
+            raise RequestError(
+                f"{name}: {len(words)} characters; at most {longest} are allowed", param=name
+            )
+
+
+def _checked_codes(codes: list[int] | list[list[int]], limits: LimitSettings) -> NDArray[Any]:
+    if len(codes) > limits.speech_tokens:
+        raise RequestError(
+            f"codes: {len(codes)} sent; at most {limits.speech_tokens} are allowed", param="codes"
+        )
+    try:
+        return as_tokens(codes)
+    except TokenError as error:
+        raise RequestError(f"codes: {error.problem}", param="codes") from None
+
+
+async def _in_batches(tokens: NDArray[Any]) -> Tokens:
+    for start in range(0, len(tokens), _BATCH):
+        yield tokens[start : start + _BATCH]

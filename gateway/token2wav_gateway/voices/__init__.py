@@ -1,0 +1,1 @@
+"""Voices: a folder of voices, and recordings that become voices."""

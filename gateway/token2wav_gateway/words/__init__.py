@@ -1,0 +1,1 @@
+"""Words: the sentences of a text, and the times of words in its audio."""

@@ -1,0 +1,89 @@
+"""Aligners, which find the time of every word in audio whose text is known.
+
+`pocketsphinx` is included. Another distribution adds an aligner with an entry point of the group
+`token2wav.aligners`, whose value is a class or function that takes no arguments and returns an
+`Aligner`:
+
+    [project.entry-points."token2wav.aligners"]
+    mine = "my_package:MyAligner"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+GROUP = "token2wav.aligners"
+_INCLUDED = {
+    "pocketsphinx": ("token2wav_gateway.words.pocketsphinx_aligner", "PocketsphinxAligner")
+}
+
+
+class Word(NamedTuple):
+    """Word of a text, with its time in the audio.
+
+    Attributes:
+        word: piece of the text, as it stands there.
+        start_s: seconds from the start of the audio to the start of the word.
+        end_s: seconds from the start of the audio to the end of the word.
+    """
+
+    word: str
+    start_s: float
+    end_s: float
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Word as an object of JSON, with times in milliseconds."""
+        return {
+            "word": self.word,
+            "start_ms": round(1000 * self.start_s),
+            "end_ms": round(1000 * self.end_s),
+        }
+
+
+class Aligner(Protocol):
+    """Aligner. It runs in a process of its own, one text at a time.
+
+    Attributes:
+        rate_hz: sample rate of the audio that `align` takes.
+    """
+
+    rate_hz: int
+
+    def align(self, text: str, samples: NDArray[np.int16]) -> Sequence[Word]:
+        """Returns the words of a text in their order. Words without a sound may be left out.
+
+        Any exception means that the times of this text are unknown.
+
+        Args:
+            text: what the audio says.
+            samples: (n,) audio at `rate_hz`.
+        """
+
+
+def names() -> list[str]:
+    """Returns the names of all installed aligners."""
+    return sorted({*_INCLUDED, *(point.name for point in entry_points(group=GROUP))})
+
+
+def factory(name: str) -> Callable[[], Aligner]:
+    """Imports the class or function that makes an aligner.
+
+    Raises:
+        LookupError: no aligner has this name.
+        ImportError: the module of the aligner, or a package that it needs, is missing.
+    """
+    if name in _INCLUDED:
+        module, function = _INCLUDED[name]
+        included: Callable[[], Aligner] = getattr(import_module(module), function)
+        return included
+    for point in entry_points(group=GROUP, name=name):
+        plugin: Callable[[], Aligner] = point.load()
+        return plugin
+    raise LookupError(f"no aligner has the name {name!r}")

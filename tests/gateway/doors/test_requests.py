@@ -1,0 +1,94 @@
+"""Bodies of requests: mistakes in texts and in lists of codes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from token2wav_client import AudioChunk, ServerError
+from token2wav_gateway.doors.realtime_events import SessionUpdate, parse_event
+from token2wav_gateway.doors.requests import SpeechRequest, problem
+from token2wav_gateway.doors.stage_request import StageRequest
+from token2wav_gateway.encoding import Encoder
+from token2wav_gateway.errors import RequestError
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech.servers import Servers
+from token2wav_gateway.speech.turn import Codes, Turn
+
+
+@pytest.mark.parametrize(
+    "codes", [[5, "x"], ["x"], [None], [True], [1.0], [[1], 2], [[1], ["x"]], 7]
+)
+@pytest.mark.parametrize("form", ["codes", "stage_output"])
+def test_one_mistake_is_reported_for_any_number_of_wrong_codes(codes: Any, form: str) -> None:
+    if isinstance(codes, list):
+        codes = codes * 1000
+    content = codes if form == "codes" else {"codes": {"audio": codes}}
+    with pytest.raises(ValidationError) as caught:
+        StageRequest.model_validate({form: content})
+    assert caught.value.error_count() == 1
+    field, message = problem(list(caught.value.errors()))
+    assert field == form
+    assert message.endswith("must be a list of integers, or a list of lists of integers")
+
+
+def test_few_mistakes_are_reported_for_any_number_of_unknown_fields() -> None:
+    body = {"input": "Hello.", "model": "tts-1", "voice": "joe"}
+    flood = {f"field{index}": 1 for index in range(10_000)}
+    with pytest.raises(ValidationError) as caught:
+        SpeechRequest.model_validate(body | flood)
+    assert caught.value.errors()[0]["loc"] == ("field0",)
+    assert caught.value.error_count() < 20
+
+
+def test_codes_are_needed() -> None:
+    with pytest.raises(ValidationError, match="a code is needed"):
+        StageRequest.model_validate({"codes": []})
+
+
+@pytest.mark.parametrize("codes", [[5, 6], [[5], [6]], [[5, 6], [7, 8]]])
+def test_codes_are_tokens_or_frames(codes: list[Any]) -> None:
+    assert StageRequest.model_validate({"codes": codes}).codes == codes
+
+
+def test_null_is_absent_in_events_of_realtime() -> None:
+    output = {"format": {"type": "audio/pcm", "rate": None}, "voice": "joe", "speed": None}
+    session = {"type": "realtime", "audio": {"input": None, "output": output}, "tone": None}
+    event = parse_event({"type": "session.update", "event_id": None, "session": session})
+    assert isinstance(event, SessionUpdate)
+    assert event.session.voice_name == "joe"
+
+
+@pytest.mark.parametrize("field", ["input", "voice", "instructions"])
+def test_half_of_a_surrogate_pair_is_refused(field: str) -> None:
+    body = {"input": "It rains.", "model": "token2wav", "voice": "anna"}
+    with pytest.raises(ValidationError, match="without half of a surrogate pair"):
+        SpeechRequest.model_validate({**body, field: "half \ud83d"})
+
+
+def test_codes_that_the_speech_server_refuses_are_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metrics = Metrics()
+
+    async def refused(*_: object, **__: object) -> AsyncGenerator[AudioChunk, None]:
+        raise ServerError("tokens: 9999 at index 0 is outside 0 to 6560")
+        yield
+
+    async def speak() -> None:
+        servers = Servers(Settings(), metrics)
+        monkeypatch.setattr(servers.client, "synthesize", refused)
+        try:
+            await anext(Turn(servers, Codes([9999], None), Encoder("pcm")).events())
+        finally:
+            await servers.close()
+
+    with pytest.raises(RequestError, match="codes: 9999 at index 0"):
+        asyncio.run(speak())
+    for outcome, count in {"refused": 1, "failed": 0}.items():
+        assert metrics.texts.labels(outcome)._value.get() == count

@@ -1,0 +1,189 @@
+"""WebSockets of a gateway whose servers never answer, or fail: clients that stop reading or
+sending, long messages, and the requests of a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from fastapi import WebSocket
+from safetensors.numpy import save_file
+from starlette.types import Message
+
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import key_settings
+from tests.gateway.voices.test_voice_folder import TENSORS
+from token2wav_client import AudioChunk
+from token2wav_gateway import access
+from token2wav_gateway.app import create_app
+from token2wav_gateway.doors.session import Session
+from token2wav_gateway.edge.connections import Connection
+from token2wav_gateway.edge.fair_reads import FairReads
+from token2wav_gateway.errors import ModelError
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech.turn import Turn
+
+
+def scope_of(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    return {
+        "type": "websocket",
+        "path": "/v1/audio/speech/stream",
+        "headers": list(headers),
+        "state": {"connection": Connection(asyncio.Transport(), FairReads())},
+    }
+
+
+class Client:
+    """Client of a WebSocket, which sends messages and stops reading after the handshake.
+
+    Attributes:
+        asked: number of messages that the gateway has asked for.
+    """
+
+    def __init__(self, *messages: dict[str, Any]) -> None:
+        self.asked = 0
+        self._messages: list[Message] = [
+            {"type": "websocket.connect"},
+            *({"type": "websocket.receive", "text": json.dumps(message)} for message in messages),
+        ]
+
+    async def receive(self) -> Message:
+        self.asked += 1
+        if not self._messages:
+            await asyncio.Event().wait()
+        return self._messages.pop(0)
+
+    async def send(self, message: Message) -> None:
+        if message["type"] != "websocket.accept":
+            await asyncio.Event().wait()
+
+
+class Reader(Client):
+    """Client of a WebSocket, which sends messages and reads everything.
+
+    Attributes:
+        events: events with the times of the event loop at which they were sent, in seconds.
+    """
+
+    def __init__(self, *messages: dict[str, Any]) -> None:
+        super().__init__(*messages)
+        self.events: list[tuple[float, dict[str, Any]]] = []
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "websocket.send":
+            self.events.append((anyio.current_time(), json.loads(message["text"])))
+
+    @property
+    def errors(self) -> list[tuple[float, dict[str, Any]]]:
+        return [(at, event) for at, event in self.events if event["type"] == "error"]
+
+
+def fail_after(seconds: float) -> Callable[..., AsyncGenerator[AudioChunk, None]]:
+    """Returns a stand-in for the servers behind a turn that fails after a time."""
+
+    async def speak(*_: object) -> AsyncGenerator[AudioChunk, None]:
+        await asyncio.sleep(seconds)
+        raise ModelError("language model: gone")
+        yield
+
+    return speak
+
+
+def serve(client: Client, settings: dict[str, Any], headers: Any = ()) -> None:
+    """Serves a client until its socket is closed."""
+
+    async def served() -> None:
+        app = create_app(Settings.model_validate(settings), Metrics())
+        async with app.router.lifespan_context(app):
+            scope = scope_of(*headers)
+            socket = WebSocket(scope, client.receive, client.send)
+            await asyncio.wait_for(app.state.sockets.serve(socket, Session), PATIENCE_SECONDS)
+
+    asyncio.run(served())
+
+
+def test_a_client_that_stops_reading_is_left() -> None:
+    client = Client({"voice": "anna"}, {"type": "input.text", "text": "It rains. It"})
+    serve(client, {"limits": {"idle_s": 0.1}})
+
+
+def test_the_idle_clock_starts_when_the_last_sentence_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file(TENSORS, tmp_path / "anna.safetensors")
+    client = Reader({"voice": "anna"}, {"type": "input.text", "text": "It rains.\nIt snows.\n"})
+    idle_s = 0.2
+    monkeypatch.setattr(Turn, "_speak", fail_after(1.25 * idle_s))
+    serve(client, {"voices": {"folder": tmp_path}, "limits": {"idle_s": idle_s}})
+    (_, first), (ended, second), (closed, idle) = client.errors
+    assert (first["sentence_index"], second["sentence_index"]) == (0, 1)
+    assert idle["error"]["message"] == "socket: no message for 0.2 s"
+    assert closed - ended >= idle_s
+
+
+def test_sentences_count_as_requests_of_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "_MINUTE_S", PATIENCE_SECONDS)
+    save_file(TENSORS, tmp_path / "anna.safetensors")
+    client = Reader(
+        {"voice": "anna"},
+        {"type": "input.text", "text": "One.\nTwo.\nThree.\nFour.\n"},
+        {"type": "input.done"},
+        {"type": "session.close"},
+    )
+    monkeypatch.setattr(Turn, "_speak", fail_after(0))
+    serve(
+        client,
+        {
+            "voices": {"folder": tmp_path},
+            # The socket itself is a request too.
+            "keys": [key_settings("shop", "secret", requests_per_minute=3)],
+        },
+        headers=[(b"authorization", b"Bearer secret")],
+    )
+    kinds = [event["error"]["type"] for _, event in client.errors]
+    assert kinds == ["server_error"] * 2 + ["rate_limit_error"] * 2
+    message = client.errors[-1][1]["error"]["message"]
+    assert message == "key shop: 3 requests a minute are allowed"
+    done = {"type": "session.done", "utterance_index": 0, "total_sentences": 4}
+    assert client.events[-1][1] == done
+
+
+def test_further_configurations_count_as_requests_of_a_key(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "anna.safetensors")
+    config = {"type": "session.config", "voice": "anna"}
+    client = Reader(config, config, config, {"type": "session.close"})
+    keys = [key_settings("shop", "secret", requests_per_minute=2)]
+    headers = [(b"authorization", b"Bearer secret")]
+    serve(client, {"voices": {"folder": tmp_path}, "keys": keys}, headers)
+    [(_, error)] = client.errors
+    assert error["message"] == "key shop: 2 requests a minute are allowed"
+    assert error["error"]["type"] == "rate_limit_error"
+
+
+def test_a_long_message_does_not_hold_up_other_clients(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "anna.safetensors")
+    length = 1_000_000
+
+    async def serve() -> int:
+        settings = {"voices": {"folder": tmp_path}, "limits": {"idle_s": 0.1}}
+        app = create_app(Settings.model_validate(settings), Metrics())
+        client = Client({"voice": "anna"}, {"type": "input.text", "text": ". " * (length // 2)})
+        turns = 0
+        async with app.router.lifespan_context(app):
+            socket = WebSocket(scope_of(), client.receive, client.send)
+            serving = asyncio.create_task(app.state.sockets.serve(socket))
+            while not serving.done():
+                await asyncio.sleep(0)
+                turns += client.asked == 3  # the gateway works on the long text
+        return turns
+
+    assert asyncio.run(serve()) > length // 10_000

@@ -1,0 +1,68 @@
+"""Front of Riva's interface: the unfinished messages that it follows."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from testkit.patience import PATIENCE_SECONDS
+from token2wav_gateway.edge.riva_front import FrameError, RivaFront, Unfinished
+from token2wav_server import Ports
+
+PREFACE = bytes(24)
+DATA, HEADERS = 0, 1
+END_STREAM, END_HEADERS = 1, 4
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return (
+        len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+    )
+
+
+def test_headers_without_an_answer_take_no_memory() -> None:
+    """The library ignores headers of old streams, and those after the end of an answer."""
+    unfinished, part = Unfinished(), frame(DATA, 0, 3, bytes([0, 0, 0, 0, 9]) + b"1234")
+    unfinished.requests.feed(PREFACE + frame(HEADERS, END_HEADERS, 3) + part)
+    assert unfinished.size == 4
+    unfinished.responses.feed(frame(HEADERS, END_STREAM | END_HEADERS, 3))
+    assert unfinished.size == 0
+    unfinished.requests.feed((frame(HEADERS, END_HEADERS, 1) + frame(HEADERS, END_HEADERS, 3)) * 9)
+    unfinished.requests.feed(part)
+    assert unfinished.size == 0
+    with pytest.raises(FrameError, match="even number"):
+        unfinished.requests.feed(frame(HEADERS, END_HEADERS, 8))
+
+
+def test_too_many_bytes_close_the_connection_with_the_oldest_message() -> None:
+    """The newer one, which is larger, may be the recording of an honest client."""
+
+    async def send(port: int, size: int) -> asyncio.Task[bytes]:
+        """Sends the first bytes of a message; the task ends when the connection is closed."""
+        message = bytes([0, 0, 0, 0, 100]) + bytes(size)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(PREFACE + frame(HEADERS, END_HEADERS, 1) + frame(DATA, 0, 1, message))
+        await asyncio.wait_for(arrived.get(), PATIENCE_SECONDS)
+        writers.append(writer)
+        return asyncio.create_task(reader.read())
+
+    async def read(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            await arrived.put(None)
+
+    async def relay() -> None:
+        front, port = RivaFront(most_bytes=100, most_connections=9), Ports.free().grpc
+        server = await asyncio.start_unix_server(read, front.path)
+        await front.start("127.0.0.1", port)
+        old, new = await send(port, 30), await send(port, 90)
+        await asyncio.wait(
+            {old, new}, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        assert (old.done(), new.done()) == (True, False)
+        await front.close()
+        server.close()
+
+    arrived: asyncio.Queue[None] = asyncio.Queue()
+    writers: list[asyncio.StreamWriter] = []  # a writer that nobody holds closes its connection
+    asyncio.run(relay())

@@ -1,0 +1,271 @@
+"""Client of a language model server: the tokens of an answer, and the check of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.raw_server import (
+    EVENTS_HEAD,
+    Reply,
+    raw_server,
+    read_request,
+    sends,
+    sends_and_waits,
+    sends_forever,
+)
+from token2wav_gateway.errors import ModelError, ModelTimeoutError
+from token2wav_gateway.settings import LanguageModelSettings
+from token2wav_gateway.speech.language_model import Answer, LanguageModel
+from token2wav_gateway.speech.template import load_template
+
+KEY = "right"
+PROMPT: dict[str, Any] = {"text": "a", "instructions": None, "voice": "b", "prompt_text": ""}
+SHORT_S = 0.2  # time-out of a server that must run into it
+
+
+def event(**choice: Any) -> str:
+    return f"data: {json.dumps({'choices': [choice]})}\n\n"
+
+
+def tokens(*numbers: int, **choice: Any) -> str:
+    return event(delta={"content": "".join(f"<|s_{number}|>" for number in numbers)}, **choice)
+
+
+def ids(numbers: str) -> str:
+    return f'data: {{"choices": [{{"token_ids": {numbers}, "finish_reason": "stop"}}]}}\n\n'
+
+
+def tokens_of(
+    reply: Reply, template: str = "cosyvoice3", answer: Answer | None = None, **settings: Any
+) -> list[int]:
+    """Reads all tokens of an answer."""
+
+    async def read(port: int) -> list[int]:
+        url = f"http://127.0.0.1:{port}/v1"
+        model = LanguageModel(
+            LanguageModelSettings(url=url, **settings), load_template(template), 100
+        )
+        batches = model.tokens(answer or Answer(), **PROMPT, prompt_tokens=np.zeros(0, np.int32))
+        try:
+            async with aclosing(batches):
+                return [int(token) async for batch in batches for token in batch]
+        finally:
+            await model.close()
+
+    with raw_server(reply) as port:
+        return asyncio.run(read(port))
+
+
+def check(reply: Reply, **settings: Any) -> None:
+    """Checks a server."""
+
+    async def run(port: int) -> None:
+        url = f"http://127.0.0.1:{port}/v1/"
+        model = LanguageModel(
+            LanguageModelSettings(url=url, **settings), load_template("cosyvoice3"), 100
+        )
+        try:
+            await model.check()
+        finally:
+            await model.close()
+
+    with raw_server(reply) as port:
+        asyncio.run(run(port))
+
+
+def answer(events: str, content_type: str = "text/event-stream") -> Reply:
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\nconnection: close\r\n\r\n"
+    return sends(head.encode() + events.encode())
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (tokens(1) + tokens(2) + "data: [DONE]\n\n", [1, 2]),
+        (
+            tokens(1) + "event: ping\n\ndata:\n\n: comment\n\n" + tokens(2, finish_reason="x"),
+            [1, 2],
+        ),
+        (tokens(1, index=0) + tokens(8, index=1) + tokens(2, index=0, finish_reason="x"), [1, 2]),
+        (tokens(8, index=1, finish_reason="x") + tokens(1, index=0, finish_reason="x"), [1]),
+        (tokens(1, finish_reason="stop") + tokens(8) + "data: [DONE]\n\n", [1]),
+        (tokens(1) + 'data: {"choices": [], "error": null}\n\n' + "data: [DONE]\n\n", [1]),
+        (event(text="<|s_4|>", finish_reason="length"), [4]),
+        (tokens(1) + "data: [DONE]\n\n" + tokens(8), [1]),
+        (event(delta={"tts_content": {"tts_audio": "<|s_4|>"}}, finish_reason="stop"), [4]),
+        (tokens(1, 6562, 2) + tokens(8, finish_reason="stop"), [1]),
+    ],
+)
+def test_tokens_of_an_answer(events: str, expected: list[int]) -> None:
+    assert tokens_of(answer(events)) == expected
+
+
+def test_several_choices_in_one_event() -> None:
+    choices = [{"index": 1, "text": "<|s_8|>"}, {"index": 0, "text": "<|s_1|>"}]
+    events = f"data: {json.dumps({'choices': choices})}\n\ndata: [DONE]\n\n"
+    assert tokens_of(answer(events)) == [1]
+
+
+def test_an_answer_ends_with_its_finish_reason() -> None:
+    """The server sends no more, and does not close the connection either."""
+    for end in (tokens(1, finish_reason="stop"), tokens(1, 6562)):
+        reply = sends_and_waits(EVENTS_HEAD + end.encode())
+        assert tokens_of(reply, token_timeout_s=PATIENCE_SECONDS) == [1]
+
+
+@pytest.mark.parametrize(
+    ("last", "cut_off"),
+    [
+        (tokens(2, finish_reason="length"), True),
+        (tokens(2, finish_reason="stop"), False),
+        (tokens(2, 6562, finish_reason="length"), False),  # the speech is complete
+    ],
+)
+def test_an_answer_says_whether_it_was_cut_off(last: str, cut_off: bool) -> None:
+    seen = Answer()
+    assert tokens_of(answer(tokens(1) + last), answer=seen) == [1, 2]
+    assert seen.cut_off == cut_off
+
+
+def test_an_answer_counts_numbers_that_are_no_speech() -> None:
+    seen = Answer()
+    text = "<audio_5><audio_6561><audio_6561><audio_7>"
+    assert tokens_of(answer(event(text=text, finish_reason="x")), "stepaudio2", seen) == [5, 7]
+    assert seen.skipped == {"padding": 2}
+    with pytest.raises(ModelError, match="no speech token; numbers that are no speech: 1"):
+        tokens_of(answer(event(text="<custom_token_3>", finish_reason="x")), "orpheus")
+
+
+def test_ids_of_tokens() -> None:
+    """vLLM sends the id of the stop token last."""
+    numbers = f"[{151646 + 278}, {151924 + 5}, {151924 + 6562}]"
+    assert tokens_of(answer(ids(numbers)), "cosyvoice3_ids") == [0, 5]
+
+
+@pytest.mark.parametrize("numbers", ["[1e400]", '["x"]', '["\u0665"]', "[1.5]", "[null]", "{}1"])
+def test_ids_that_are_no_tokens_are_refused(numbers: str) -> None:
+    with pytest.raises(ModelError, match="is no piece of an answer"):
+        tokens_of(answer(ids(numbers)), "cosyvoice3_ids")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "good"),
+    [
+        ("text/event-stream", True),
+        ("Text/Event-Stream; charset=UTF-8", True),
+        ('text/event-stream; charset="utf-8"', True),
+        ("text/event-stream; charset=made-up", False),
+        ("text/event-stream; charset=utf-16", False),
+        ("text/html", False),
+        ("text/event-stream-of-another-kind", False),
+    ],
+)
+def test_an_answer_in_another_type_or_charset_is_refused(content_type: str, good: bool) -> None:
+    reply = answer(tokens(1, finish_reason="stop"), content_type)
+    if good:
+        assert tokens_of(reply) == [1]
+        return
+    with pytest.raises(ModelError, match="the answer is not text/event-stream in UTF-8") as caught:
+        tokens_of(reply)
+    assert caught.value.status == 502
+
+
+EARLY = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
+STATUS = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "reason"),
+    [
+        (b"", EARLY, "no answer in time"),
+        (STATUS, b"x: y\r\n", "the answer is not HTTP: Too many headers"),
+        (STATUS + b"x: ", b"y" * 60_000, "the answer is not HTTP: Got more than 8190 bytes"),
+        (b"", b"x" * 60_000, "the answer is not HTTP: "),
+        (EVENTS_HEAD, b"\n" * 60_000, "longer than 1048576 bytes, or the events have no data"),
+        (EVENTS_HEAD, b": ping\n\n" * 6000, "longer than 1048576 bytes, or the events have"),
+        (EVENTS_HEAD, b"event: x\n\n" * 6000, "longer than 1048576 bytes, or the events have"),
+        (EVENTS_HEAD, b"data: x\n" * 6000, "an event is longer than 1048576 bytes"),
+    ],
+)
+def test_an_answer_without_end_is_refused(head: bytes, piece: bytes, reason: str) -> None:
+    short: dict[str, Any] = {"connect_timeout_s": SHORT_S, "token_timeout_s": SHORT_S}
+    options = short if piece == EARLY else {}
+    with pytest.raises(ModelError, match=reason) as caught:
+        tokens_of(sends_forever(head, piece), **options)
+    assert "yyy" not in caught.value.summary
+
+
+def test_a_server_that_sends_nothing() -> None:
+    with pytest.raises(ModelTimeoutError, match="language model: no answer in time"):
+        tokens_of(sends_and_waits(b""), token_timeout_s=SHORT_S)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(200, ""), (404, ""), (401, "status 401"), (503, "status 503")]
+)
+def test_the_check_of_a_server(status: int, reason: str) -> None:
+    seen = []
+
+    def reply(connection: socket.socket) -> None:
+        seen.append(read_request(connection))
+        connection.sendall(f"HTTP/1.1 {status} x\r\ncontent-length: 5\r\n\r\nwords".encode())
+
+    if reason:
+        with pytest.raises(ModelError, match=f"language model: {reason}"):
+            check(reply, api_key=KEY)
+    else:
+        check(reply, api_key=KEY)
+    assert seen[0].startswith(b"GET /v1/models HTTP/1.1\r\n")
+    assert f"Authorization: Bearer {KEY}".encode().lower() in seen[0].lower()
+
+
+def test_the_check_reads_the_status_alone() -> None:
+    sent, closed = 0, False
+
+    def reply(connection: socket.socket) -> None:
+        nonlocal sent, closed
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        try:
+            while True:
+                sent += connection.send(b"x" * 65_536)
+        except OSError:
+            closed = True
+
+    check(reply)
+    until(lambda: closed)
+    assert sent < 32 << 20
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "reason"),
+    [
+        (b"", EARLY, "no answer in time"),
+        (STATUS, b"x: y\r\n", "the answer is not HTTP: Too many headers"),
+        (STATUS + b"x: ", b"y" * 60_000, "the answer is not HTTP: Got more than 8190 bytes"),
+    ],
+)
+def test_the_check_is_bounded(head: bytes, piece: bytes, reason: str) -> None:
+    timeouts = {"connect_timeout_s": SHORT_S} if piece == EARLY else {}
+    with pytest.raises(ModelError, match=reason):
+        check(sends_forever(head, piece), **timeouts)
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (EVENTS_HEAD, "the answer broke off"),
+        (EVENTS_HEAD[:-2] + b"content-encoding: gzip\r\n\r\n", "the answer is compressed: gzip"),
+    ],
+)
+def test_an_incomplete_or_compressed_answer_is_refused(head: bytes, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        tokens_of(sends(head + tokens(1).encode()))

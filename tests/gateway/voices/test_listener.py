@@ -1,0 +1,105 @@
+"""Listener: recordings are computed one at a time, whatever their clients do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from huggingface_hub import constants
+
+from examples.demo import PROMPT
+from testkit.patience import PATIENCE_SECONDS
+from tests.gateway.voices.test_voice_folder import TENSORS
+from token2wav_client import ClientVoice
+from token2wav_gateway.errors import GatewayError
+from token2wav_gateway.settings import VoiceSettings
+from token2wav_gateway.voices import listener
+from token2wav_gateway.voices.listener import Listener
+from token2wav_gateway.voices.recorded_voices import RecordedVoices
+
+
+class SlowFrontEnd:
+    """Front end that computes voices until `goes_on` is set.
+
+    Attributes:
+        count: number of recordings that it has begun to compute.
+        most: largest number of recordings at the same time.
+        goes_on: lets all recordings end.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.most = 0
+        self.goes_on = threading.Event()
+        self._running = 0
+
+    def voice_of(self, recording: bytes, field: str) -> ClientVoice:
+        self.count += 1
+        self._running += 1
+        self.most = max(self.most, self._running)
+        try:
+            assert self.goes_on.wait(PATIENCE_SECONDS)
+        finally:
+            self._running -= 1
+        return ClientVoice(**TENSORS)
+
+
+@pytest.fixture
+def front_end(monkeypatch: pytest.MonkeyPatch) -> SlowFrontEnd:
+    slow = SlowFrontEnd()
+
+    def voice_of(_: Listener, recording: bytes, field: str) -> ClientVoice:
+        return slow.voice_of(recording, field)
+
+    monkeypatch.setattr(Listener, "_computed", voice_of)
+    return slow
+
+
+def test_cancelled_requests_are_computed_one_at_a_time(
+    front_end: SlowFrontEnd, tmp_path: Path
+) -> None:
+    """A thread cannot be stopped. Requests that are cancelled while they wait for it never run."""
+    recordings = [np.full(4, level / 100, np.float32) for level in range(13)]
+
+    async def listen() -> None:
+        recorded = RecordedVoices(VoiceSettings(model=tmp_path))
+        for recording in recordings[:-1]:
+            task = asyncio.create_task(recorded.of(recording, "words"))
+            await asyncio.sleep(0.02)
+            while not front_end.count:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.wait({task})
+        asyncio.get_running_loop().call_later(0.02, front_end.goes_on.set)
+        await recorded.of(recordings[-1], "words")
+        assert (front_end.count, front_end.most) == (2, 1)
+        # The first one was computed although its client has left, so it is remembered.
+        await recorded.of(recordings[0], "words")
+        assert front_end.count == 2
+
+    asyncio.run(listen())
+
+
+def test_a_recording_is_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest recording takes 30 ms, in which no other stream would get audio."""
+    goes_on = threading.Event()
+
+    def digest(recording: bytes) -> bytes:
+        assert goes_on.wait(PATIENCE_SECONDS)
+        return recording
+
+    async def ask() -> None:
+        asyncio.get_running_loop().call_later(0.02, goes_on.set)
+        assert await Listener(Path("model"), longest_s=30).known(b"sound") is None
+
+    monkeypatch.setattr(listener, "_digest", digest)
+    asyncio.run(ask())
+
+
+def test_a_model_by_name_that_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    nowhere = Listener(Path("acme/nowhere"), longest_s=30)
+    with pytest.raises(GatewayError, match="file: the model cannot turn it into a voice"):
+        nowhere.voice_of(PROMPT.read_bytes(), "file")

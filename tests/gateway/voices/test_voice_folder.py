@@ -1,0 +1,281 @@
+"""Folder of voices: damaged files, full disks, and voices that belong to a key."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from token2wav_client import ClientVoice
+from token2wav_gateway.errors import (
+    GatewayError,
+    NotAllowedError,
+    NotFoundError,
+    RequestError,
+    StorageError,
+)
+from token2wav_gateway.settings import VoiceSettings
+from token2wav_gateway.voices.listener import Listener
+from token2wav_gateway.voices.voice_folder import VoiceFolder
+
+TENSORS: dict[str, Any] = {
+    "prompt_tokens": np.zeros(3, np.int32),
+    "prompt_mel": np.zeros((6, 80), np.float32),
+    "speaker_embedding": np.ones(192, np.float32),
+}
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Recordings that a front end has turned into voices, no two of which are equal."""
+    recordings: list[bytes] = []
+
+    def voice_of(listener: Listener, recording: bytes, field: str) -> ClientVoice:
+        recordings.append(recording)
+        embedding = np.full(192, len(recordings), np.float32)
+        return ClientVoice(**TENSORS | {"speaker_embedding": embedding})
+
+    monkeypatch.setattr(Listener, "_computed", voice_of)
+    return recordings
+
+
+def folder_with_model(path: Path, default: str | None = None) -> VoiceFolder:
+    return VoiceFolder(VoiceSettings(folder=path, model=path, default=default))
+
+
+def create(
+    folder: VoiceFolder, name: str, holder: str | None = None, recording: bytes = b"sound"
+) -> None:
+    asyncio.run(folder.create(name, "words", recording, holder))
+
+
+def test_names_of_openais_voices_select_the_default_voice(tmp_path: Path) -> None:
+    for name in ("joe", "nova"):
+        save_file(TENSORS, tmp_path / f"{name}.safetensors")
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path, default="joe"))
+    names = {"alloy": "joe", "nova": "nova", "joe": "joe", "": "joe"}
+    assert {name: folder.get(name).name for name in names} == names
+    with pytest.raises(NotFoundError, match="'ann' is not one of: joe, nova"):
+        folder.get("ann")
+    without_default = VoiceFolder(VoiceSettings(folder=tmp_path))
+    with pytest.raises(NotFoundError, match="'alloy' is not one of: joe, nova"):
+        without_default.get("alloy")
+    with pytest.raises(RequestError, match="voice: missing; the gateway has no setting"):
+        without_default.get("")
+
+
+def test_a_recording_that_comes_with_each_request_is_heard_once(
+    heard: list[bytes], tmp_path: Path
+) -> None:
+    folder = folder_with_model(tmp_path)
+
+    async def listen(recording: bytes, text: str) -> str:
+        fields = {"recording_field": "ref_audio", "text_field": "ref_text"}
+        return (await folder.of_recording(recording, text, **fields)).text
+
+    texts = [
+        asyncio.run(listen(sound, text)) for sound, text in ((b"a", "x"), (b"b", ""), (b"a", "y"))
+    ]
+    assert texts == ["x", "", "y"]
+    with pytest.raises(RequestError, match=r"^ref_audio: empty; a recording is needed$"):
+        asyncio.run(listen(b"", "x"))
+    assert heard == [b"a", b"b"]
+
+
+def write(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        write(b"["),
+        write(b"[" * 100_000),
+        write(b"\xff"),
+        write(b"{}"),
+        write(b'{"text": "\\ud83d", "created_at": 5}'),
+        write(b'{"text": "", "created_at": NaN}'),
+        write(b'{"text": "", "created_at": 1e999}'),
+        write(b'{"text": "%s", "created_at": 5}' % (b"x" * 70_000)),
+        link_to_itself,
+        os.mkfifo,
+        Path.mkdir,
+    ],
+)
+def test_a_damaged_description_hides_one_voice(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    for name in ("eve", "joe"):
+        save_file(TENSORS, tmp_path / f"{name}.safetensors")
+    make(tmp_path / "eve.json")
+    (tmp_path / "joe.json").write_text('{"text": "My words.", "created_at": 5}')
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path))
+    assert [(voice.name, voice.text, voice.created) for voice in folder.list()] == [
+        ("joe", "My words.", 5)
+    ]
+    with pytest.raises(GatewayError, match=r"^voice eve: its description is damaged$"):
+        folder.get("eve")
+
+
+@pytest.mark.parametrize("make", [link_to_itself, os.mkfifo, Path.mkdir])
+def test_an_entry_that_is_no_file_hides_no_other_voice(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    for name in ("Ann Lee", ".hidden", "joe"):
+        save_file(TENSORS, tmp_path / f"{name}.safetensors")
+    make(tmp_path / "eve.safetensors")
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path))
+    assert [voice.name for voice in folder.list()] == ["joe"]
+    with pytest.raises(NotFoundError, match="voice: 'eve' is not one of"):
+        folder.get("eve")
+
+
+def test_a_damaged_voice_is_listed_and_cannot_speak(tmp_path: Path) -> None:
+    (tmp_path / "broken.safetensors").write_bytes(b"junk")
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path))
+    assert [voice.name for voice in folder.list()] == ["broken"]
+    with pytest.raises(GatewayError, match=r"^voice broken: its file cannot be read$"):
+        folder.get("broken")
+
+
+@pytest.mark.parametrize(
+    ("maker", "allowed"),
+    [("one", ["one"]), ("two", ["two"]), (None, [None]), ("operator", [])],
+)
+def test_a_voice_is_deleted_by_its_maker_only(
+    heard: list[bytes], maker: str | None, allowed: list[str | None], tmp_path: Path
+) -> None:
+    """A voice of the operator has no description. Without keys, all clients are one maker."""
+    folder = folder_with_model(tmp_path)
+    for holder in ("one", "two", None):
+        if maker == "operator":
+            save_file(TENSORS, tmp_path / "bob.safetensors")
+        elif not folder.names():
+            create(folder, "bob", maker)
+        if holder in allowed:
+            folder.delete("bob", holder)
+            assert list(tmp_path.iterdir()) == []
+        else:
+            with pytest.raises(NotAllowedError, match=r"^voice: 'bob' was not made by this client"):
+                folder.delete("bob", holder)
+            assert folder.names() == ["bob"]
+
+
+def test_a_deleted_voice_leaves_the_memory(heard: list[bytes], tmp_path: Path) -> None:
+    folder = folder_with_model(tmp_path)
+    for name in ("bob", "eve"):
+        create(folder, name, recording=name.encode())
+    read = weakref.ref(folder.get("bob"))
+    folder.delete("bob")
+    assert read() is None
+    for name in ("eve", "bob"):
+        create(folder, f"{name}2", recording=name.encode())
+    assert heard == [b"bob", b"eve", b"bob"]
+
+
+def test_the_default_voice_is_deleted_by_nobody(heard: list[bytes], tmp_path: Path) -> None:
+    folder = folder_with_model(tmp_path, default="bob")
+    create(folder, "bob", None)
+    with pytest.raises(NotAllowedError, match=r"^voice: 'bob' is the default voice"):
+        folder.delete("bob")
+    assert folder.names() == ["bob"]
+
+
+def test_a_voice_is_read_again_only_after_it_has_changed(tmp_path: Path) -> None:
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path))
+    save_file(TENSORS, tmp_path / "bob.safetensors")
+    voice = folder.get("bob")
+    assert folder.get("bob") is voice
+    (tmp_path / "bob.json").write_text('{"text": "words", "created_at": 1}')
+    assert folder.get("bob").text == "words"
+    save_file(TENSORS | {"speaker_embedding": 2 * TENSORS["speaker_embedding"]}, tmp_path / "new")
+    (tmp_path / "new").rename(tmp_path / "bob.safetensors")
+    tensors = folder.get("bob").tensors
+    assert tensors is not None
+    assert np.array_equal(tensors.speaker_embedding, 2 * TENSORS["speaker_embedding"])
+
+
+def test_a_voice_that_is_deleted_while_it_is_read_does_not_exist(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path))
+    save_file(TENSORS, tmp_path / "bob.safetensors")
+    load = ClientVoice.load
+
+    def late(path: Path) -> ClientVoice:
+        path.unlink()
+        return load(path)
+
+    monkeypatch.setattr(ClientVoice, "load", late)
+    with pytest.raises(NotFoundError, match=r"^voice: 'bob' is not one of: no voice yet$"):
+        folder.get("bob")
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Context manager in which files above 1000 bytes cannot be written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_no_file(heard: list[bytes], tmp_path: Path) -> None:
+    folder = folder_with_model(tmp_path)
+    # The description fits, and the voice does not.
+    with full_disk(), pytest.raises(StorageError, match=r"its disk is full$") as caught:
+        create(folder, "bob")
+    assert caught.value.status == 507
+    assert list(tmp_path.iterdir()) == []
+    create(folder, "bob")
+    assert folder.names() == ["bob"]
+
+
+def test_a_recording_that_does_not_fit_on_the_disk(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(StorageError, match=r"its disk is full$"):
+        create(folder_with_model(tmp_path), "bob", recording=bytes(10_000))
+
+
+def test_a_folder_that_cannot_be_written(heard: list[bytes], tmp_path: Path) -> None:
+    folder = folder_with_model(tmp_path / "voices")
+    (tmp_path / "voices").rename(tmp_path / "moved")
+    (tmp_path / "voices").write_bytes(b"")
+    with pytest.raises(StorageError, match=r"its folder cannot be written$") as caught:
+        create(folder, "bob")
+    assert caught.value.status == 503
+    assert not any(tmp_path.glob("*/*"))
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied"), OSError(30, "Read-only")]
+)
+def test_a_voice_that_cannot_be_deleted_stays(
+    heard: list[bytes], error: OSError, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = folder_with_model(tmp_path)
+    create(folder, "bob")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(StorageError, match=r"its folder cannot be written$"):
+            folder.delete("bob")
+    assert [voice.name for voice in folder.list()] == ["bob"]
+    assert folder.get("bob").text == "words"
