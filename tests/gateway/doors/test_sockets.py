@@ -180,7 +180,7 @@ def test_a_long_message_does_not_hold_up_other_clients(tmp_path: Path) -> None:
         turns = 0
         async with app.router.lifespan_context(app):
             socket = WebSocket(scope_of(), client.receive, client.send)
-            serving = asyncio.create_task(app.state.sockets.serve(socket))
+            serving = asyncio.create_task(app.state.sockets.serve(socket, Session))
             while not serving.done():
                 await asyncio.sleep(0)
                 turns += client.asked == 3  # the gateway works on the long text
