@@ -241,10 +241,12 @@ def test_utterances_end_with_their_front(
     until(lambda: open_requests(service) == 0)
     until(lambda: not path.with_name(path.name + CONNECTED).exists())
     other = Front(path)
-    assert (other.samples(other.send(demo_tokens(4), voice)) == expected(4)).all()
-    assert (gone := other.end_of(other.send([], None, 7, END))) is not None
-    assert "cancelled" in gone.text
+    samples = other.samples(other.send(demo_tokens(4), voice))
+    gone = other.end_of(other.send([], None, 7, END))
     other.close()
+    assert (samples == expected(4)).all()
+    assert gone is not None
+    assert "cancelled" in gone.text
 
 
 @pytest.mark.parametrize(
