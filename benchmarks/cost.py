@@ -332,7 +332,7 @@ def throughput_of(model: Token2Wav, streams: int) -> dict[str, Any]:
             tokens = config.tokens.draw(1, random)
             for request in requests:
                 request.chunker.push(tokens)
-        seconds = requests[0].next_tokens / config.token_frame_rate
+        seconds = requests[0].chunker.next_tokens / config.token_frame_rate
         begin = time.perf_counter()
         for part in pipeline.advance(requests):
             if isinstance(part, Exception):

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -22,12 +22,11 @@ from token2wav.assembly import withheld_samples
 from token2wav.config import LimitConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.serving.clocks import Load, Playback
-from token2wav.serving.delivery import deliver
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS
 from token2wav.serving.request import Reply, Request
 from token2wav.serving.scheduler import Scheduler
-from token2wav.stages.stage import TokenChunk
+from token2wav.serving.turn import Answer, Turn
 
 POLL_SECONDS = 0.05  # of an idle worker, as in `serving/worker.py`
 
@@ -165,11 +164,6 @@ class Client(Reply, Protocol):
     def computed(self, chunk: ChunkWork, spoken: int) -> None: ...
 
 
-def _play(client: Client, sound: Sound, late_s: float) -> None:
-    """Gives a sound to a client, which computes itself how late it is."""
-    client.play(sound)
-
-
 class SimulatedServer:
     """Server that computes nothing. Its workers take the turns of `serving/worker.py`.
 
@@ -192,7 +186,7 @@ class SimulatedServer:
         self.kind, self.alive = kind, True
         self.load = Load()
         self.load.workers = kind.workers
-        self.scheduler = Scheduler(kind.limits, kind.config, events)
+        self.scheduler = Scheduler(kind.limits, kind.config, kind.workers)
         self._schedule = schedule or kind.schedule
         self._events, self._keep_open = events, keep_open
         self._idle = set(range(1, kind.workers + 1))
@@ -216,7 +210,7 @@ class SimulatedServer:
         request = Request.of(
             kind.voice, DEFAULTS, kind.config, kind.stream, self._schedule, playback, self.load
         )
-        self.scheduler.admit(request)
+        self.scheduler.admit(request, self._events.now)
         self._clients[request], self._samples[request] = client, (0, 0)
         return request
 
@@ -229,7 +223,7 @@ class SimulatedServer:
         client = self._clients[request]
         keep_open = self._keep_open and not request.kept_open
         replies = self.scheduler.push(
-            request, self._tokens[:count], client, end=end, keep_open=keep_open
+            request, self._tokens[:count], client, self._events.now, end=end, keep_open=keep_open
         )
         for reply in replies:
             reply.finish()
@@ -247,22 +241,18 @@ class SimulatedServer:
         """Lets an idle worker open a stream, compute a batch, or wait."""
         if not self.alive or not self._idle:
             return
-        scheduler, events = self.scheduler, self._events
-        worker = min(self._idle)
-        scheduler.recheck_waiting()
-        if unopened := scheduler.next_to_open(worker):
-            self._idle.discard(worker)
-            events.at(events.now + self.kind.costs.open_s, lambda: self._opened(worker, unopened))
-            return
-        batch = scheduler.next_batch(worker, len(self._idle))
-        if not batch:
+        worker, events = min(self._idle), self._events
+        turn = self.scheduler.next_turn(worker, events.now)
+        if turn is None:
             self._poll()
             return
         self._idle.discard(worker)
-        chunks = [self._work(request) for request in batch]
-        seconds, start = self.kind.costs.seconds(chunks), events.now
-        events.at(start + seconds, lambda: self._computed(worker, batch, chunks, start))
-        self._turn()  # another worker may compute the remaining chunks
+        chunks = [] if turn.opens else [self._work(request) for request in turn.requests]
+        costs = self.kind.costs
+        seconds = costs.open_s if turn.opens else costs.seconds(chunks)
+        events.at(events.now + seconds, lambda: self._finish(turn, chunks))
+        if not turn.opens:
+            self._turn()  # another worker may compute the remaining chunks
 
     def _poll(self) -> None:
         if self._polled or not self.scheduler.requests:
@@ -275,33 +265,32 @@ class SimulatedServer:
 
         self._events.at(self._events.now + POLL_SECONDS, look)
 
-    def _opened(self, worker: int, request: Request) -> None:
-        self._idle.add(worker)
-        self._release(request)
-        self._turn()
-
-    def _computed(
-        self, worker: int, batch: Sequence[Request], chunks: Sequence[ChunkWork], start: float
-    ) -> None:
+    def _finish(self, turn: Turn, chunks: Sequence[ChunkWork]) -> None:
         if not self.alive:
             return
-        seconds = self._events.now - start
-        if all(chunk.provisional for chunk in chunks):
-            self.load.record_batch(len(batch), seconds)
-        tokens = sum(request.next_tokens for request in batch if not request.next_provisional)
-        for request, work in zip(batch, chunks, strict=True):
-            chunk, client = request.chunker.next_chunk, self._clients[request]
+        now, scheduler = self._events.now, self.scheduler
+        seconds = now - turn.started
+        if chunks and all(chunk.provisional for chunk in chunks):
+            self.load.record_batch(len(chunks), seconds)
+        sounds = [None] if turn.opens else [self._sound(request) for request in turn.requests]
+        deliveries = scheduler.finish_turn(turn, sounds, seconds, now)
+        for delivery, work in zip(deliveries, chunks, strict=False):  # an opening has no chunks
+            chunk, client = delivery.request.chunker.next_chunk, self._clients[delivery.request]
             assert chunk is not None
             client.computed(work, chunk.stop - chunk.start - chunk.skip)
-            sound = self._sound(request, chunk)
-            deliver(request, sound, partial(_play, client))
-            self._release(request)
-        self.scheduler.record_batch(tokens, seconds)
-        self._idle.add(worker)
+            if isinstance(delivery.result, Sound):
+                client.play(delivery.result)
+        answers = scheduler.settle(turn, now, sounds)
+        while answers:
+            for answer in answers:
+                self._end(answer)
+            answers = scheduler.settle(turn, now)
+        self._idle.add(turn.worker)
         self._turn()
 
-    def _sound(self, request: Request, chunk: TokenChunk) -> Sound | None:
-        config = self.kind.config
+    def _sound(self, request: Request) -> Sound | None:
+        config, chunk = self.kind.config, request.chunker.next_chunk
+        assert chunk is not None
         spoken, sent = self._samples[request]
         spoken += chunk.stop - chunk.start - chunk.skip
         ready = spoken * config.samples_per_token - (0 if chunk.last else self.kind.withheld)
@@ -316,12 +305,9 @@ class SimulatedServer:
         past = self.kind.past_tokens(chunk.start)
         return ChunkWork(chunk.stop - chunk.start, past, chunk.provisional)
 
-    def _release(self, request: Request) -> None:
-        """Finishes consumed messages, and gives the request back, as `RequestPool` does."""
-        replies = self.scheduler.finish_consumed_messages(request)
-        self.scheduler.release(request)
-        if request.over:
-            self.load.remove(request.chunker)
-            del self._clients[request], self._samples[request]
-        for reply in replies:
+    def _end(self, answer: Answer) -> None:
+        if answer.request.over:
+            self.load.remove(answer.request.chunker)
+            del self._clients[answer.request], self._samples[answer.request]
+        for reply in answer.replies:
             reply.finish()

@@ -181,7 +181,7 @@ class ServerMetrics(Observer):
         self._underruns.inc(late > 0)
         if request.playback.seconds_sent == seconds and request.playback.started is not None:
             self._first.observe(request.playback.started - request.admitted)
-            self._starts(request.next_provisional)
+            self._starts(request.chunker.next_provisional)
 
     def ended(self, request: Request, reason: str) -> None:
         playback, tokens = request.playback, request.chunker.new_tokens

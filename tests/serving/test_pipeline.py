@@ -39,7 +39,7 @@ def test_a_batch_equals_each_request_alone(
         for index, chunk in zip(running, audio, strict=True):
             assert isinstance(chunk, AudioChunk)
             chunks[index].append(chunk)
-            requests[index].finish_chunk(heard=True)
+            requests[index].finish_chunk(chunk)
     for request, pieces, length in zip(requests, chunks, lengths, strict=True):
         pipeline.close(request)
         np.testing.assert_allclose(joined(pieces), expected(length), atol=1e-4)

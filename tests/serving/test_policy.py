@@ -27,7 +27,6 @@ class Ready:
     next_tokens: int = 25
     ode_steps: int = 10
     next_provisional: bool = False
-    admitted: float = 0.0
     next_divisible: bool = True
     seconds_sent: float = 0.0
 
@@ -146,19 +145,7 @@ def test_chunks_that_have_time_leave_the_last_worker_to_others(
     policy = Policy[Ready](8)
     policy.record_batch(100, 1.0)
     ready = [heard(name, in_hand, tokens) for name in "abcd"]
-    waiting = [heard("waiting", plays_until) for plays_until in due]
-    assert names(policy.next_batch(ready, 0.0, workers, waiting)) == batch
-
-
-@pytest.mark.parametrize(("admitted", "batch"), [(0.75, "a"), (2.75, "ab"), (9.0, "abcd")])
-def test_a_waiting_stream_without_audio_counts_by_its_admission(
-    admitted: float, batch: str
-) -> None:
-    policy = Policy[Ready](8)
-    policy.record_batch(100, 1.0)
-    ready = [heard(name, 4.5, 100) for name in "abcd"]
-    waiting = [Ready("waiting", admitted=admitted)]
-    assert names(policy.next_batch(ready, 0.0, 1, waiting)) == batch
+    assert names(policy.next_batch(ready, 0.0, workers, due)) == batch
 
 
 def test_the_speed_of_a_worker_is_learned() -> None:
@@ -278,14 +265,18 @@ def replay(
 
 def waiting(
     listeners: list[Listener], running: list[Running], now: float, workers: int
-) -> tuple[list[Listener], float, int, list[Listener]]:
+) -> tuple[list[Listener], float, int, list[float]]:
     """Returns the arguments with which the scheduler calls the policy."""
     computed = [listener for worker in running for listener in worker.batch]
     idle = [
         listener for listener in listeners if listener.admitted <= now and listener not in computed
     ]
     ready = [listener for listener in idle if listener.ready_since <= now]
-    awaited = [listener for listener in idle if listener.ready_since > now]
+    awaited = [
+        listener.admitted if listener.plays_until is None else listener.plays_until
+        for listener in idle
+        if listener.ready_since > now
+    ]
     return ready, now, workers - len(running), awaited
 
 

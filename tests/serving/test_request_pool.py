@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from dataclasses import replace
 
@@ -25,11 +24,21 @@ from testkit.replies import (
     joined,
     refused,
 )
-from token2wav import InputError, LimitError, StreamClosedError, Token2Wav, Voice
+from token2wav import (
+    BackendError,
+    InputError,
+    LimitError,
+    StreamClosedError,
+    Token2Wav,
+    Voice,
+)
 from token2wav.serving.request import Request
 from token2wav.serving.request_pool import Observer, RequestPool
 from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
+from token2wav.serving.turn import Computed
 from token2wav.serving.worker import WorkerPool
+
+WORKER = 0
 
 
 def test_streams_are_limited_and_a_freed_one_can_be_taken(
@@ -313,7 +322,7 @@ def test_observer_sees_no_open_stream_after_a_cancellation(
     assert counts[-1] == 0
 
 
-def test_a_request_whose_work_fails_ends_alone(model: Token2Wav, voice: Voice) -> None:
+def test_a_request_whose_turn_fails_ends_alone(model: Token2Wav, voice: Voice) -> None:
     """The pool without workers: this thread is the worker of a request."""
     limits, reasons = replace(LIMITS, streams=2), list[str]()
 
@@ -321,19 +330,37 @@ def test_a_request_whose_work_fails_ends_alone(model: Token2Wav, voice: Voice) -
         def ended(self, request: Request, reason: str) -> None:
             reasons.append(reason)
 
-    pool = RequestPool(model.pipeline, limits, Onlooker(), time.monotonic, Counter(), Counter())
+    pool = RequestPool(model.pipeline, limits, Onlooker(), time.monotonic, Counter())
     failing, other = pool.open(voice), pool.open(voice)
     pool.push(failing, [1], reply := RecordingReply(), end=False)
-    with pool.lock:
-        assert pool.scheduler.next_to_open(threading.get_ident()) is failing
-
-    def work(request: Request) -> None:
-        model.pipeline.open(request)
-        raise ValueError("a bug")
-
-    pool.serve(failing, work)
-    assert "a bug" in str(reply.failed())
+    turn = pool.next_turn(WORKER)
+    assert turn is not None
+    assert turn.requests == [failing]
+    model.pipeline.open(failing)
+    pool.finish_turn(turn, Computed([error := BackendError("backend: a bug")], 0.1, {}))
+    assert reply.failed() is error
     assert (failing.over, failing.handles, other.over) == (True, (), False)
     pool.cancel(other)
     assert reasons == ["BackendError", "cancelled"]
     assert pool.open_requests == 0
+
+
+def test_a_message_wakes_no_worker_unless_a_chunk_is_ready(
+    model: Token2Wav, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = RequestPool(model.pipeline, LIMITS, None, time.monotonic, Counter())
+    monkeypatch.setattr(pool._lock, "notify", woken := Counter())
+    utterance = pool.open(voice)
+    pool.push(utterance, [], RecordingReply(), end=False)
+    assert woken.count == 1
+    turn = pool.next_turn(WORKER)
+    assert turn is not None
+    model.pipeline.open(utterance)
+    pool.push(utterance, [1], RecordingReply(), end=False)
+    pool.finish_turn(turn, Computed([None], 0.1, {}))
+    assert woken.count == 1
+    pool.push(utterance, [1], RecordingReply(), end=False)
+    assert woken.count == 1
+    pool.push(utterance, demo_tokens(FIRST), RecordingReply(), end=False)
+    assert woken.count == 2
+    pool.cancel(utterance)

@@ -1,15 +1,15 @@
-"""Scheduler without threads, engines or real time: ready chunks, their workers, and replies."""
+"""Scheduler without threads, engines or real time: turns of workers, and replies to end."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
 from testkit.replies import FIRST, HOP, LIMITS, SECOND, FakeClock, RecordingReply
-from token2wav import LimitError, StreamClosedError
+from token2wav import BackendError, LimitError, StreamClosedError
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import IdleError
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -18,23 +18,32 @@ from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
 from token2wav.serving.request import Request, Status
 from token2wav.serving.scheduler import Scheduler
+from token2wav.serving.turn import Answer, Turn
 from token2wav.stages.stage import DEFAULT_OPTIONS
 
 CONFIG = CosyVoice3Config.read(TINY)
 WORKER = 7
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Result of a chunk."""
+
+    duration_s: float = 1.0
+    sound_s: float | None = None
+
+
 class Rig:
     def __init__(self, config: ModelConfig = CONFIG, **limits: float) -> None:
         self.clock = FakeClock()
-        self.scheduler = Scheduler(replace(LIMITS, **limits), config, self.clock)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(replace(LIMITS, **limits), config)  # type: ignore[arg-type]
 
     def admitted(self, *, canary: bool = False) -> Request:
         voice, playback = demo_voice(25), Playback(self.clock)
         chunker = Chunker(voice.prompt_tokens, CONFIG, schedule_of(CONFIG), playback)
         request = Request(voice, DEFAULT_OPTIONS, chunker, playback, AudioOutput(CONFIG))
         request.canary = canary
-        self.scheduler.admit(request)
+        self.scheduler.admit(request, self.clock())
         return request
 
     def opened(self) -> Request:
@@ -49,7 +58,7 @@ class Rig:
         """Pushes tokens, and returns the numbers of the messages that the push finishes."""
         reply = RecordingReply(str(len(request.messages)))
         finished = self.scheduler.push(
-            request, demo_tokens(count), reply, end=end, keep_open=keep_open
+            request, demo_tokens(count), reply, self.clock(), end=end, keep_open=keep_open
         )
         return [
             int(finished_reply.name)
@@ -57,14 +66,45 @@ class Rig:
             if isinstance(finished_reply, RecordingReply)
         ]
 
-    def run_chunk(self, request: Request) -> int:
-        """Runs the next chunk of a request, and returns the number of replies that it finishes."""
-        assert self.scheduler.next_batch(WORKER, 1) == [request]
-        assert (request.status, request.owner) == (Status.RUNNING, WORKER)
-        request.chunker.finish_chunk()
-        finished = self.scheduler.finish_consumed_messages(request)
-        self.scheduler.release(request)
-        return len(finished)
+    def next_turn(self) -> Turn:
+        turn = self.scheduler.next_turn(WORKER, self.clock())
+        assert turn is not None
+        assert [(request.status, request.owner) for request in turn.requests] == [
+            (Status.RUNNING, WORKER) for _ in turn.requests
+        ]
+        return turn
+
+    def finish(
+        self, turn: Turn, result: Sample | None = None, seconds: float = 0.0
+    ) -> list[list[Answer]]:
+        """Ends a turn with one result for all requests, and returns the answers of each step."""
+        results = [result] * len(turn.requests)
+        for delivery in self.scheduler.finish_turn(turn, results, seconds, self.clock()):
+            assert delivery.result is result
+        steps = [self.scheduler.settle(turn, self.clock(), results)]
+        while steps[-1]:
+            steps.append(self.scheduler.settle(turn, self.clock()))
+        assert turn not in self.scheduler.turns
+        return steps[:-1]
+
+    def opens(self, request: Request) -> Turn:
+        """Begins the next turn, which must open a request."""
+        turn = self.next_turn()
+        assert (turn.opens, turn.requests) == (True, [request])
+        return turn
+
+    def computes(self, *requests: Request) -> Turn:
+        """Begins the next turn, which must compute a batch."""
+        turn = self.next_turn()
+        assert (turn.opens, turn.requests) == (False, [*requests])
+        return turn
+
+    def run_chunk(self, request: Request, seconds: float = 1.0) -> int:
+        """Runs the next chunk of a request, which has so much audio, and returns the number of
+        replies that it finishes.
+        """
+        steps = self.finish(self.computes(request), Sample(seconds))
+        return sum(len(answer.replies) for answers in steps for answer in answers)
 
 
 def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
@@ -72,10 +112,8 @@ def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
     request = rig.admitted()
     assert request.status is Status.UNOPENED
     assert rig.push(request, 0) == []
-    assert rig.scheduler.next_to_open(WORKER) is request
-    assert (request.status, request.owner) == (Status.RUNNING, WORKER)
-    assert len(rig.scheduler.finish_consumed_messages(request)) == 1
-    rig.scheduler.release(request)
+    [[answer]] = rig.finish(rig.opens(request))
+    assert (len(answer.replies), answer.ended) == (1, "")
     seen = [request.status]
     assert rig.push(request, FIRST - 1) == [0]  # consumed: the tokens complete no chunk
     seen.append(request.status)
@@ -97,39 +135,37 @@ def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
 
 def test_requests_open_in_order_behind_older_chunks() -> None:
     rig = Rig()
-    rig.scheduler.record_opening(1.0)
+    rig.push(debt := rig.admitted(), 0)
+    rig.finish(rig.opens(debt), seconds=1.0)
     old, first, second = rig.opened(), rig.admitted(), rig.admitted()
     rig.push(second, 1)
     rig.push(first, 1)
-    assert rig.scheduler.next_to_open(WORKER) is first
+    rig.finish(rig.opens(first))
     rig.push(old, FIRST)
     rig.clock.now += 1
     rig.push(young := rig.admitted(), 1)
-    assert rig.scheduler.next_to_open(WORKER) is second
-    assert rig.scheduler.next_to_open(WORKER) is None
-    assert rig.scheduler.next_batch(WORKER, 1) == [old]
-    assert rig.scheduler.next_to_open(WORKER) is young
+    rig.finish(rig.opens(second))
+    rig.finish(rig.computes(old), Sample())
+    rig.opens(young)
 
 
 def test_openings_take_as_much_time_as_batches_beside_older_chunks() -> None:
-    rig = Rig()
-    rig.scheduler.record_batch(100, 9.0)  # batches of the past are no credit
-    old, *newcomers = rig.opened(), *(rig.admitted() for _ in range(4))
-    rig.push(old, FIRST)
+    rig = Rig(batch_streams=1)
+    rig.push(past := rig.opened(), FIRST)
+    rig.finish(rig.computes(past), seconds=9.0)  # batches of the past are no credit
+    older, newcomers = [rig.opened() for _ in range(3)], [rig.admitted() for _ in range(4)]
+    for request in older:
+        rig.push(request, FIRST)
     rig.clock.now += 1
     for request in newcomers:
         request.admitted = rig.clock.now
         rig.push(request, 1)
-    selected = []
-    for seconds in (0.01, 0.03, 0.5):  # short openings do not wait for a batch
-        selected.append(rig.scheduler.next_to_open(WORKER))
-        rig.scheduler.record_opening(seconds)
-    assert selected == newcomers[:3]
-    assert rig.scheduler.next_to_open(WORKER) is None
-    rig.scheduler.record_batch(100, 0.4)
-    assert rig.scheduler.next_to_open(WORKER) is None
-    rig.scheduler.record_batch(100, 0.2)
-    assert rig.scheduler.next_to_open(WORKER) is newcomers[3]
+    for request, seconds in zip(newcomers, (0.01, 0.03, 0.5), strict=False):
+        rig.finish(rig.opens(request), seconds=seconds)  # short ones do not wait for a batch
+    rig.finish(rig.computes(older[0]), seconds=0.4)
+    rig.finish(rig.computes(older[1]), seconds=0.2)
+    rig.finish(rig.opens(newcomers[3]))
+    rig.computes(older[2])
 
 
 def test_a_canary_is_served_first_and_no_limit_refuses_it() -> None:
@@ -137,17 +173,15 @@ def test_a_canary_is_served_first_and_no_limit_refuses_it() -> None:
     old, newcomer = rig.opened(), rig.admitted()
     rig.push(old, FIRST)
     rig.push(newcomer, 1)
-    rig.scheduler.record_opening(1.0)
     with pytest.raises(LimitError):
         rig.admitted()
     rig.clock.now += 1
     canary = rig.admitted(canary=True)
     rig.push(canary, 3, end=True)
-    assert rig.scheduler.next_to_open(WORKER) is canary
-    rig.scheduler.release(canary)
-    assert rig.scheduler.next_to_open(WORKER) is newcomer
-    assert rig.scheduler.next_batch(WORKER, 1) == [canary]
-    assert rig.scheduler.next_batch(WORKER, 1) == [old]
+    rig.finish(rig.opens(canary))
+    rig.finish(rig.opens(newcomer))
+    rig.finish(rig.computes(canary), Sample())
+    rig.finish(rig.computes(old), Sample())
     rig.scheduler.fail(old, LimitError("cache: full"))
     rig.admitted()  # the canary takes no room
 
@@ -157,19 +191,130 @@ def test_a_message_stays_until_its_request_is_open() -> None:
     request = rig.admitted()
     assert rig.push(request, 1) == []
     assert request.status is Status.UNOPENED
-    assert len(rig.scheduler.fail(request, LimitError("cache: full"))) == 1
+    answer = rig.scheduler.fail(request, error := LimitError("cache: full"))
+    assert answer is not None
+    assert (len(answer.replies), answer.error, answer.ended) == (1, error, "LimitError")
     assert (request.status, request.why_closed) == (Status.FAILED, "stream: it failed: cache: full")
-    assert rig.scheduler.fail(request, LimitError("again")) == []
+    assert rig.scheduler.fail(request, LimitError("again")) is None
 
 
 def test_requests_during_a_computation_are_answered() -> None:
     rig = Rig()
     request = rig.opened()
     rig.push(request, FIRST)
-    assert rig.scheduler.next_batch(WORKER, 1) == [request]
+    turn = rig.computes(request)
     assert rig.push(request, 1) == []
-    request.chunker.finish_chunk()
-    assert len(rig.scheduler.finish_consumed_messages(request)) == 2
+    [[answer]] = rig.finish(turn)
+    assert len(answer.replies) == 2
+
+
+def test_a_message_that_arrives_while_replies_end_is_answered_by_the_same_worker() -> None:
+    rig = Rig()
+    request = rig.opened()
+    rig.push(request, FIRST)
+    turn = rig.computes(request)
+    rig.scheduler.finish_turn(turn, [Sample()], 0.1, rig.clock())
+    assert len(rig.scheduler.settle(turn, rig.clock(), [Sample()])) == 1
+    assert rig.push(request, 1) == []
+    assert (request.owner, rig.scheduler.idle_workers) == (WORKER, 0)
+    assert len(rig.scheduler.settle(turn, rig.clock())) == 1
+    assert rig.scheduler.settle(turn, rig.clock()) == []
+    assert (request.owner, rig.scheduler.idle_workers) == (None, 1)
+
+
+@pytest.mark.parametrize("moment", ["result", "record", "release"])
+def test_a_defect_of_one_request_ends_no_other(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("a bug")
+
+    rig = Rig()
+    failing, other = rig.opened(), rig.opened()
+    rig.push(failing, FIRST)
+    rig.push(other, FIRST)
+    turn, now = rig.computes(failing, other), rig.clock()
+    subject, name = {
+        "result": (failing.playback, "sent"),
+        "record": (failing.chunker, "finish_chunk"),
+        "release": (failing.chunker, "needs"),
+    }[moment]
+    monkeypatch.setattr(subject, name, broken)
+    deliveries = rig.scheduler.finish_turn(turn, [Sample(), Sample()], 0.1, now)
+    answers = rig.scheduler.settle(turn, now, [delivery.result for delivery in deliveries])
+    assert {answer.request: (str(answer.error), answer.ended) for answer in reversed(answers)} == {
+        failing: ("backend: ValueError: a bug", "BackendError"),
+        other: ("None", ""),
+    }
+    assert (failing.status, failing.owner) == (Status.FAILED, None)
+    assert rig.scheduler.requests == [other]
+    assert rig.scheduler.settle(turn, now) == []
+
+
+def test_a_turn_that_is_given_up_loses_the_requests_that_its_worker_still_has() -> None:
+    rig, error = Rig(), BackendError("backend: a bug")
+    requests = released, owned, cancelled = [rig.opened() for _ in range(3)]
+    for request in requests:
+        rig.push(request, SECOND if request is released else FIRST)
+    turn, sent = rig.computes(*requests), [Sample()] * 3
+    rig.scheduler.finish_turn(turn, sent, 0.1, rig.clock())
+    answers = rig.scheduler.settle(turn, rig.clock(), sent)
+    assert [answer.request for answer in answers] == [owned, cancelled]
+    rig.scheduler.fail(cancelled, StreamClosedError("stream: it was cancelled"))
+    answers = rig.scheduler.give_up(turn, error, rig.clock())
+    assert answers == [Answer(owned, [], error, "BackendError"), Answer(cancelled, [])]
+    assert [request.owner for request in requests] == [None] * 3
+    assert (rig.scheduler.requests, rig.scheduler.idle_workers) == ([released], 1)
+
+
+def test_only_as_many_turns_are_computed_as_there_are_workers() -> None:
+    """A sender may only begin when the batch before it is computed."""
+    rig = Rig()
+    rig.scheduler = Scheduler(LIMITS, CONFIG, workers=1, senders=1)
+    first, second = rig.opened(), rig.opened()
+    rig.push(first, FIRST)
+    turn = rig.computes(first)
+    rig.push(second, FIRST)
+    assert rig.scheduler.next_turn(WORKER + 1, rig.clock()) is None
+    assert not rig.scheduler.has_work
+    rig.scheduler.finish_turn(turn, [Sample()], 0.1, rig.clock())
+    assert rig.scheduler.has_work
+    sending = rig.scheduler.next_turn(WORKER + 1, rig.clock())
+    assert sending is not None
+    assert sending.requests == [second]
+    assert (rig.scheduler.idle_workers, rig.scheduler.has_work) == (0, False)
+
+
+def test_a_turn_that_takes_too_long_hangs() -> None:
+    rig = Rig()
+    rig.push(request := rig.opened(), FIRST)
+    rig.clock.now += 0.5
+    turn = rig.computes(request)
+    assert (turn.tokens, turn.waited, turn.started) == (2 * HOP, [0.5], rig.clock.now)
+    rig.clock.now += 180.0
+    assert rig.scheduler.hung(rig.clock()) == []
+    rig.clock.now += 1.0
+    assert rig.scheduler.hung(rig.clock()) == [turn]
+    with pytest.raises(BackendError, match="no batch has finished for 181 s; the server hangs"):
+        rig.admitted()
+    rig.finish(turn)
+    rig.admitted()
+
+
+@pytest.mark.parametrize(("admitted", "chunks"), [(1.0, 2), (2.0, 3), (9.0, 4)])
+def test_a_waiting_stream_without_audio_counts_by_its_admission(
+    admitted: float, chunks: int
+) -> None:
+    rig = Rig()
+    rig.push(past := rig.opened(), FIRST)
+    rig.finish(rig.computes(past), seconds=0.01 * 2 * HOP)
+    rig.scheduler.fail(past, StreamClosedError("stream: it was cancelled"))
+    ready = [rig.opened() for _ in range(4)]
+    for request in ready:
+        rig.push(request, FIRST)
+        request.playback.sent(4.5)
+    rig.admitted().admitted += admitted
+    assert rig.next_turn().requests == ready[:chunks]
 
 
 def test_a_batch_of_a_decoder_has_chunks_of_one_length() -> None:
@@ -178,12 +323,13 @@ def test_a_batch_of_a_decoder_has_chunks_of_one_length() -> None:
     for request in requests:
         rig.push(request, FIRST)
         rig.run_chunk(request)
-        request.playback.sent(0.0)  # the listener is out of audio, so one block is enough
+    rig.clock.now += 1.0  # the listeners are out of audio, so one block is enough
     for request, tokens in zip(requests, (2 * HOP, HOP), strict=True):
         rig.push(request, tokens)
-    assert [request.next_tokens for request in requests] == [50, 25]
-    assert rig.scheduler.next_batch(WORKER, 1) == requests
-    assert [request.next_tokens for request in requests] == [25, 25]
+    assert [request.chunker.next_tokens for request in requests] == [50, 25]
+    turn = rig.computes(*requests)
+    assert [request.chunker.next_tokens for request in requests] == [25, 25]
+    assert turn.tokens == 50
 
 
 def test_only_a_request_that_awaits_tokens_is_idle() -> None:
@@ -195,7 +341,7 @@ def test_only_a_request_that_awaits_tokens_is_idle() -> None:
     rig.clock.now += 29
     assert rig.push(waiting, 0) == [0]  # an empty message does not count as activity
     rig.clock.now += 2
-    overdue = rig.scheduler.overdue()
+    overdue = rig.scheduler.overdue(rig.clock())
     assert [request for request, _ in overdue] == [waiting, empty]
     assert all(isinstance(error, IdleError) for _, error in overdue)
 
@@ -207,14 +353,13 @@ def test_a_dry_listener_gets_available_audio_if_a_reply_is_open(
     rig = Rig()
     request = rig.opened()
     rig.push(request, FIRST, keep_open=keep_open)
-    request.playback.sent(1.0)
     rig.run_chunk(request)
     rig.clock.now += 0.1
     rig.push(request, 30)  # a block and more, but not the next hop
     assert (request.status, len(request.messages)) == (Status.WAITING, 0)
     rig.clock.now += 0.85
-    rig.scheduler.recheck_waiting()
-    assert request.status is (Status.READY if keep_open else Status.WAITING)
+    turn = rig.scheduler.next_turn(WORKER, rig.clock())
+    assert (turn is not None) == keep_open
     assert request.chunker.next_tokens == (25 if keep_open else 0)
 
 

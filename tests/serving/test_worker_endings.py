@@ -176,7 +176,7 @@ def test_a_full_server_reports_its_hung_worker(
         == "backend: the worker of this stream hangs; its batch has run for 181 s"
     )
     hanging.gate.set()
-    until(lambda: workers._idle_workers == 1)
+    until(lambda: workers.requests.scheduler.idle_workers == 1)
     assert model.pipeline.open_streams == 0
     assert_serves(workers, voice, expected)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,8 +34,8 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.config.token_format import TokenFormat
 from token2wav.errors import DeviceLostError
 from token2wav.serving import pipeline
-from token2wav.serving.request import Reply, Request
 from token2wav.serving.request_pool import Observer
+from token2wav.serving.turn import Answer, Turn
 from token2wav.serving.worker import WorkerPool
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
@@ -152,21 +153,21 @@ def test_an_internal_error_frees_cancelled_streams(
     workers, reply = make(model), RecordingReply()
     utterance, settle, faults = (
         workers.requests.open(voice),
-        workers.requests.scheduler.finish_consumed_messages,
+        workers.requests.scheduler.settle,
         [ValueError("a bug")],
     )
 
-    def failing(request: Request) -> list[Reply]:
+    def failing(turn: Turn, *arguments: Any) -> list[Answer]:
         if utterance.over and faults:
             raise faults.pop()
-        return settle(request)
+        return settle(turn, *arguments)
 
     def cancel() -> None:  # not by the worker itself, which would free it at once
         elsewhere = threading.Thread(target=workers.requests.cancel, args=(utterance,))
         elsewhere.start()
         elsewhere.join()
 
-    monkeypatch.setattr(workers.requests.scheduler, "finish_consumed_messages", failing)
+    monkeypatch.setattr(workers.requests.scheduler, "settle", failing)
     vocoder.meanwhile["advance"] = cancel
     workers.requests.push(utterance, demo_tokens(FIRST), reply, end=True)
     assert isinstance(reply.failed(), StreamClosedError)
@@ -254,9 +255,7 @@ def test_an_observer_that_raises_at_every_call_harms_nobody(
     assert model.pipeline.open_streams == 0
 
 
-@pytest.mark.parametrize(
-    "call", ["next_to_open", "next_batch", "record_batch", "finish_consumed_messages", "overdue"]
-)
+@pytest.mark.parametrize("call", ["next_turn", "finish_turn", "settle", "overdue"])
 def test_a_worker_survives_an_internal_error(
     make: Make, voice: Voice, expected: Expected, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,5 +274,7 @@ def test_a_worker_survives_an_internal_error(
     reply.wait()
     until(lambda: not faults)
     assert_serves(workers, voice, expected)
-    until(lambda: workers._idle_workers == 1)  # the client hears before the worker's turn ends
+    until(
+        lambda: workers.requests.scheduler.idle_workers == 1
+    )  # the client hears before the worker's turn ends
     assert all(thread.is_alive() for thread in workers._threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from testkit.replies import (
 )
 from token2wav import StreamClosedError, Token2Wav, Voice
 from token2wav.serving.request import Request
+from token2wav.serving.turn import Turn
 from token2wav.serving.worker import WorkerPool
 
 # batches sum in another order than single streams, and phase integrates the difference
@@ -139,13 +141,19 @@ def test_the_scheduler_gets_the_time_of_each_opening(
         clock.now += 2.0
         open_request(request)
 
-    clock, seconds = FakeClock(), list[float]()
+    def noted(turn: Turn, results: Any, seconds: float, now: float) -> Any:
+        if turn.opens:
+            opened.append(seconds)
+        return finish_turn(turn, results, seconds, now)
+
+    clock, opened = FakeClock(), list[float]()
     workers, open_request = make(clock=clock), model.pipeline.open
+    finish_turn = workers.requests.scheduler.finish_turn
     monkeypatch.setattr(model.pipeline, "open", slow_open)
-    monkeypatch.setattr(workers.requests.scheduler, "record_opening", seconds.append)
+    monkeypatch.setattr(workers.requests.scheduler, "finish_turn", noted)
     speak(workers, voice, 3).succeeded()
     speak(workers, voice, 3).succeeded()
-    assert seconds == [2.0, 2.0]
+    assert opened == [2.0, 2.0]
 
 
 # Replies that stay open.

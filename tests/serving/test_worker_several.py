@@ -30,7 +30,8 @@ from testkit.replies import (
 )
 from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
 from token2wav.serving.pipeline import Pipeline
-from token2wav.serving.worker import WorkerPool, default_workers, hang_seconds
+from token2wav.serving.turn import hang_seconds
+from token2wav.serving.worker import WorkerPool, default_workers
 
 WORKERS = 3
 # batches sum in another order than single streams, and phase integrates the difference
@@ -149,7 +150,7 @@ def test_a_gpu_that_hangs_admits_no_utterance(
     with pytest.raises(BackendError, match="no batch has finished for 181 s; the server hangs"):
         workers.requests.open(voice)
     hanging.gate.set()
-    until(lambda: workers._idle_workers == 2)
+    until(lambda: workers.requests.scheduler.idle_workers == 2)
     assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
 
 
@@ -209,10 +210,10 @@ def test_a_hanging_worker_loses_only_its_own_streams(
             workers.requests.open(voice)
 
         second.gate.set()
-        until(lambda: workers._idle_workers == 1)
+        until(lambda: workers.requests.scheduler.idle_workers == 1)
         assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
         first.gate.set()
-        until(lambda: workers._idle_workers == 2)
+        until(lambda: workers.requests.scheduler.idle_workers == 2)
         assert model.pipeline.open_streams == 0
     finally:
         for hanging in (first, second):

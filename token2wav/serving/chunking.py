@@ -82,6 +82,15 @@ class Chunker:
         """Tokens of the next chunk, without its look-ahead; 0 if no chunk can run."""
         return self.next_chunk.stop - self.next_chunk.start if self.next_chunk else 0
 
+    @property
+    def next_provisional(self) -> bool:
+        return self.next_chunk is not None and self.next_chunk.provisional
+
+    @property
+    def next_divisible(self) -> bool:
+        """Whether the next chunk may be shortened: it lies between the first and the last chunk."""
+        return self.next_chunk is not None and self.chunks > 0 and not self.next_chunk.last
+
     def push(self, tokens: NDArray[Any], *, end: bool = False) -> None:
         """Adds tokens (n, *token_shape), checked by `TokenFormat.checked`, to the stream.
 

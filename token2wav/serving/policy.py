@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 RESERVE_SECONDS = 0.25
@@ -35,11 +35,7 @@ _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
 
 
 class Schedulable(Protocol):
-    """Properties of a request that the policy reads. Times are seconds of the scheduler's clock."""
-
-    @property
-    def admitted(self) -> float:
-        """Time of admission."""
+    """Properties of a ready chunk that the policy reads. Times are those of the scheduler."""
 
     @property
     def ready_since(self) -> float:
@@ -102,7 +98,7 @@ class Policy(Generic[RequestT]):
         ready: Sequence[RequestT],
         now: float,
         idle_workers: int = 1,
-        waiting: Sequence[RequestT] = (),
+        waiting: Iterable[float] = (),
     ) -> list[RequestT]:
         """Forms the next batch, which may be empty. Idle workers share the ready chunks equally.
 
@@ -114,7 +110,8 @@ class Policy(Generic[RequestT]):
 
         Args:
             idle_workers: idle workers, the calling one included.
-            waiting: requests that wait for tokens or for their opening.
+            waiting: for each request that waits for tokens or for its opening, the time at which
+                its listener runs out of audio; before the first audio, the time of its admission.
         """
         if not ready:
             return []
@@ -122,20 +119,20 @@ class Policy(Generic[RequestT]):
         fair = not self._turn % _FAIR_TURN
         ranked = sorted(ready, key=lambda request: _rank(request, now, fair=fair))
         head = ranked[0]
-        kind = _kind(head, now)
+        kind = _kind(head.plays_until, now)
         candidates = [
             request
             for request in ranked
             if request.ode_steps == head.ode_steps
             and request.next_provisional == head.next_provisional
             and request.next_tokens <= head.next_tokens
-            and _kind(request, now) <= max(kind, _UNHEARD)
+            and _kind(request.plays_until, now) <= max(kind, _UNHEARD)
         ]
         room = min(self._most, math.ceil(len(ready) / idle_workers))
         if self._equal_block:
             candidates = _alike(candidates, self._equal_block, room)
         batch = candidates[:room]
-        if not has_time(head, now):
+        if not has_time(head.plays_until, now):
             return batch
         fitting = self._fitting_tokens(head, now, waiting if idle_workers == 1 else ())
         if kind == _AHEAD:
@@ -150,38 +147,35 @@ class Policy(Generic[RequestT]):
             return 0
         return _common_length(min(request.next_tokens for request in batch), self._equal_block)
 
-    def _fitting_tokens(self, head: RequestT, now: float, waiting: Sequence[RequestT]) -> float:
+    def _fitting_tokens(self, head: RequestT, now: float, waiting: Iterable[float]) -> float:
         """Estimates how many tokens a worker can compute before a listener needs audio."""
         due = [] if head.plays_until is None else [head.plays_until]
-        for request in waiting:
-            ends = request.admitted if request.plays_until is None else request.plays_until
-            # A listener that has long been without audio does not count.
-            if ends > now - AHEAD_SECONDS:
-                due.append(ends - RESERVE_SECONDS)
+        # A listener that has long been without audio does not count.
+        due += [ends - RESERVE_SECONDS for ends in waiting if ends > now - AHEAD_SECONDS]
         seconds = max(min(due, default=math.inf) - now, _HARMLESS_SECONDS)
         return seconds / self._token_seconds if self._token_seconds else math.inf
 
 
-def has_time(request: Schedulable, now: float) -> bool:
+def has_time(plays_until: float | None, now: float) -> bool:
     """Returns whether the next chunk is relaxed or ahead: its listener has audio to spare."""
-    return _kind(request, now) >= _RELAXED
+    return _kind(plays_until, now) >= _RELAXED
 
 
-def _kind(request: Schedulable, now: float) -> int:
-    if request.plays_until is None:
+def _kind(plays_until: float | None, now: float) -> int:
+    if plays_until is None:
         return _UNHEARD
-    in_hand = request.plays_until - now
+    in_hand = plays_until - now
     return (
         _URGENT if in_hand < RESERVE_SECONDS else _RELAXED if in_hand <= AHEAD_SECONDS else _AHEAD
     )
 
 
 def _rank(request: Schedulable, now: float, *, fair: bool) -> tuple[float, ...]:
-    if fair and not has_time(request, now):
+    if fair and not has_time(request.plays_until, now):
         return _URGENT, request.seconds_sent, request.ready_since
     if request.plays_until is None:
         return _UNHEARD, request.ready_since
-    return _kind(request, now), request.plays_until
+    return _kind(request.plays_until, now), request.plays_until
 
 
 def _alike(candidates: Sequence[RequestT], block: int, room: int) -> list[RequestT]:

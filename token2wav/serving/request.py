@@ -46,6 +46,18 @@ class Reply(Protocol):
         """Returns whether the client has cancelled or vanished."""
 
 
+class Playable(Protocol):
+    """Result of a chunk: the properties that the playback clock of the listener needs."""
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of audio in the result. A result without audio may still have to be sent."""
+
+    @property
+    def sound_s(self) -> float | None:
+        """As in `AudioChunk`."""
+
+
 class PendingMessage(NamedTuple):
     """Message of a client whose reply is open: tokens of one request that arrived together.
 
@@ -83,8 +95,8 @@ class Request:
         canary: whether the launcher's test synthesis has sent the request. It is served first, and
             no limit on streams refuses it.
         on_close: called with the request, once, when it is over.
-        owner: thread id of the worker that has the request, from `start` to `release`, also if the
-            request fails meanwhile; else None. Only the owner may use or release the handles.
+        owner: worker that has the request, from `start` to `release`, also if the request fails
+            meanwhile; else None. Only the owner may use or release the handles.
         last_progress: time at which tokens last arrived, or audio was last sent.
         compute_seconds: total time of the batches with a chunk of the request.
         why_closed: text of the error for messages that arrive after the end. It is not an
@@ -198,39 +210,33 @@ class Request:
         self.why_closed = self.limits.sentence(EndReason.REPEATS)
         return tokens[:count], True
 
-    def finish_chunk(self, *, heard: bool) -> None:
-        """Records that the next chunk was computed, as `Chunker.finish_chunk` does. If silence has
-        ended the audio, no more chunks follow.
+    def hear(self, result: Playable | None) -> float:
+        """Records that the listener gets the result of the next chunk now.
+
+        Returns:
+            Seconds for which the listener has had no audio.
+
+        Raises:
+            StreamClosedError: another thread has ended the request meanwhile.
         """
-        self.chunker.finish_chunk(heard=heard)
+        self.check_not_over()
+        if result is None or not result.duration_s:
+            return 0.0
+        return self.playback.sent(result.duration_s, result.sound_s)
+
+    def finish_chunk(self, result: Playable | None) -> None:
+        """Records that the next chunk was computed, and its result sent. If silence has ended the
+        audio, no more chunks follow.
+
+        Raises:
+            StreamClosedError: another thread has ended the request meanwhile.
+        """
+        self.check_not_over()
+        self.chunker.finish_chunk(heard=result is not None and result.duration_s > 0)
+        self.last_progress = self.playback.now()
         if self.output.ended and self.end_reason is EndReason.SILENCE:
             self.why_closed = self.limits.sentence(EndReason.SILENCE)
             self.chunker.stop()
-
-    @property
-    def ode_steps(self) -> int:
-        return self.stream_options.steps
-
-    @property
-    def plays_until(self) -> float | None:
-        return self.playback.plays_until
-
-    @property
-    def seconds_sent(self) -> float:
-        return self.playback.seconds_sent
-
-    @property
-    def next_tokens(self) -> int:
-        return self.chunker.next_tokens
-
-    @property
-    def next_provisional(self) -> bool:
-        return self.chunker.next_chunk is not None and self.chunker.next_chunk.provisional
-
-    @property
-    def next_divisible(self) -> bool:
-        chunk = self.chunker.next_chunk
-        return chunk is not None and self.chunker.chunks > 0 and not chunk.last
 
     @property
     def over(self) -> bool:
@@ -243,7 +249,7 @@ class Request:
         return self.status is Status.WAITING
 
     def start(self, owner: int) -> None:
-        """Gives the request to a worker, by its thread id."""
+        """Gives the request to a worker."""
         assert self.owner is None
         assert not self.over
         self.owner, self.status = owner, Status.RUNNING

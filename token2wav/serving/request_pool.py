@@ -7,8 +7,10 @@ calls may take long.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,18 +19,26 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.config import LimitConfig
 from token2wav.config.model_config import StageName
 from token2wav.errors import (
+    BackendError,
     DeviceLostError,
     InputError,
+    LimitError,
     StreamClosedError,
     Token2WavError,
     to_public_error,
 )
+from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.delivery import attempt, fail, finish, is_cancelled
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.request import Reply, Request, Status
 from token2wav.serving.scheduler import Scheduler
+from token2wav.serving.turn import Answer, Computed, Delivery, Turn
 from token2wav.voice import Voice
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05  # interval at which idle workers look for a turn
 
 
 class Observer:
@@ -74,16 +84,12 @@ class Observer:
 class RequestPool:
     """Pool of open requests. A request belongs to at most one worker at a time.
 
-    All methods may be called from any thread. Only `serve` waits for a computation.
+    All methods may be called from any thread. Only `next_turn` waits.
 
     Args:
+        workers: as in `Scheduler`.
+        senders: as in `Scheduler`.
         on_device_lost: as in `WorkerPool`.
-        check_working: raises BackendError if no worker can compute a request. It is called with the
-            lock.
-
-    Attributes:
-        lock: guards the scheduler and the state of requests. It is notified when a worker may find
-            work.
     """
 
     def __init__(
@@ -93,16 +99,19 @@ class RequestPool:
         observer: Observer | None,
         clock: Callable[[], float],
         on_device_lost: Callable[[], None],
-        check_working: Callable[[], None],
+        workers: int = 1,
+        senders: int = 0,
     ) -> None:
         self._pipeline = pipeline
         self._limits = limits
-        self.observer = observer or Observer()
+        self._observer = observer or Observer()
         self._clock = clock
         self._on_device_lost = on_device_lost
-        self._check_working = check_working
-        self.scheduler = Scheduler(limits, pipeline.config, clock)
-        self.lock = threading.Condition()
+        self.scheduler = Scheduler(limits, pipeline.config, workers, senders)
+        # Guards the scheduler and the state of requests. It is notified when a worker may find a
+        # turn.
+        self._lock = threading.Condition()
+        self._hung = set[Turn]()  # turns that were found to hang, so their requests have failed
         self._ended = 0  # requests whose end the observer knows
         self._changed = False
         # It keeps the numbers of open requests that the observer gets in their order.
@@ -138,14 +147,11 @@ class RequestPool:
             voice, options, self._clock, self._limits.player_buffer_seconds
         )
         request.on_close, request.client, request.canary = on_close, client, canary
-        with self.lock:
-            # This check precedes the limits, because the health check and the canary (the
-            # launcher's test synthesis) regard a server that raises LimitError as healthy.
-            self._check_working()
-            self.scheduler.admit(request)
+        with self._lock:
+            self.scheduler.admit(request, self._clock())
         with self._observing:
-            attempt(self.observer.admitted, self.scheduler.admitted - self._ended)
-        self.changed()
+            attempt(self._observer.admitted, self.scheduler.admitted - self._ended)
+        self._changed = True
         return request
 
     def push(
@@ -178,20 +184,23 @@ class RequestPool:
         request.check_open()
         try:
             array, refusal = self._accepted(request, tokens)
-            with self.lock:
-                end = end or refusal is not None
-                finished = self.scheduler.push(request, array, reply, end=end, keep_open=keep_open)
+            with self._lock:
+                end, now = end or refusal is not None, self._clock()
+                finished = self.scheduler.push(
+                    request, array, reply, now, end=end, keep_open=keep_open
+                )
                 if refusal is not None and request.end_reason is None:
                     request.refuse(refusal)
-                if request.status in (Status.UNOPENED, Status.READY):
-                    self.lock.notify()
+                ready = request.status in (Status.UNOPENED, Status.READY)
+                if ready and self.scheduler.can_compute:
+                    self._lock.notify()
         except StreamClosedError:
             raise
         except Exception as error:
             self.cancel(request, to_public_error(error))
             raise
         if refusal is not None:
-            attempt(self.observer.refused, refusal)
+            attempt(self._observer.refused, refusal)
         finish(finished)
 
     def _accepted(
@@ -214,27 +223,92 @@ class RequestPool:
         client has cancelled or disconnected. The method does nothing if the request is over.
         """
         error = reason or StreamClosedError("stream: it was cancelled")
-        with self.lock:
-            if request.over:
-                return
-            replies = self.scheduler.fail(request, error)
-            if request.owner in (None, threading.get_ident()):
-                attempt(self._pipeline.close, request)
-        self._over(request, type(reason).__name__ if reason else "cancelled")
-        fail(replies, error)
-        if isinstance(reason, DeviceLostError):
-            attempt(self._on_device_lost)
+        with self._lock:
+            answer = self.scheduler.fail(request, error, "" if reason else "cancelled")
+            answers = self._freed([answer] if answer else [])
+        self._end_replies(answers)
 
     def cancel_all(self) -> None:
         """Ends all open requests as if their clients had cancelled them."""
-        with self.lock:
-            requests = list(self.scheduler.requests)
-        for request in requests:
-            self.cancel(request)
+        self._cancel_all(None)
+
+    def close(self) -> None:
+        """Ends all open requests, and refuses new ones. `next_turn` then returns None."""
+        with self._lock:
+            self.scheduler.closing = True
+        self._cancel_all(LimitError("server: it is shutting down; try another one"))
+
+    def next_turn(self, worker: int) -> Turn | None:
+        """Waits for the next turn of a worker.
+
+        Returns:
+            None if the pool was closed and no request is open.
+        """
+        with self._lock:
+            while not (turn := self.scheduler.next_turn(worker, self._clock())):
+                if self.scheduler.closing and not self.scheduler.requests:
+                    return None
+                self._lock.wait(_POLL_SECONDS)
+            if self.scheduler.has_work:
+                self._lock.notify()
+            return turn
+
+    def finish_turn(self, turn: Turn, computed: Computed) -> None:
+        """Sends the results of a turn, and ends the replies whose tokens are consumed."""
+        with self._lock:
+            was_full = not self.scheduler.can_compute
+            deliveries = self.scheduler.finish_turn(
+                turn, computed.results, computed.seconds, self._clock()
+            )
+            if was_full and self.scheduler.has_work:
+                self._lock.notify()
+        self._observe(turn, computed)
+        answers = self._settle(turn, [self._send(delivery) for delivery in deliveries])
+        while answers:  # messages may arrive while replies are ended
+            self._end_replies(answers)
+            answers = self._settle(turn)
+        self._log_end(turn)
+
+    def give_up(self, turn: Turn, error: Token2WavError) -> None:
+        """Ends a turn whose worker has failed. Only the requests of this turn are lost."""
+        with self._lock:
+            answers = self._freed(self.scheduler.give_up(turn, error, self._clock()))
+        self._end_replies(answers)
+        self._log_end(turn)
+
+    def fail_hung(self) -> None:
+        """Fails the requests of workers that hang.
+
+        Their memory is freed when the worker returns, because the backend may still write to it.
+        """
+        with self._lock:
+            now = self._clock()
+            hung = self.scheduler.hung(now)
+            found = [turn for turn in hung if turn not in self._hung]
+            self._hung.update(found)
+            lost = [
+                [request for request in turn.requests if request.owner == turn.worker]
+                for turn in found
+            ]
+            threads = self.scheduler.threads
+        for turn, requests in zip(found, lost, strict=True):
+            seconds = now - turn.started
+            log.error(
+                "worker %d hangs: its batch has run for %.0f s, and its %d streams have "
+                "failed; %d of %d workers still run",
+                *(turn.worker, seconds, len(requests), threads - len(hung), threads),
+            )
+            error = BackendError(
+                f"backend: the worker of this stream hangs; its batch has run for {seconds:.0f} s"
+            )
+            for request in requests:
+                self.cancel(request, error)
 
     def drop_abandoned(self) -> None:
-        with self.lock:
-            overdue: list[tuple[Request, Token2WavError | None]] = [*self.scheduler.overdue()]
+        with self._lock:
+            overdue: list[tuple[Request, Token2WavError | None]] = [
+                *self.scheduler.overdue(self._clock())
+            ]
             waiting = [
                 (
                     request,
@@ -248,62 +322,81 @@ class RequestPool:
         for request, error in vanished + overdue:
             self.cancel(request, error)
 
-    def serve(self, request: Request, work: Callable[[Request], None]) -> None:
-        """Calls `work` for a request of this worker, and then releases the request.
-
-        If `work` fails, only this request ends.
-        """
-        try:
-            work(request)
-            self._release(request)
-        except Exception as error:
-            self.cancel(request, to_public_error(error))
-            self._release(request)
-
-    def _finish(self, request: Request, replies: list[Reply]) -> None:
-        if request.over and request.last_error is not None:
-            fail(replies, request.last_error)
-        else:
-            finish(replies)
-
-    def _release(self, request: Request) -> None:
-        finished: list[Reply] | None = None
-        while finished is None or finished:  # messages may arrive while replies are finished
-            with self.lock:
-                cancelled, had_memory = request.over, bool(request.handles)
-                finished = self.scheduler.finish_consumed_messages(request)
-                over = request.over
-                if over:
-                    attempt(self._pipeline.close, request)
-                if over or not finished:
-                    self.scheduler.release(request)
-            if over and not cancelled:
-                refusal, reason = request.last_error, request.end_reason
-                ended = reason.value if reason else "finished"
-                self._over(request, type(refusal).__name__ if refusal else ended)
-            elif over and had_memory:  # another thread has cancelled it; its memory is freed now
-                self.changed()
-            self._finish(request, finished)
-            if over:
-                return
-
-    def _over(self, request: Request, reason: str) -> None:
-        attempt(request.on_close, request)
-        attempt(self.observer.ended, request, reason)
-        with self.lock:
-            self._ended += 1
-        self.changed()
-
-    def changed(self) -> None:
-        """Notes that the observer should hear of a change, by `report_changes`.
+    def report_changes(self) -> None:
+        """Tells the observer of the changes since the last call, if there were any.
 
         An observer may take longer than the opening of a request, so it does not hear of each one.
         """
-        self._changed = True
-
-    def report_changes(self) -> None:
-        """Tells the observer of the changes since the last call, if there were any."""
         with self._observing:
             if self._changed:
                 self._changed = False
-                attempt(self.observer.changed, self.scheduler.admitted - self._ended)
+                attempt(self._observer.changed, self.scheduler.admitted - self._ended)
+
+    def _cancel_all(self, reason: Token2WavError | None) -> None:
+        with self._lock:
+            requests = list(self.scheduler.requests)
+        for request in requests:
+            self.cancel(request, reason)
+
+    def _observe(self, turn: Turn, computed: Computed) -> None:
+        if computed.stages:
+            attempt(self._observer.on_batch, turn.waited, computed.stages)
+        if turn.opens:
+            self._changed = True
+            for error in computed.results:
+                if isinstance(error, LimitError):
+                    attempt(self._observer.refused, error)
+
+    def _send(self, delivery: Delivery[AudioChunk]) -> AudioChunk | Token2WavError | None:
+        """Returns the result that was sent, or the error of a request that cannot continue."""
+        request, result, reply = delivery.request, delivery.result, delivery.reply
+        if reply is None or not isinstance(result, AudioChunk):
+            return result
+        try:
+            request.check_not_over()
+            reply.send(replace(result, final=False) if request.last_error else result)
+        except Exception as error:
+            return to_public_error(error)
+        attempt(self._observer.sent, request, result.duration_s, delivery.late)
+        return result
+
+    def _settle(
+        self, turn: Turn, sent: Sequence[AudioChunk | Token2WavError | None] = ()
+    ) -> list[Answer]:
+        with self._lock:
+            return self._freed(self.scheduler.settle(turn, self._clock(), sent))
+
+    def _freed(self, answers: list[Answer]) -> list[Answer]:
+        """Frees the memory of requests that are over and belong to no worker."""
+        for answer in answers:
+            if answer.request.over and answer.request.owner is None:
+                attempt(self._pipeline.close, answer.request)
+        return answers
+
+    def _end_replies(self, answers: Sequence[Answer]) -> None:
+        ended = [answer for answer in answers if answer.ended]
+        for answer in ended:
+            attempt(answer.request.on_close, answer.request)
+            attempt(self._observer.ended, answer.request, answer.ended)
+        if ended:
+            with self._lock:
+                self._ended += len(ended)
+        # If another thread has ended a request, its memory may have been freed only now.
+        if any(answer.request.over for answer in answers):
+            self._changed = True
+        for _, replies, error, _ in answers:
+            if error is None:
+                finish(replies)
+            else:
+                fail(replies, error)
+        if any(isinstance(answer.error, DeviceLostError) for answer in ended):
+            attempt(self._on_device_lost)
+
+    def _log_end(self, turn: Turn) -> None:
+        if turn in self._hung:
+            with self._lock:
+                self._hung.remove(turn)
+            log.warning(
+                "worker %d has finished its batch after %.0f s and accepts requests again",
+                *(turn.worker, self._clock() - turn.started),
+            )

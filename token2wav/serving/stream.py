@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 
 from token2wav.errors import InputError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk
-from token2wav.serving.delivery import deliver
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
 from token2wav.voice import Voice
@@ -133,7 +132,13 @@ class Stream:
         request, chunks = self._request, list[AudioChunk]()
         while request.chunker.next_chunk is not None:
             [result] = self._pipeline.advance([request])
-            deliver(request, result, lambda chunk, _: chunks.append(chunk), self._lock)
+            if isinstance(result, Token2WavError):
+                raise result
+            with self._lock:
+                request.hear(result)
+                request.finish_chunk(result)
+            if result is not None:
+                chunks.append(result)
         return chunks
 
     def _fail(self, error: Token2WavError) -> None:

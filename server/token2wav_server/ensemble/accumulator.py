@@ -124,7 +124,7 @@ class LaterStages(StatefulStage[_InFlight]):
         assert chunk is not None  # the scheduler selects only requests with a next chunk
         error_follows = request.last_error is not None
         label = Label(handle, index, chunk.last, request.output.audio_format, error_follows)
-        content = FlowContent(chunk, None if index else request.voice, request.ode_steps)
+        content = FlowContent(chunk, None if index else request.voice, request.stream_options.steps)
         try:
             reply: Any = request.next_reply()
             if self._is_stopped or not reply.forward(label, content):
@@ -168,7 +168,7 @@ class EnsemblePipeline(Pipeline):
         """Computes the next chunk of every request. `timed` is not called."""
         start = time.perf_counter()
         results = self.later.advance([(request.handles[0], request) for request in requests])
-        if all(request.next_provisional for request in requests):
+        if all(request.chunker.next_provisional for request in requests):
             self.load.record_batch(len(requests), time.perf_counter() - start)
         return results
 

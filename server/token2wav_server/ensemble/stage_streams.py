@@ -23,7 +23,7 @@ from token2wav.errors import (
 )
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.delivery import attempt
-from token2wav.serving.worker import LONGEST_CHUNK_TOKENS, hang_seconds
+from token2wav.serving.turn import LONGEST_CHUNK_TOKENS, hang_seconds
 
 log = logging.getLogger(__name__)
 

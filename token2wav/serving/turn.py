@@ -1,0 +1,97 @@
+"""Turn of a worker: the requests that it opens or computes, and what follows from the results.
+
+The scheduler makes every value of this module, except for `Computed`, which the worker makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from token2wav.config.model_config import StageName
+from token2wav.errors import Token2WavError
+from token2wav.serving.pipeline import Result
+from token2wav.serving.request import Playable, Reply, Request
+
+LONGEST_CHUNK_TOKENS = 100
+_HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
+_HANG_TOKENS = 8 * LONGEST_CHUNK_TOKENS  # in that batch
+
+
+def hang_seconds(tokens: int) -> float:
+    """Returns the time after which a turn counts as hung. Above `_HANG_TOKENS` the time grows in
+    proportion to the tokens.
+    """
+    return _HANG_SECONDS * max(1.0, tokens / _HANG_TOKENS)
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """Turn of a worker: one request to open, or the next chunks of several, computed as one batch.
+
+    Attributes:
+        opens: whether the worker opens the request in the stages, instead of computing chunks.
+        tokens: tokens of the chunks; 0 for an opening, and for provisional chunks. Provisional
+            chunks may have fewer ODE steps, so their time predicts no other chunks.
+        waited: seconds between the readiness of each chunk and the start of the turn.
+        started: time at which the turn was decided.
+        hangs_after: time after which the turn counts as hung.
+    """
+
+    worker: int
+    requests: Sequence[Request]
+    opens: bool
+    tokens: int
+    waited: list[float]
+    started: float
+    hangs_after: float
+
+
+ResultT = TypeVar("ResultT", bound=Playable)
+
+
+class Computed(NamedTuple):
+    """Result of a turn.
+
+    Attributes:
+        results: audio to send, None, or an error, for each request. An opening without an error
+            yields None.
+        seconds: time of the computation.
+        stages: compute time of each stage; empty for an opening, and if the backend failed.
+    """
+
+    results: Sequence[Result]
+    seconds: float
+    stages: Mapping[StageName, float]
+
+
+@dataclass(frozen=True)
+class Delivery(Generic[ResultT]):
+    """Result of a request, and the reply that takes it.
+
+    Attributes:
+        result: None if nothing is sent; an error if the request cannot continue.
+        reply: None if nothing is sent.
+        late: seconds for which the listener has had no audio before this result.
+    """
+
+    request: Request
+    result: ResultT | Token2WavError | None
+    reply: Reply | None = None
+    late: float = 0.0
+
+
+class Answer(NamedTuple):
+    """Replies of a request to end.
+
+    Attributes:
+        error: error with which the replies fail; None if they are finished.
+        ended: reason for the end of the request, as in `Observer.ended`; empty if the request is
+            still open, or if its end was reported before.
+    """
+
+    request: Request
+    replies: Sequence[Reply]
+    error: Token2WavError | None = None
+    ended: str = ""
