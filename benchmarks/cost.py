@@ -322,7 +322,7 @@ def throughput_of(model: Token2Wav, streams: int) -> dict[str, Any]:
     """Times chunks of streams of one voice in one batch; the first chunk does not count."""
     config, pipeline = model.config, model.pipeline
     voice, random = a_voice(config), np.random.default_rng(0)
-    requests = [pipeline.request(voice) for _ in range(streams)]
+    requests = [pipeline.utterance(voice) for _ in range(streams)]
     for request in requests:
         pipeline.open(request)
     rates: list[float] = []

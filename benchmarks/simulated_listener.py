@@ -8,7 +8,7 @@ from benchmarks.simulated_server import ChunkWork, Events, SimulatedServer, Soun
 from token2wav.errors import Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.clocks import Playback
-from token2wav.serving.request import Request
+from token2wav.serving.utterance import Utterance
 
 
 class Listener:
@@ -40,7 +40,7 @@ class Listener:
         self.chunks = self.provisional = self.resent = 0
         self.over = self.refused = False
         self.server: SimulatedServer | None = None
-        self.request: Request | None = None
+        self.utterance: Utterance | None = None
         self._coming, self._events, self._on_over = coming, events, on_over
         self._next = self._arrived = 0  # next arrival; tokens that have arrived
         self._skip_s = 0.0  # audio of a repeated utterance that was played before
@@ -70,9 +70,9 @@ class Listener:
         Raises:
             LimitError: the server has too many streams.
         """
-        self.request, self.server = server.open(self), server
+        self.utterance, self.server = server.open(self), server
         if self._arrived:
-            server.push(self.request, self._arrived, end=self._all_arrived)
+            server.push(self.utterance, self._arrived, end=self._all_arrived)
 
     def feed(self) -> None:
         """Begins to send tokens at their arrival times."""
@@ -80,7 +80,7 @@ class Listener:
 
     def lose(self) -> None:
         """The server is gone. The audio is repeated from its start after the next `connect`."""
-        self.request = self.server = None
+        self.utterance = self.server = None
         self.resent += 1
         self._skip_s = self.playback.seconds_sent
 
@@ -102,8 +102,8 @@ class Listener:
             self.longest_s = max(self.longest_s, silent_s)
 
     def finish(self) -> None:
-        """Ends a reply. The utterance is over when its request is."""
-        if self.request is not None and self.request.over and not self.over:
+        """Ends a reply. The listener is done when the utterance is over."""
+        if self.utterance is not None and self.utterance.over and not self.over:
             self.over = True
             self._on_over(self)
 
@@ -120,7 +120,7 @@ class Listener:
     def _arrive(self) -> None:
         _, count = self._coming[self._next]
         self._next, self._arrived = self._next + 1, self._arrived + count
-        if self.server is not None and self.request is not None:
-            self.server.push(self.request, count, end=self._all_arrived)
+        if self.server is not None and self.utterance is not None:
+            self.server.push(self.utterance, count, end=self._all_arrived)
         if not self._all_arrived:
             self.feed()

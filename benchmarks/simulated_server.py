@@ -24,9 +24,9 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.serving.clocks import Load, Playback
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS
-from token2wav.serving.request import Reply, Request
 from token2wav.serving.scheduler import Scheduler
 from token2wav.serving.turn import Answer, Turn
+from token2wav.serving.utterance import Reply, Utterance
 
 POLL_SECONDS = 0.05  # of an idle worker, as in `serving/worker.py`
 
@@ -192,14 +192,14 @@ class SimulatedServer:
         self._idle = set(range(1, kind.workers + 1))
         self._polled = False
         self._tokens = kind.config.tokens.zeros(64)
-        self._clients: dict[Request, Client] = {}
-        self._samples: dict[Request, tuple[int, int]] = {}  # spoken tokens, sent samples
+        self._clients: dict[Utterance, Client] = {}
+        self._samples: dict[Utterance, tuple[int, int]] = {}  # spoken tokens, sent samples
 
     @property
     def open_streams(self) -> int:
-        return len(self.scheduler.requests)
+        return len(self.scheduler.utterances)
 
-    def open(self, client: Client) -> Request:
+    def open(self, client: Client) -> Utterance:
         """Admits a stream.
 
         Raises:
@@ -207,23 +207,23 @@ class SimulatedServer:
         """
         kind = self.kind
         playback = Playback(self._events, kind.limits.player_buffer_seconds)
-        request = Request.of(
+        utterance = Utterance.of(
             kind.voice, DEFAULTS, kind.config, kind.stream, self._schedule, playback, self.load
         )
-        self.scheduler.admit(request, self._events.now)
-        self._clients[request], self._samples[request] = client, (0, 0)
-        return request
+        self.scheduler.admit(utterance, self._events.now)
+        self._clients[utterance], self._samples[utterance] = client, (0, 0)
+        return utterance
 
-    def push(self, request: Request, count: int, *, end: bool) -> None:
+    def push(self, utterance: Utterance, count: int, *, end: bool) -> None:
         """Adds tokens to a stream. Messages to a crashed server are lost."""
         if not self.alive:
             return
         while len(self._tokens) < count:
             self._tokens = np.concatenate((self._tokens, self._tokens))
-        client = self._clients[request]
-        keep_open = self._keep_open and not request.kept_open
+        client = self._clients[utterance]
+        keep_open = self._keep_open and not utterance.kept_open
         replies = self.scheduler.push(
-            request, self._tokens[:count], client, self._events.now, end=end, keep_open=keep_open
+            utterance, self._tokens[:count], client, self._events.now, end=end, keep_open=keep_open
         )
         for reply in replies:
             reply.finish()
@@ -247,7 +247,7 @@ class SimulatedServer:
             self._poll()
             return
         self._idle.discard(worker)
-        chunks = [] if turn.opens else [self._work(request) for request in turn.requests]
+        chunks = [] if turn.opens else [self._work(utterance) for utterance in turn.utterances]
         costs = self.kind.costs
         seconds = costs.open_s if turn.opens else costs.seconds(chunks)
         events.at(events.now + seconds, lambda: self._finish(turn, chunks))
@@ -255,7 +255,7 @@ class SimulatedServer:
             self._turn()  # another worker may compute the remaining chunks
 
     def _poll(self) -> None:
-        if self._polled or not self.scheduler.requests:
+        if self._polled or not self.scheduler.utterances:
             return
         self._polled = True
 
@@ -272,10 +272,10 @@ class SimulatedServer:
         seconds = now - turn.started
         if chunks and all(chunk.provisional for chunk in chunks):
             self.load.record_batch(len(chunks), seconds)
-        sounds = [None] if turn.opens else [self._sound(request) for request in turn.requests]
+        sounds = [None] if turn.opens else [self._sound(utterance) for utterance in turn.utterances]
         deliveries = scheduler.finish_turn(turn, sounds, seconds, now)
         for delivery, work in zip(deliveries, chunks, strict=False):  # an opening has no chunks
-            chunk, client = delivery.request.chunker.next_chunk, self._clients[delivery.request]
+            chunk, client = delivery.utterance.chunker.next_chunk, self._clients[delivery.utterance]
             assert chunk is not None
             client.computed(work, chunk.stop - chunk.start - chunk.skip)
             if isinstance(delivery.result, Sound):
@@ -288,26 +288,26 @@ class SimulatedServer:
         self._idle.add(turn.worker)
         self._turn()
 
-    def _sound(self, request: Request) -> Sound | None:
-        config, chunk = self.kind.config, request.chunker.next_chunk
+    def _sound(self, utterance: Utterance) -> Sound | None:
+        config, chunk = self.kind.config, utterance.chunker.next_chunk
         assert chunk is not None
-        spoken, sent = self._samples[request]
+        spoken, sent = self._samples[utterance]
         spoken += chunk.stop - chunk.start - chunk.skip
         ready = spoken * config.samples_per_token - (0 if chunk.last else self.kind.withheld)
-        self._samples[request] = spoken, max(sent, ready)
+        self._samples[utterance] = spoken, max(sent, ready)
         if ready <= sent and not chunk.last:
             return None
         return Sound(max(0, ready - sent) / config.sample_rate)
 
-    def _work(self, request: Request) -> ChunkWork:
-        chunk = request.chunker.next_chunk
+    def _work(self, utterance: Utterance) -> ChunkWork:
+        chunk = utterance.chunker.next_chunk
         assert chunk is not None
         past = self.kind.past_tokens(chunk.start)
         return ChunkWork(chunk.stop - chunk.start, past, chunk.provisional)
 
     def _end(self, answer: Answer) -> None:
-        if answer.request.over:
-            self.load.remove(answer.request.chunker)
-            del self._clients[answer.request], self._samples[answer.request]
+        if answer.utterance.over:
+            self.load.remove(answer.utterance.chunker)
+            del self._clients[answer.utterance], self._samples[answer.utterance]
         for reply in answer.replies:
             reply.finish()

@@ -30,7 +30,7 @@ def spoken_together(
     Utterance i begins in round `stagger` * i. An utterance that has ended is closed at once.
     """
     requests = [
-        pipeline.request(voice, UtteranceOptions(steps) if isinstance(steps, int) else steps)
+        pipeline.utterance(voice, UtteranceOptions(steps) if isinstance(steps, int) else steps)
         for voice, _, steps in utterances
     ]
     audio: list[list[NDArray[np.float32]]] = [[] for _ in requests]

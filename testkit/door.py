@@ -24,7 +24,7 @@ from token2wav.errors import Token2WavError
 from token2wav.serving.door.message import Message, Parameters
 from token2wav.serving.door.sequences import Owner, SequenceId
 from token2wav.serving.door.service import Service
-from token2wav.serving.request_pool import Observer
+from token2wav.serving.observer import Observer
 from token2wav.stages.stage import StageSummary
 from token2wav.voice import FIELDS
 

@@ -49,7 +49,7 @@ from token2wav import (
 )
 from token2wav.config import LimitConfig
 from token2wav.serving.pipeline import Result, Timed
-from token2wav.serving.request import Request
+from token2wav.serving.utterance import Utterance
 from token2wav.serving.worker import WorkerPool
 from token2wav.stages.cached_flow import CachedFlow
 from token2wav.stages.stage import TokenChunk
@@ -70,8 +70,8 @@ SAME_DB = 40  # phase integrates float rounding, as in tests/families/cosyvoice3
 
 
 @dataclass(eq=False)
-class Utterance:
-    """Utterance in progress.
+class OpenUtterance:
+    """OpenUtterance in progress.
 
     Attributes:
         stream: stream of the library; None for an utterance that runs through the workers.
@@ -82,7 +82,7 @@ class Utterance:
 
     voice: Voice
     tokens: Tokens
-    request: Request
+    served: Utterance
     stream: Stream | None = None
     sent: int = 0
     audio: list[AudioChunk] = field(default_factory=list)
@@ -130,10 +130,12 @@ class Round:
         load.delayed = lambda seconds, **_: None  # type: ignore[method-assign]
         self._faults = Faults(Random(f"{self._name} faults"))
         self._faults.inject_into_stages(flow, vocoder)
-        self._chunks: dict[Request, list[TokenChunk]] = {}
+        self._chunks: dict[Utterance, list[TokenChunk]] = {}
         self._note_chunks()
         self._voices = [a_voice(prompt) for prompt in PROMPTS]
-        self._open: list[Utterance] = []  # utterances of all threads, which any thread may cancel
+        self._open: list[
+            OpenUtterance
+        ] = []  # utterances of all threads, which any thread may cancel
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -159,23 +161,23 @@ class Round:
         self._look_for_leaks()
 
     def _note_chunks(self) -> None:
-        """Records the chunks of every request, for computing the expected audio again."""
+        """Records the chunks of every utterance, for computing the expected audio again."""
         pipeline = self._model.pipeline
         advance = pipeline.advance
 
-        def noting(requests: Sequence[Request], timed: Timed | None = None) -> list[Result]:
-            chunks = [request.chunker.next_chunk for request in requests]
-            audio = advance(requests, timed)
-            for request, chunk in zip(requests, chunks, strict=True):
+        def noting(utterances: Sequence[Utterance], timed: Timed | None = None) -> list[Result]:
+            chunks = [utterance.chunker.next_chunk for utterance in utterances]
+            audio = advance(utterances, timed)
+            for utterance, chunk in zip(utterances, chunks, strict=True):
                 assert chunk is not None
-                self._chunks.setdefault(request, []).append(chunk)
+                self._chunks.setdefault(utterance, []).append(chunk)
             return audio
 
         pipeline.advance = noting  # type: ignore[method-assign]
 
     def _speak(self, number: int) -> None:
-        random, utterances = Random(f"{self._name} thread {number}"), list[Utterance]()
-        operations: list[tuple[Callable[[Random, list[Utterance]], None], int]] = [
+        random, utterances = Random(f"{self._name} thread {number}"), list[OpenUtterance]()
+        operations: list[tuple[Callable[[Random, list[OpenUtterance]], None], int]] = [
             (self._begin, 4),
             (self._extrapolate, 12),
             (self._end, 4),
@@ -201,12 +203,12 @@ class Round:
             self.problems.append(f"{self._name}: {operation}: {traceback.format_exc()}")
 
     @contextmanager
-    def _may_fail(self, utterance: Utterance | None = None) -> Iterator[None]:
+    def _may_fail(self, utterance: OpenUtterance | None = None) -> Iterator[None]:
         """Ignores the errors that an operation may end with."""
         try:
             yield
             return
-        # The engines open a request after its first message, and may reject it then.
+        # The engines open an utterance after its first message, and may reject it then.
         except LimitError:
             if utterance is not None and utterance.stream is not None:
                 raise
@@ -223,7 +225,7 @@ class Round:
         if utterance is not None:
             self._forget(utterance)
 
-    def _begin(self, random: Random, utterances: list[Utterance]) -> None:
+    def _begin(self, random: Random, utterances: list[OpenUtterance]) -> None:
         if len(utterances) == STREAMS_OF_A_THREAD:
             return
         voice, tokens = (
@@ -232,22 +234,22 @@ class Round:
         )
         with self._may_fail():
             if random.random() < 0.3:
-                utterance = Utterance(voice, tokens, self._workers.requests.open(voice))
+                utterance = OpenUtterance(voice, tokens, self._workers.utterances.open(voice))
             else:
                 stream = self._model.stream(voice)
-                utterance = Utterance(voice, tokens, stream._request, stream)
+                utterance = OpenUtterance(voice, tokens, stream._utterance, stream)
             utterances.append(utterance)
             with self._lock:
                 self._open.append(utterance)
 
-    def _extrapolate(self, random: Random, utterances: list[Utterance]) -> None:
+    def _extrapolate(self, random: Random, utterances: list[OpenUtterance]) -> None:
         if not utterances:
             return
         utterance = random.choice(utterances)
         portion = utterance.portion(random.choice((0, 1, 3, 8, 20, 40)))
         self._push(utterance, portion, utterances, end=False)
 
-    def _end(self, random: Random, utterances: list[Utterance]) -> None:
+    def _end(self, random: Random, utterances: list[OpenUtterance]) -> None:
         """Ends an utterance with the rest of its tokens, or without further tokens."""
         if not utterances:
             return
@@ -264,7 +266,12 @@ class Round:
             self._compare(utterance)
 
     def _push(
-        self, utterance: Utterance, tokens: Tokens, utterances: list[Utterance], *, end: bool
+        self,
+        utterance: OpenUtterance,
+        tokens: Tokens,
+        utterances: list[OpenUtterance],
+        *,
+        end: bool,
     ) -> None:
         utterances.remove(utterance)  # an utterance that goes on is added again
         with self._may_fail(utterance):
@@ -276,10 +283,10 @@ class Round:
                 )
             utterances.append(utterance)
 
-    def _send(self, utterance: Utterance, tokens: Tokens, *, end: bool) -> None:
+    def _send(self, utterance: OpenUtterance, tokens: Tokens, *, end: bool) -> None:
         """Sends a message to the workers; the last message waits for all answers."""
         reply = RecordingReply()
-        self._workers.requests.push(utterance.request, tokens, reply, end=end)
+        self._workers.utterances.push(utterance.served, tokens, reply, end=end)
         utterance.replies.append(reply)
         for answer in utterance.replies if end else [reply]:
             assert answer.over.wait(PATIENCE_SECONDS), "a message was never answered"
@@ -288,13 +295,13 @@ class Round:
         if end:
             utterance.audio = [chunk for answer in utterance.replies for chunk in answer.chunks]
 
-    def _cancel(self, random: Random, utterances: list[Utterance]) -> None:
+    def _cancel(self, random: Random, utterances: list[OpenUtterance]) -> None:
         if utterances:
             utterance = utterances.pop(random.randrange(len(utterances)))
             self._stop(utterance)
             self._forget(utterance)
 
-    def _drop(self, random: Random, utterances: list[Utterance]) -> None:
+    def _drop(self, random: Random, utterances: list[OpenUtterance]) -> None:
         """Drops a stream without ending it.
 
         Some streams are part of a reference cycle, which only the garbage collector finds.
@@ -315,7 +322,7 @@ class Round:
         if random.random() < 0.3:
             gc.collect()
 
-    def _barge_in(self, random: Random, utterances: list[Utterance]) -> None:
+    def _barge_in(self, random: Random, utterances: list[OpenUtterance]) -> None:
         """Cancels a stream of any thread, even one in use, and begins another stream at once."""
         with self._lock:
             utterance = random.choice(self._open) if self._open else None
@@ -324,7 +331,7 @@ class Round:
             self._begin(random, utterances)
             self._extrapolate(random, utterances)
 
-    def _synthesize(self, random: Random, utterances: list[Utterance]) -> None:
+    def _synthesize(self, random: Random, utterances: list[OpenUtterance]) -> None:
         voice, tokens = (
             random.choice(self._voices),
             some_tokens(random.choice((1, 11, 24, 60)), random.randrange(4)),
@@ -333,29 +340,29 @@ class Round:
             audio = self._model.synthesize(tokens, voice)
             self._judge(audio, self._oracle.whole(voice, tokens), "synthesize")
 
-    def _stop(self, utterance: Utterance) -> None:
+    def _stop(self, utterance: OpenUtterance) -> None:
         utterance.cancelled = True
         if utterance.stream is not None:
             utterance.stream.cancel()
         else:
-            self._workers.requests.cancel(utterance.request)
+            self._workers.utterances.cancel(utterance.served)
         self._count("cancelled")
 
-    def _forget(self, utterance: Utterance) -> None:
+    def _forget(self, utterance: OpenUtterance) -> None:
         with self._lock:
             self._open.remove(utterance)
-        self._chunks.pop(utterance.request, None)
+        self._chunks.pop(utterance.served, None)
 
     def _count(self, event: str) -> None:
         with self._lock:
             self.events[event] += 1
 
-    def _compare(self, utterance: Utterance) -> None:
+    def _compare(self, utterance: OpenUtterance) -> None:
         """Compares the audio of an utterance with the audio of the whole utterance.
 
         With provisional chunks, the expected audio is computed from the same chunks.
         """
-        chunks = self._chunks.pop(utterance.request)
+        chunks = self._chunks.pop(utterance.served)
         tokens = utterance.tokens[: utterance.sent]
         provisional = any(chunk.provisional for chunk in chunks)
         expected = (
@@ -382,7 +389,7 @@ class Round:
         gc.collect()
         flow, pipeline = self._flow, self._model.pipeline
         left = {
-            "requests": self._workers.requests.open_requests,
+            "utterances": self._workers.utterances.open_utterances,
             "streams": pipeline.open_streams,
             "streams of the flow": flow.open_streams,
             "streams that recompute": flow._recompute.open_streams,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from testkit.models.tiny_model import WAIT_SECONDS, demo_tokens, one_line
 from token2wav import AudioChunk, Token2WavError, Voice
 from token2wav.config import LimitConfig
-from token2wav.serving.request import Request
+from token2wav.serving.utterance import Utterance
 from token2wav.serving.worker import WorkerPool
 
 Expected = Callable[[int], NDArray[np.float32]]
@@ -143,7 +143,7 @@ def speak(
 ) -> RecordingReply:
     """Pushes a whole utterance in one request."""
     reply = reply or RecordingReply()
-    workers.requests.push(workers.requests.open(voice), demo_tokens(count), reply, end=True)
+    workers.utterances.push(workers.utterances.open(voice), demo_tokens(count), reply, end=True)
     return reply
 
 
@@ -153,12 +153,12 @@ def assert_serves(workers: WorkerPool, voice: Voice, expected: Expected) -> None
 
 
 def refused(
-    workers: WorkerPool, utterance: Request, tokens: object, *, end: bool = False
+    workers: WorkerPool, utterance: Utterance, tokens: object, *, end: bool = False
 ) -> Token2WavError:
     """Returns the error of a push that must be rejected without a call of its reply."""
     reply = RecordingReply()
     with pytest.raises(Token2WavError) as caught:
-        workers.requests.push(utterance, tokens, reply, end=end)  # type: ignore[arg-type]
+        workers.utterances.push(utterance, tokens, reply, end=end)  # type: ignore[arg-type]
     assert reply.journal == []
     one_line(caught.value)
     return caught.value

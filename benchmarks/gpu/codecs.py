@@ -45,7 +45,7 @@ def packets(model: Token2Wav, settings: Settings, streams: int) -> Row:
     pipeline, config = model.pipeline, model.config
     block, count = config.block_tokens, _PACKETS_BEFORE + settings.repeats
     codes = drawn_tokens(config, block * count)
-    requests = [pipeline.request(voice_for(config, None)) for _ in range(streams)]
+    requests = [pipeline.utterance(voice_for(config, None)) for _ in range(streams)]
     times, samples = [], 0
     for request in requests:
         pipeline.open(request)

@@ -164,7 +164,7 @@ def _feed(
     tokens = drawn.reshape(number, turns, TOKENS_PER_PUSH)
     begin, spread_s = time.monotonic() + 0.2, min(STARTS_WITHIN_S, seconds)
     listeners = [Listener(begin + spread_s * index / number) for index in range(number)]
-    utterances = [workers.requests.open(voices[index % _VOICES]) for index in range(number)]
+    utterances = [workers.utterances.open(voices[index % _VOICES]) for index in range(number)]
     waits = (np.arange(turns) + 1) * TOKENS_PER_PUSH / PACE
     due = [
         (listener.starts + wait, index, turn)
@@ -177,7 +177,7 @@ def _feed(
         listener = listeners[index]
         if listener.error is None:
             try:
-                workers.requests.push(
+                workers.utterances.push(
                     utterances[index], tokens[index, turn], listener, end=turn == turns - 1
                 )
             except Token2WavError as error:

@@ -230,7 +230,7 @@ def stream_mel(
         steps: ODE steps; 0 for the default number.
     """
     flow, config = model.pipeline.flow, model.config
-    chunker = model.pipeline.request(voice, UtteranceOptions(steps)).chunker
+    chunker = model.pipeline.utterance(voice, UtteranceOptions(steps)).chunker
     handle, mels = flow.open(voice, StreamOptions(steps)), list[torch.Tensor]()
     try:
         chunker.push(tokens, end=True)

@@ -179,29 +179,30 @@ class Ours(Contestant):
         self._model = Token2Wav.load(folder, stream=stream, runtime=RuntimeConfig(device="cpu"))
         self._large_chunks = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
         self._codes = codes.numpy().astype(self._model.config.tokens.dtype)
-        self._requests = list[Any]()
+        self._utterances = list[Any]()
 
     def start(self, streams: int) -> None:
         pipeline, nobody = self._model.pipeline, voice_for(self._model.config, None)
-        for request in self._requests:
-            pipeline.close(request)
-        self._requests = [pipeline.request(nobody) for _ in range(streams)]
-        for request in self._requests:
-            pipeline.open(request)
+        for utterance in self._utterances:
+            pipeline.close(utterance)
+        self._utterances = [pipeline.utterance(nobody) for _ in range(streams)]
+        for utterance in self._utterances:
+            pipeline.open(utterance)
 
     def whole(self) -> None:
         """Decodes all frames of one stream at once."""
         self._large_chunks.synthesize(self._codes)
 
     def frame(self, index: int) -> Audio:
-        for request in self._requests:
+        for utterance in self._utterances:
             start = index * self._block
-            request.chunker.push(self._codes[start : start + self._block], end=False)
-        if self._requests[0].chunker.next_chunk is None:  # waits for the end of an attention block
+            utterance.chunker.push(self._codes[start : start + self._block], end=False)
+        # An utterance may wait for the end of an attention block.
+        if self._utterances[0].chunker.next_chunk is None:
             return np.zeros(0, np.float32)
-        chunks = self._model.pipeline.advance(self._requests)
-        for request in self._requests:
-            request.chunker.finish_chunk()
+        chunks = self._model.pipeline.advance(self._utterances)
+        for utterance in self._utterances:
+            utterance.chunker.finish_chunk()
         chunk = chunks[0]
         if isinstance(chunk, Exception):
             raise chunk

@@ -195,29 +195,29 @@ class Ours(Contestant):
         self._voice = Voice(
             prompt["prompt_token"][0].numpy(), prompt["prompt_feat"][0].numpy(), embedding.numpy()
         )
-        self._tokens, self._requests = material.tokens[0].numpy(), list[Any]()
+        self._tokens, self._utterances = material.tokens[0].numpy(), list[Any]()
 
     def start(self, streams: int) -> None:
         pipeline = self._model.pipeline
-        for request in self._requests:
-            pipeline.close(request)
-        self._requests = [pipeline.request(self._voice) for _ in range(streams)]
-        for request in self._requests:
-            pipeline.open(request)
+        for utterance in self._utterances:
+            pipeline.close(utterance)
+        self._utterances = [pipeline.utterance(self._voice) for _ in range(streams)]
+        for utterance in self._utterances:
+            pipeline.open(utterance)
 
     def chunk(self, index: int) -> None:
         begin = _HOP * index + (_LOOKAHEAD if index else 0)
-        for request in self._requests:
-            request.chunker.push(self._tokens[begin : _HOP * (index + 1) + _LOOKAHEAD], end=False)
-        for chunk in self._model.pipeline.advance(self._requests):
+        for utterance in self._utterances:
+            utterance.chunker.push(self._tokens[begin : _HOP * (index + 1) + _LOOKAHEAD], end=False)
+        for chunk in self._model.pipeline.advance(self._utterances):
             if isinstance(chunk, Exception):
                 raise chunk
-        for request in self._requests:
-            request.chunker.finish_chunk()
+        for utterance in self._utterances:
+            utterance.chunker.finish_chunk()
 
     def stream_bytes(self) -> int:
         usage = self._model.pipeline.flow.usage()
-        return usage.used * usage.page_bytes // len(self._requests)
+        return usage.used * usage.page_bytes // len(self._utterances)
 
 
 def material_of(flow: Any, hift: Any, chunks: int) -> Material:

@@ -22,9 +22,9 @@ from prometheus_client import (
 from token2wav.config.model_config import StageName
 from token2wav.errors import Token2WavError
 from token2wav.serving.delivery import attempt
+from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline
-from token2wav.serving.request import Request
-from token2wav.serving.request_pool import Observer
+from token2wav.serving.utterance import Utterance
 
 log = logging.getLogger(__name__)
 
@@ -148,11 +148,11 @@ class ServerMetrics(Observer):
         self._refused = refusals(registry)
         self.changed(0)
 
-    def admitted(self, open_requests: int) -> None:
+    def admitted(self, open_utterances: int) -> None:
         # A server that drains must not seem to be empty.
-        self._admitted.set(open_requests)
+        self._admitted.set(open_utterances)
 
-    def changed(self, open_requests: int) -> None:
+    def changed(self, open_utterances: int) -> None:
         usage = self._pipeline.usage()
         for state, gauge in self._pages.items():
             gauge.set(getattr(usage, state))
@@ -164,7 +164,7 @@ class ServerMetrics(Observer):
         # These gauges are set last. Once a reader of the metrics port sees that no stream is open,
         # all other values are up to date.
         self._opened.set(self._pipeline.open_streams)
-        self._admitted.set(open_requests)
+        self._admitted.set(open_utterances)
 
     def on_batch(self, waited: list[float], stages: Mapping[StageName, float]) -> None:
         self._batches.observe(len(waited))
@@ -176,22 +176,22 @@ class ServerMetrics(Observer):
     def refused(self, error: Token2WavError) -> None:
         self._refused(error)
 
-    def sent(self, request: Request, seconds: float, late: float) -> None:
+    def sent(self, utterance: Utterance, seconds: float, late: float) -> None:
         self._audio.inc(seconds)
         self._underruns.inc(late > 0)
-        if request.playback.seconds_sent == seconds and request.playback.started is not None:
-            self._first.observe(request.playback.started - request.admitted)
-            self._starts(request.chunker.next_provisional)
+        if utterance.playback.seconds_sent == seconds and utterance.playback.started is not None:
+            self._first.observe(utterance.playback.started - utterance.admitted)
+            self._starts(utterance.chunker.next_provisional)
 
-    def ended(self, request: Request, reason: str) -> None:
-        playback, tokens = request.playback, request.chunker.new_tokens
-        if request.canary:
-            self._canary.set(playback.now() - request.admitted)
-        factor = request.compute_seconds / playback.seconds_sent if playback.seconds_sent else 0.0
+    def ended(self, utterance: Utterance, reason: str) -> None:
+        playback, tokens = utterance.playback, utterance.chunker.new_tokens
+        if utterance.canary:
+            self._canary.set(playback.now() - utterance.admitted)
+        factor = utterance.compute_seconds / playback.seconds_sent if playback.seconds_sent else 0.0
         if playback.seconds_sent:
             self._factor.observe(factor)
         first, sound = (
-            None if since is None else round(since - request.admitted, 3)
+            None if since is None else round(since - utterance.admitted, 3)
             for since in (playback.started, playback.sound_since)
         )
         if sound is not None:
@@ -201,8 +201,8 @@ class ServerMetrics(Observer):
             "real_time_factor=%.3f "
             "underruns=%d",
             *(
-                "canary " if request.canary else "",
-                request.number,
+                "canary " if utterance.canary else "",
+                utterance.number,
                 reason,
                 tokens,
                 playback.seconds_sent,

@@ -8,7 +8,7 @@ import pytest
 
 from testkit.replies import LIMITS, Make
 from token2wav import Token2Wav
-from token2wav.serving.request_pool import Observer
+from token2wav.serving.observer import Observer
 from token2wav.serving.worker import WorkerPool
 
 
@@ -27,7 +27,7 @@ def make(model: Token2Wav) -> Iterator[Make]:
         return made[-1]
 
     yield build
-    leftovers = [workers.requests.open_requests for workers in made]
+    leftovers = [workers.utterances.open_utterances for workers in made]
     for workers in made:
         workers.close()
     assert leftovers == [0] * len(made)

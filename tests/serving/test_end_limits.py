@@ -36,8 +36,8 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving import end_limits
 from token2wav.serving.audio_output import AudioFormat, AudioOutput
 from token2wav.serving.end_limits import EndReason, RepeatLimit, SilenceLimit
-from token2wav.serving.request import Request
-from token2wav.serving.request_pool import Observer
+from token2wav.serving.observer import Observer
+from token2wav.serving.utterance import Utterance
 
 CONFIG = CosyVoice3Config.read(TINY)
 REPEATS = 8
@@ -231,7 +231,7 @@ class Reasons(Observer):
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
-    def ended(self, request: Request, reason: str) -> None:
+    def ended(self, utterance: Utterance, reason: str) -> None:
         self.reasons.append(reason)
 
 
@@ -240,20 +240,20 @@ def test_requests_after_the_end_get_one_sentence(
 ) -> None:
     workers = make(observer=(observer := Reasons()))
     closed: list[str] = []
-    request = workers.requests.open(
-        voice, lambda request: closed.append(request.why_closed), options=GUARDED
+    utterance = workers.utterances.open(
+        voice, lambda utterance: closed.append(utterance.why_closed), options=GUARDED
     )
     tokens, replies = runaway(60), [RecordingReply(), RecordingReply()]
-    workers.requests.push(request, tokens[:40], replies[0], end=False)
+    workers.utterances.push(utterance, tokens[:40], replies[0], end=False)
     replies[0].succeeded()
-    workers.requests.push(request, tokens[40:], replies[1], end=False)
+    workers.utterances.push(utterance, tokens[40:], replies[1], end=False)
     chunks = [chunk for reply in replies for chunk in reply.succeeded()]
     assert np.array_equal(joined(chunks), model.synthesize(tokens[: 60 + REPEATS - 1], voice))
     until(lambda: bool(observer.reasons))
     assert observer.reasons == ["repeats"]
     assert closed == [ENDED_BY_REPEATS]
-    assert str(refused(workers, request, [1])) == ENDED_BY_REPEATS
-    assert str(refused(workers, request, [1], end=True)) == ENDED_BY_REPEATS
+    assert str(refused(workers, utterance, [1])) == ENDED_BY_REPEATS
+    assert str(refused(workers, utterance, [1], end=True)) == ENDED_BY_REPEATS
     until(lambda: model.pipeline.open_streams == 0)
     assert_serves(workers, voice, expected)
 
@@ -263,15 +263,15 @@ def test_requests_before_the_last_audio_are_answered_without_an_error(
     make: Make, voice: Voice, end: bool
 ) -> None:
     workers = make()
-    request = workers.requests.open(voice, options=GUARDED)
+    utterance = workers.utterances.open(voice, options=GUARDED)
     gated, late = GatedReply(), [RecordingReply(), RecordingReply()]
-    workers.requests.push(request, demo_tokens(FIRST), gated, end=False)
+    workers.utterances.push(utterance, demo_tokens(FIRST), gated, end=False)
     assert gated.reached.wait(60)  # the first chunk is being sent
     tokens = np.full(REPEATS, 1, np.int32)
-    workers.requests.push(request, tokens, ended := RecordingReply(), end=False)
+    workers.utterances.push(utterance, tokens, ended := RecordingReply(), end=False)
     # These clients cannot know of the end yet. Their tokens are dropped, not checked.
-    workers.requests.push(request, [999_999], late[0], end=False)
-    workers.requests.push(request, demo_tokens(LIMITS.stream_tokens), late[1], end=end)
+    workers.utterances.push(utterance, [999_999], late[0], end=False)
+    workers.utterances.push(utterance, demo_tokens(LIMITS.stream_tokens), late[1], end=end)
     gated.gate.set()
     chunks = gated.succeeded() + ended.succeeded()
     assert [reply.succeeded() for reply in late] == [[], []]
@@ -281,9 +281,9 @@ def test_requests_before_the_last_audio_are_answered_without_an_error(
 
 def test_dropped_tokens_do_not_count_for_the_limit_of_tokens(make: Make, voice: Voice) -> None:
     workers = make()
-    request = workers.requests.open(voice, options=GUARDED)
+    utterance = workers.utterances.open(voice, options=GUARDED)
     tokens = np.full(LIMITS.stream_tokens + 1, 1, np.int32)
-    workers.requests.push(request, tokens, reply := RecordingReply(), end=True)
+    workers.utterances.push(utterance, tokens, reply := RecordingReply(), end=True)
     assert len(joined(reply.succeeded())) == 960 * REPEATS
 
 
@@ -291,15 +291,15 @@ def test_silence_ends_a_request_whose_client_still_sends(
     make: Make, model: Token2Wav, voice: Voice, all_silent: None
 ) -> None:
     workers = make(observer=(observer := Reasons()))
-    request = workers.requests.open(voice, options=SILENCED)
+    utterance = workers.utterances.open(voice, options=SILENCED)
     kept, more = RecordingReply("a"), RecordingReply("b")
-    workers.requests.push(request, demo_tokens(FIRST), kept, end=False, keep_open=True)
-    workers.requests.push(request, demo_tokens(200), more, end=False)
+    workers.utterances.push(utterance, demo_tokens(FIRST), kept, end=False, keep_open=True)
+    workers.utterances.push(utterance, demo_tokens(200), more, end=False)
     chunks = sorted(kept.succeeded() + more.succeeded(), key=lambda chunk: chunk.index)
     assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
     assert chunks[-1].end_reason is EndReason.SILENCE
     assert sum(len(chunk.audio) for chunk in chunks) == SILENCE_S * CONFIG.sample_rate
     until(lambda: bool(observer.reasons))
     assert observer.reasons == ["silence"]
-    assert str(refused(workers, request, [1])) == ENDED_BY_SILENCE
+    assert str(refused(workers, utterance, [1])) == ENDED_BY_SILENCE
     until(lambda: model.pipeline.open_streams == 0)

@@ -1,4 +1,4 @@
-"""Pipeline: opening, batches and closing of requests in all stages, and failing stages."""
+"""Pipeline: opening, batches and closing of utterances in all stages, and failing stages."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from testkit.utterances import joined
 from token2wav import AudioChunk, BackendError, Token2Wav, Voice
 from token2wav.config.model_config import StageName
 from token2wav.serving.pipeline import Pipeline
-from token2wav.serving.request import Request
+from token2wav.serving.utterance import Utterance
 
 
-def an_open_request(pipeline: Pipeline, voice: Voice, tokens: int) -> Request:
-    """Opens a request whose last tokens have arrived."""
-    request = pipeline.request(voice)
-    pipeline.open(request)
-    request.chunker.push(demo_tokens(tokens), end=True)
-    return request
+def an_open_utterance(pipeline: Pipeline, voice: Voice, tokens: int) -> Utterance:
+    """Opens an utterance whose last tokens have arrived."""
+    utterance = pipeline.utterance(voice)
+    pipeline.open(utterance)
+    utterance.chunker.push(demo_tokens(tokens), end=True)
+    return utterance
 
 
 def test_a_batch_equals_each_request_alone(
     model: Token2Wav, voice: Voice, expected: Expected
 ) -> None:
-    """Requests of different lengths, which end in different rounds."""
+    """Utterances of different lengths, which end in different rounds."""
     pipeline, lengths = model.pipeline, (4, FIRST, FIRST + 50)
-    requests = [an_open_request(pipeline, voice, length) for length in lengths]
-    chunks: list[list[AudioChunk]] = [[] for _ in requests]
-    while running := [i for i, request in enumerate(requests) if request.chunker.next_chunk]:
-        audio = pipeline.advance([requests[index] for index in running])
+    utterances = [an_open_utterance(pipeline, voice, length) for length in lengths]
+    chunks: list[list[AudioChunk]] = [[] for _ in utterances]
+    while running := [i for i, utterance in enumerate(utterances) if utterance.chunker.next_chunk]:
+        audio = pipeline.advance([utterances[index] for index in running])
         for index, chunk in zip(running, audio, strict=True):
             assert isinstance(chunk, AudioChunk)
             chunks[index].append(chunk)
-            requests[index].finish_chunk(chunk)
-    for request, pieces, length in zip(requests, chunks, lengths, strict=True):
-        pipeline.close(request)
+            utterances[index].finish_chunk(chunk)
+    for utterance, pieces, length in zip(utterances, chunks, lengths, strict=True):
+        pipeline.close(utterance)
         np.testing.assert_allclose(joined(pieces), expected(length), atol=1e-4)
 
 
 def test_each_stage_reports_its_time(model: Token2Wav, voice: Voice) -> None:
     times: list[Mapping[StageName, float]] = []
-    request = an_open_request(model.pipeline, voice, 4)
-    model.pipeline.advance([request], times.append)
-    model.pipeline.close(request)
+    utterance = an_open_utterance(model.pipeline, voice, 4)
+    model.pipeline.advance([utterance], times.append)
+    model.pipeline.close(utterance)
     [seconds] = times
     assert list(seconds) == ["flow", "vocoder"]
     assert min(seconds.values()) > 0
@@ -57,24 +57,24 @@ def test_each_stage_reports_its_time(model: Token2Wav, voice: Voice) -> None:
 
 def test_a_request_has_memory_from_open_to_close(model: Token2Wav, voice: Voice) -> None:
     pipeline = model.pipeline
-    request = pipeline.request(voice)
-    pipeline.close(request)  # a request that was never opened
+    utterance = pipeline.utterance(voice)
+    pipeline.close(utterance)  # an utterance that was never opened
     assert pipeline.open_streams == 0
-    pipeline.open(request)
+    pipeline.open(utterance)
     assert [stage.open_streams for stage in pipeline.stages.values()] == [1, 1]
     for _ in range(2):
-        pipeline.close(request)
+        pipeline.close(utterance)
         assert [stage.open_streams for stage in pipeline.stages.values()] == [0, 0]
 
 
 def test_a_dropped_request_is_closed_by_the_next_call(model: Token2Wav, voice: Voice) -> None:
     pipeline = model.pipeline
-    dropped, request = (an_open_request(pipeline, voice, 4) for _ in range(2))
+    dropped, utterance = (an_open_utterance(pipeline, voice, 4) for _ in range(2))
     pipeline.drop(dropped)
     assert dropped.handles  # the garbage collector must never wait for a stage
-    pipeline.advance([request])
+    pipeline.advance([utterance])
     assert not dropped.handles
-    pipeline.drop(request)
+    pipeline.drop(utterance)
     assert pipeline.open_streams == 0
 
 
@@ -87,7 +87,7 @@ def test_a_dropped_stream_closed_by_another_thread(model: Token2Wav, voice: Voic
                 run_elsewhere(super().popleft)
             return super().popleft()
 
-    dropped, pipeline._dropped = pipeline._dropped, Contended([pipeline.request(voice)])
+    dropped, pipeline._dropped = pipeline._dropped, Contended([pipeline.utterance(voice)])
     try:
         with model.stream(voice) as stream:
             assert len(joined(stream.finish([1]))) == 960
@@ -110,14 +110,14 @@ def test_audio_that_is_no_number_ends_its_request_alone(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, number: float
 ) -> None:
     model, vocoder = faulty
-    broken, other = (an_open_request(model.pipeline, voice, 4) for _ in range(2))
+    broken, other = (an_open_utterance(model.pipeline, voice, 4) for _ in range(2))
     vocoder.fault = number
     error, chunk = model.pipeline.advance([broken, other])
     assert str(error) == "backend: the model produced NaN or infinite audio"
     assert isinstance(chunk, AudioChunk)
     np.testing.assert_allclose(chunk.audio, expected(4), atol=1e-4)
-    for request in (broken, other):
-        model.pipeline.close(request)
+    for utterance in (broken, other):
+        model.pipeline.close(utterance)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])

@@ -19,7 +19,7 @@ VOCODER_HOLDS = 0.16  # holdback of the vocoder in seconds of audio
 
 @dataclass(frozen=True)
 class Ready:
-    """Request with a name, as far as the policy reads it."""
+    """Utterance with a name, as far as the policy reads it."""
 
     name: str
     ready_since: float = 0.0
@@ -42,11 +42,11 @@ def fresh(name: str, since: float, tokens: int = 25) -> Ready:
 
 
 def names(batch: list[Ready]) -> str:
-    return "".join(request.name for request in batch)
+    return "".join(utterance.name for utterance in batch)
 
 
-def first_batch(requests: list[Ready], most: int = 8, now: float = 0.0) -> str:
-    return names(Policy[Ready](most).next_batch(requests, now))
+def first_batch(utterances: list[Ready], most: int = 8, now: float = 0.0) -> str:
+    return names(Policy[Ready](most).next_batch(utterances, now))
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_a_batch_is_bounded() -> None:
 
 @pytest.mark.parametrize(("workers", "batch"), [(1, "abcde"), (2, "abc"), (4, "ab"), (9, "a")])
 def test_idle_workers_share_the_ready_chunks(workers: int, batch: str) -> None:
-    requests = [fresh(name, since) for since, name in enumerate("abcde")]
-    assert names(Policy[Ready](8).next_batch(requests, 0.0, workers)) == batch
+    utterances = [fresh(name, since) for since, name in enumerate("abcde")]
+    assert names(Policy[Ready](8).next_batch(utterances, 0.0, workers)) == batch
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_idle_workers_share_the_ready_chunks(workers: int, batch: str) -> None:
 def test_batches_of_equal_length_if_the_model_needs_them(
     chunks: str, batch: str, tokens: int
 ) -> None:
-    requests = [
+    utterances = [
         Ready(word[0], 0.0, at / 100, int(word[1]), next_divisible=not word.endswith("!"))
         for at, word in enumerate(chunks.split())
     ]
     policy = Policy[Ready](3 if "h" in chunks else 8, equal_block=1)
-    selected = policy.next_batch(requests, 0.0)
+    selected = policy.next_batch(utterances, 0.0)
     assert (names(selected), policy.common_tokens(selected)) == (batch, tokens)
 
 
@@ -117,8 +117,8 @@ def test_batches_of_equal_length_if_the_model_needs_them(
 def test_every_second_batch_begins_with_the_stream_that_has_sent_least(
     others: list[Ready], fair: str
 ) -> None:
-    policy, requests = Policy[Ready](1), [heard("long", -9.0, since=-50.0, sent=8.0), *others]
-    heads = [names(policy.next_batch(requests, 0.0)) for _ in range(4)]
+    policy, utterances = Policy[Ready](1), [heard("long", -9.0, since=-50.0, sent=8.0), *others]
+    heads = [names(policy.next_batch(utterances, 0.0)) for _ in range(4)]
     assert heads == ["long", fair] * 2
 
 
@@ -150,11 +150,11 @@ def test_chunks_that_have_time_leave_the_last_worker_to_others(
 
 def test_the_speed_of_a_worker_is_learned() -> None:
     policy = Policy[Ready](8)
-    requests = [heard(name, 4.0, 100) for name in "abcd"]
+    utterances = [heard(name, 4.0, 100) for name in "abcd"]
     # for 100 tokens
     for seconds, most in ((2.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 3)):
         policy.record_batch(100, seconds)
-        assert len(policy.next_batch(requests, 0.0)) == most
+        assert len(policy.next_batch(utterances, 0.0)) == most
 
 
 def test_a_batch_that_only_ends_streams_teaches_nothing() -> None:

@@ -16,9 +16,9 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
-from token2wav.serving.request import Request, Status
 from token2wav.serving.scheduler import Scheduler
 from token2wav.serving.turn import Answer, Turn
+from token2wav.serving.utterance import Status, Utterance
 from token2wav.stages.stage import DEFAULT_OPTIONS
 
 CONFIG = CosyVoice3Config.read(TINY)
@@ -38,27 +38,27 @@ class Rig:
         self.clock = FakeClock()
         self.scheduler = Scheduler(replace(LIMITS, **limits), config)  # type: ignore[arg-type]
 
-    def admitted(self, *, canary: bool = False) -> Request:
+    def admitted(self, *, canary: bool = False) -> Utterance:
         voice, playback = demo_voice(25), Playback(self.clock)
         chunker = Chunker(voice.prompt_tokens, CONFIG, schedule_of(CONFIG), playback)
-        request = Request(voice, DEFAULT_OPTIONS, chunker, playback, AudioOutput(CONFIG))
-        request.canary = canary
-        self.scheduler.admit(request, self.clock())
-        return request
+        utterance = Utterance(voice, DEFAULT_OPTIONS, chunker, playback, AudioOutput(CONFIG))
+        utterance.canary = canary
+        self.scheduler.admit(utterance, self.clock())
+        return utterance
 
-    def opened(self) -> Request:
-        request = self.admitted()
-        request.start(WORKER)
-        request.release(self.clock())
-        return request
+    def opened(self) -> Utterance:
+        utterance = self.admitted()
+        utterance.start(WORKER)
+        utterance.release(self.clock())
+        return utterance
 
     def push(
-        self, request: Request, count: int, *, end: bool = False, keep_open: bool = False
+        self, utterance: Utterance, count: int, *, end: bool = False, keep_open: bool = False
     ) -> list[int]:
         """Pushes tokens, and returns the numbers of the messages that the push finishes."""
-        reply = RecordingReply(str(len(request.messages)))
+        reply = RecordingReply(str(len(utterance.messages)))
         finished = self.scheduler.push(
-            request, demo_tokens(count), reply, self.clock(), end=end, keep_open=keep_open
+            utterance, demo_tokens(count), reply, self.clock(), end=end, keep_open=keep_open
         )
         return [
             int(finished_reply.name)
@@ -69,16 +69,16 @@ class Rig:
     def next_turn(self) -> Turn:
         turn = self.scheduler.next_turn(WORKER, self.clock())
         assert turn is not None
-        assert [(request.status, request.owner) for request in turn.requests] == [
-            (Status.RUNNING, WORKER) for _ in turn.requests
+        assert [(utterance.status, utterance.owner) for utterance in turn.utterances] == [
+            (Status.RUNNING, WORKER) for _ in turn.utterances
         ]
         return turn
 
     def finish(
         self, turn: Turn, result: Sample | None = None, seconds: float = 0.0
     ) -> list[list[Answer]]:
-        """Ends a turn with one result for all requests, and returns the answers of each step."""
-        results = [result] * len(turn.requests)
+        """Ends a turn with one result for all utterances, and returns the answers of each step."""
+        results = [result] * len(turn.utterances)
         for delivery in self.scheduler.finish_turn(turn, results, seconds, self.clock()):
             assert delivery.result is result
         steps = [self.scheduler.settle(turn, self.clock(), results)]
@@ -87,50 +87,50 @@ class Rig:
         assert turn not in self.scheduler.turns
         return steps[:-1]
 
-    def opens(self, request: Request) -> Turn:
-        """Begins the next turn, which must open a request."""
+    def opens(self, utterance: Utterance) -> Turn:
+        """Begins the next turn, which must open an utterance."""
         turn = self.next_turn()
-        assert (turn.opens, turn.requests) == (True, [request])
+        assert (turn.opens, turn.utterances) == (True, [utterance])
         return turn
 
-    def computes(self, *requests: Request) -> Turn:
+    def computes(self, *utterances: Utterance) -> Turn:
         """Begins the next turn, which must compute a batch."""
         turn = self.next_turn()
-        assert (turn.opens, turn.requests) == (False, [*requests])
+        assert (turn.opens, turn.utterances) == (False, [*utterances])
         return turn
 
-    def run_chunk(self, request: Request, seconds: float = 1.0) -> int:
-        """Runs the next chunk of a request, which has so much audio, and returns the number of
+    def run_chunk(self, utterance: Utterance, seconds: float = 1.0) -> int:
+        """Runs the next chunk of an utterance, which has so much audio, and returns the number of
         replies that it finishes.
         """
-        steps = self.finish(self.computes(request), Sample(seconds))
+        steps = self.finish(self.computes(utterance), Sample(seconds))
         return sum(len(answer.replies) for answers in steps for answer in answers)
 
 
 def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
     rig = Rig()
-    request = rig.admitted()
-    assert request.status is Status.UNOPENED
-    assert rig.push(request, 0) == []
-    [[answer]] = rig.finish(rig.opens(request))
+    utterance = rig.admitted()
+    assert utterance.status is Status.UNOPENED
+    assert rig.push(utterance, 0) == []
+    [[answer]] = rig.finish(rig.opens(utterance))
     assert (len(answer.replies), answer.ended) == (1, "")
-    seen = [request.status]
-    assert rig.push(request, FIRST - 1) == [0]  # consumed: the tokens complete no chunk
-    seen.append(request.status)
-    assert rig.push(request, 1) == []
-    seen.append(request.status)
-    assert rig.push(request, SECOND - FIRST) == []  # waits for the chunk of an earlier message
+    seen = [utterance.status]
+    assert rig.push(utterance, FIRST - 1) == [0]  # consumed: the tokens complete no chunk
+    seen.append(utterance.status)
+    assert rig.push(utterance, 1) == []
+    seen.append(utterance.status)
+    assert rig.push(utterance, SECOND - FIRST) == []  # waits for the chunk of an earlier message
     for _ in range(2):
-        assert rig.run_chunk(request) == 1
-        seen.append(request.status)
-    assert rig.push(request, 0, end=True) == []
-    assert rig.run_chunk(request) == 1
-    seen.append(request.status)
+        assert rig.run_chunk(utterance) == 1
+        seen.append(utterance.status)
+    assert rig.push(utterance, 0, end=True) == []
+    assert rig.run_chunk(utterance) == 1
+    seen.append(utterance.status)
     ready, waiting = Status.READY, Status.WAITING
     assert seen == [waiting, waiting, ready, ready, waiting, Status.FINISHED]
-    assert rig.scheduler.requests == []
+    assert rig.scheduler.utterances == []
     with pytest.raises(StreamClosedError):
-        rig.push(request, 1)
+        rig.push(utterance, 1)
 
 
 def test_requests_open_in_order_behind_older_chunks() -> None:
@@ -154,14 +154,14 @@ def test_openings_take_as_much_time_as_batches_beside_older_chunks() -> None:
     rig.push(past := rig.opened(), FIRST)
     rig.finish(rig.computes(past), seconds=9.0)  # batches of the past are no credit
     older, newcomers = [rig.opened() for _ in range(3)], [rig.admitted() for _ in range(4)]
-    for request in older:
-        rig.push(request, FIRST)
+    for utterance in older:
+        rig.push(utterance, FIRST)
     rig.clock.now += 1
-    for request in newcomers:
-        request.admitted = rig.clock.now
-        rig.push(request, 1)
-    for request, seconds in zip(newcomers, (0.01, 0.03, 0.5), strict=False):
-        rig.finish(rig.opens(request), seconds=seconds)  # short ones do not wait for a batch
+    for utterance in newcomers:
+        utterance.admitted = rig.clock.now
+        rig.push(utterance, 1)
+    for utterance, seconds in zip(newcomers, (0.01, 0.03, 0.5), strict=False):
+        rig.finish(rig.opens(utterance), seconds=seconds)  # short ones do not wait for a batch
     rig.finish(rig.computes(older[0]), seconds=0.4)
     rig.finish(rig.computes(older[1]), seconds=0.2)
     rig.finish(rig.opens(newcomers[3]))
@@ -188,38 +188,41 @@ def test_a_canary_is_served_first_and_no_limit_refuses_it() -> None:
 
 def test_a_message_stays_until_its_request_is_open() -> None:
     rig = Rig()
-    request = rig.admitted()
-    assert rig.push(request, 1) == []
-    assert request.status is Status.UNOPENED
-    answer = rig.scheduler.fail(request, error := LimitError("cache: full"))
+    utterance = rig.admitted()
+    assert rig.push(utterance, 1) == []
+    assert utterance.status is Status.UNOPENED
+    answer = rig.scheduler.fail(utterance, error := LimitError("cache: full"))
     assert answer is not None
     assert (len(answer.replies), answer.error, answer.ended) == (1, error, "LimitError")
-    assert (request.status, request.why_closed) == (Status.FAILED, "stream: it failed: cache: full")
-    assert rig.scheduler.fail(request, LimitError("again")) is None
+    assert (utterance.status, utterance.why_closed) == (
+        Status.FAILED,
+        "stream: it failed: cache: full",
+    )
+    assert rig.scheduler.fail(utterance, LimitError("again")) is None
 
 
 def test_requests_during_a_computation_are_answered() -> None:
     rig = Rig()
-    request = rig.opened()
-    rig.push(request, FIRST)
-    turn = rig.computes(request)
-    assert rig.push(request, 1) == []
+    utterance = rig.opened()
+    rig.push(utterance, FIRST)
+    turn = rig.computes(utterance)
+    assert rig.push(utterance, 1) == []
     [[answer]] = rig.finish(turn)
     assert len(answer.replies) == 2
 
 
 def test_a_message_that_arrives_while_replies_end_is_answered_by_the_same_worker() -> None:
     rig = Rig()
-    request = rig.opened()
-    rig.push(request, FIRST)
-    turn = rig.computes(request)
+    utterance = rig.opened()
+    rig.push(utterance, FIRST)
+    turn = rig.computes(utterance)
     rig.scheduler.finish_turn(turn, [Sample()], 0.1, rig.clock())
     assert len(rig.scheduler.settle(turn, rig.clock(), [Sample()])) == 1
-    assert rig.push(request, 1) == []
-    assert (request.owner, rig.scheduler.idle_workers) == (WORKER, 0)
+    assert rig.push(utterance, 1) == []
+    assert (utterance.owner, rig.scheduler.idle_workers) == (WORKER, 0)
     assert len(rig.scheduler.settle(turn, rig.clock())) == 1
     assert rig.scheduler.settle(turn, rig.clock()) == []
-    assert (request.owner, rig.scheduler.idle_workers) == (None, 1)
+    assert (utterance.owner, rig.scheduler.idle_workers) == (None, 1)
 
 
 @pytest.mark.parametrize("moment", ["result", "record", "release"])
@@ -242,29 +245,31 @@ def test_a_defect_of_one_request_ends_no_other(
     monkeypatch.setattr(subject, name, broken)
     deliveries = rig.scheduler.finish_turn(turn, [Sample(), Sample()], 0.1, now)
     answers = rig.scheduler.settle(turn, now, [delivery.result for delivery in deliveries])
-    assert {answer.request: (str(answer.error), answer.ended) for answer in reversed(answers)} == {
+    assert {
+        answer.utterance: (str(answer.error), answer.ended) for answer in reversed(answers)
+    } == {
         failing: ("backend: ValueError: a bug", "BackendError"),
         other: ("None", ""),
     }
     assert (failing.status, failing.owner) == (Status.FAILED, None)
-    assert rig.scheduler.requests == [other]
+    assert rig.scheduler.utterances == [other]
     assert rig.scheduler.settle(turn, now) == []
 
 
 def test_a_turn_that_is_given_up_loses_the_requests_that_its_worker_still_has() -> None:
     rig, error = Rig(), BackendError("backend: a bug")
-    requests = released, owned, cancelled = [rig.opened() for _ in range(3)]
-    for request in requests:
-        rig.push(request, SECOND if request is released else FIRST)
-    turn, sent = rig.computes(*requests), [Sample()] * 3
+    utterances = released, owned, cancelled = [rig.opened() for _ in range(3)]
+    for utterance in utterances:
+        rig.push(utterance, SECOND if utterance is released else FIRST)
+    turn, sent = rig.computes(*utterances), [Sample()] * 3
     rig.scheduler.finish_turn(turn, sent, 0.1, rig.clock())
     answers = rig.scheduler.settle(turn, rig.clock(), sent)
-    assert [answer.request for answer in answers] == [owned, cancelled]
+    assert [answer.utterance for answer in answers] == [owned, cancelled]
     rig.scheduler.fail(cancelled, StreamClosedError("stream: it was cancelled"))
     answers = rig.scheduler.give_up(turn, error, rig.clock())
     assert answers == [Answer(owned, [], error, "BackendError"), Answer(cancelled, [])]
-    assert [request.owner for request in requests] == [None] * 3
-    assert (rig.scheduler.requests, rig.scheduler.idle_workers) == ([released], 1)
+    assert [utterance.owner for utterance in utterances] == [None] * 3
+    assert (rig.scheduler.utterances, rig.scheduler.idle_workers) == ([released], 1)
 
 
 def test_only_as_many_turns_are_computed_as_there_are_workers() -> None:
@@ -281,15 +286,15 @@ def test_only_as_many_turns_are_computed_as_there_are_workers() -> None:
     assert rig.scheduler.has_work
     sending = rig.scheduler.next_turn(WORKER + 1, rig.clock())
     assert sending is not None
-    assert sending.requests == [second]
+    assert sending.utterances == [second]
     assert (rig.scheduler.idle_workers, rig.scheduler.has_work) == (0, False)
 
 
 def test_a_turn_that_takes_too_long_hangs() -> None:
     rig = Rig()
-    rig.push(request := rig.opened(), FIRST)
+    rig.push(utterance := rig.opened(), FIRST)
     rig.clock.now += 0.5
-    turn = rig.computes(request)
+    turn = rig.computes(utterance)
     assert (turn.tokens, turn.waited, turn.started) == (2 * HOP, [0.5], rig.clock.now)
     rig.clock.now += 180.0
     assert rig.scheduler.hung(rig.clock()) == []
@@ -310,25 +315,25 @@ def test_a_waiting_stream_without_audio_counts_by_its_admission(
     rig.finish(rig.computes(past), seconds=0.01 * 2 * HOP)
     rig.scheduler.fail(past, StreamClosedError("stream: it was cancelled"))
     ready = [rig.opened() for _ in range(4)]
-    for request in ready:
-        rig.push(request, FIRST)
-        request.playback.sent(4.5)
+    for utterance in ready:
+        rig.push(utterance, FIRST)
+        utterance.playback.sent(4.5)
     rig.admitted().admitted += admitted
-    assert rig.next_turn().requests == ready[:chunks]
+    assert rig.next_turn().utterances == ready[:chunks]
 
 
 def test_a_batch_of_a_decoder_has_chunks_of_one_length() -> None:
     rig = Rig(replace(CONFIG, stages=("decoder",)))
-    requests = [rig.opened() for _ in range(2)]
-    for request in requests:
-        rig.push(request, FIRST)
-        rig.run_chunk(request)
+    utterances = [rig.opened() for _ in range(2)]
+    for utterance in utterances:
+        rig.push(utterance, FIRST)
+        rig.run_chunk(utterance)
     rig.clock.now += 1.0  # the listeners are out of audio, so one block is enough
-    for request, tokens in zip(requests, (2 * HOP, HOP), strict=True):
-        rig.push(request, tokens)
-    assert [request.chunker.next_tokens for request in requests] == [50, 25]
-    turn = rig.computes(*requests)
-    assert [request.chunker.next_tokens for request in requests] == [25, 25]
+    for utterance, tokens in zip(utterances, (2 * HOP, HOP), strict=True):
+        rig.push(utterance, tokens)
+    assert [utterance.chunker.next_tokens for utterance in utterances] == [50, 25]
+    turn = rig.computes(*utterances)
+    assert [utterance.chunker.next_tokens for utterance in utterances] == [25, 25]
     assert turn.tokens == 50
 
 
@@ -342,7 +347,7 @@ def test_only_a_request_that_awaits_tokens_is_idle() -> None:
     assert rig.push(waiting, 0) == [0]  # an empty message does not count as activity
     rig.clock.now += 2
     overdue = rig.scheduler.overdue(rig.clock())
-    assert [request for request, _ in overdue] == [waiting, empty]
+    assert [utterance for utterance, _ in overdue] == [waiting, empty]
     assert all(isinstance(error, IdleError) for _, error in overdue)
 
 
@@ -351,23 +356,23 @@ def test_a_dry_listener_gets_available_audio_if_a_reply_is_open(
     keep_open: bool,
 ) -> None:
     rig = Rig()
-    request = rig.opened()
-    rig.push(request, FIRST, keep_open=keep_open)
-    rig.run_chunk(request)
+    utterance = rig.opened()
+    rig.push(utterance, FIRST, keep_open=keep_open)
+    rig.run_chunk(utterance)
     rig.clock.now += 0.1
-    rig.push(request, 30)  # a block and more, but not the next hop
-    assert (request.status, len(request.messages)) == (Status.WAITING, 0)
+    rig.push(utterance, 30)  # a block and more, but not the next hop
+    assert (utterance.status, len(utterance.messages)) == (Status.WAITING, 0)
     rig.clock.now += 0.85
     turn = rig.scheduler.next_turn(WORKER, rig.clock())
     assert (turn is not None) == keep_open
-    assert request.chunker.next_tokens == (25 if keep_open else 0)
+    assert utterance.chunker.next_tokens == (25 if keep_open else 0)
 
 
 def test_kept_replies_are_finished_with_their_request_each_once() -> None:
     rig = Rig()
-    request = rig.opened()
-    assert rig.push(request, 1, keep_open=True) == []
-    assert len(request.messages) == 0
-    assert rig.push(request, 1, end=True, keep_open=True) == []
-    assert rig.run_chunk(request) == 2
-    assert np.array_equal([request.chunker.new_tokens, request.chunker.chunks], [2, 1])
+    utterance = rig.opened()
+    assert rig.push(utterance, 1, keep_open=True) == []
+    assert len(utterance.messages) == 0
+    assert rig.push(utterance, 1, end=True, keep_open=True) == []
+    assert rig.run_chunk(utterance) == 2
+    assert np.array_equal([utterance.chunker.new_tokens, utterance.chunker.chunks], [2, 1])

@@ -15,10 +15,10 @@ def test_close_ends_open_streams_and_refuses_new_ones(
     make: Make, model: Token2Wav, voice: Voice
 ) -> None:
     workers, closed = make(), Counter()
-    utterance = workers.requests.open(voice, closed)
+    utterance = workers.utterances.open(voice, closed)
     reply, waiting = GatedReply(), RecordingReply()
-    workers.requests.push(utterance, demo_tokens(SECOND), reply, end=False)
-    workers.requests.push(utterance, [1], waiting, end=True)
+    workers.utterances.push(utterance, demo_tokens(SECOND), reply, end=False)
+    workers.utterances.push(utterance, [1], waiting, end=True)
     assert reply.reached.wait(WAIT_SECONDS)
     closer = threading.Thread(target=workers.close)
     closer.start()
@@ -32,7 +32,7 @@ def test_close_ends_open_streams_and_refuses_new_ones(
     assert closed.count == 1
     assert model.pipeline.open_streams == 0
     with pytest.raises(LimitError, match="shutting down"):
-        workers.requests.open(voice)
+        workers.utterances.open(voice)
 
 
 def test_the_thread_of_a_closed_scheduler_is_gone(make: Make) -> None:

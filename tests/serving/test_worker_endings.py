@@ -32,13 +32,15 @@ from token2wav.serving.worker import WorkerPool
 def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice) -> None:
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0)
-    utterance = workers.requests.open(voice, closed)
+    utterance = workers.utterances.open(voice, closed)
     open_reply, reply = RecordingReply(), RecordingReply()
-    workers.requests.push(utterance, [1], open_reply, end=False, keep_open=True)
-    workers.requests.push(utterance, [1], reply, end=False)
+    workers.utterances.push(utterance, [1], open_reply, end=False, keep_open=True)
+    workers.utterances.push(utterance, [1], reply, end=False)
     reply.succeeded()
     clock.now += 29.0
-    workers.requests.push(utterance, [1], again := RecordingReply(), end=False)  # counts from here
+    workers.utterances.push(
+        utterance, [1], again := RecordingReply(), end=False
+    )  # counts from here
     again.succeeded()
     clock.now += 29.0
     time.sleep(0.2)  # several polls
@@ -57,19 +59,19 @@ def test_an_utterance_without_any_request_is_dropped_too(make: Make, voice: Voic
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0)
     time.sleep(0.1)  # the scheduler's thread sleeps
-    workers.requests.open(voice, closed)
+    workers.utterances.open(voice, closed)
     clock.now += 31.0
     until(lambda: closed.count == 1)
-    assert workers.requests.open_requests == 0
+    assert workers.utterances.open_utterances == 0
 
 
 def test_requests_without_tokens_are_no_sign_of_life(make: Make, voice: Voice) -> None:
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0)
-    utterance = workers.requests.open(voice, closed)
+    utterance = workers.utterances.open(voice, closed)
     for _ in range(3):
         clock.now += 10.0
-        workers.requests.push(utterance, [], reply := RecordingReply(), end=False)
+        workers.utterances.push(utterance, [], reply := RecordingReply(), end=False)
         reply.succeeded()
     clock.now += 1.0
     until(lambda: closed.count == 1)
@@ -79,11 +81,11 @@ def test_requests_without_tokens_are_no_sign_of_life(make: Make, voice: Voice) -
 def test_a_stream_has_a_longest_life(make: Make, voice: Voice) -> None:
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0, stream_tokens=850)
-    utterance, open_reply = workers.requests.open(voice, closed), RecordingReply()
-    workers.requests.push(utterance, [1], open_reply, end=False, keep_open=True)
+    utterance, open_reply = workers.utterances.open(voice, closed), RecordingReply()
+    workers.utterances.push(utterance, [1], open_reply, end=False, keep_open=True)
     for _ in range(5):
         clock.now += 20.0
-        workers.requests.push(utterance, [1], reply := RecordingReply(), end=False)
+        workers.utterances.push(utterance, [1], reply := RecordingReply(), end=False)
         reply.succeeded()
     assert not utterance.over
     clock.now += 3.0
@@ -98,14 +100,14 @@ def test_a_request_that_takes_long_is_not_idleness(
 ) -> None:
     clock = FakeClock()
     workers = make(clock=clock, idle_seconds=30.0)
-    utterance, slow, rest = workers.requests.open(voice), GatedReply(), RecordingReply()
-    workers.requests.push(utterance, demo_tokens(30)[:FIRST], slow, end=False)
+    utterance, slow, rest = workers.utterances.open(voice), GatedReply(), RecordingReply()
+    workers.utterances.push(utterance, demo_tokens(30)[:FIRST], slow, end=False)
     assert slow.reached.wait(WAIT_SECONDS)
     clock.now += 100.0
     slow.gate.set()
     slow.succeeded()
     time.sleep(0.2)  # several polls; idle time counts from the end of the work
-    workers.requests.push(utterance, demo_tokens(30)[FIRST:], rest, end=True)
+    workers.utterances.push(utterance, demo_tokens(30)[FIRST:], rest, end=True)
     assert np.array_equal(joined(slow, rest), expected(30))
 
 
@@ -113,8 +115,8 @@ def test_a_client_that_vanishes_ends_its_utterance(
     workers: WorkerPool, model: Token2Wav, voice: Voice
 ) -> None:
     reply, closed = GatedReply(), Counter()
-    workers.requests.push(
-        workers.requests.open(voice, closed), demo_tokens(SECOND + 100), reply, end=True
+    workers.utterances.push(
+        workers.utterances.open(voice, closed), demo_tokens(SECOND + 100), reply, end=True
     )
     assert reply.reached.wait(WAIT_SECONDS)
     reply.cancelled = True
@@ -132,7 +134,9 @@ def test_idle_streams_are_freed_while_the_worker_hangs(
     clock, hanging, idle, vanishing = FakeClock(), Hanging(), RecordingReply(), RecordingReply()
     workers = make(model, clock=clock, idle_seconds=30.0)
     for reply in (idle, vanishing):
-        workers.requests.push(workers.requests.open(voice), [1], reply, end=False, keep_open=True)
+        workers.utterances.push(
+            workers.utterances.open(voice), [1], reply, end=False, keep_open=True
+        )
     until(lambda: model.pipeline.open_streams == 2)
     vocoder.meanwhile["advance"] = hanging
     running = speak(workers, voice, FIRST)
@@ -141,7 +145,7 @@ def test_idle_streams_are_freed_while_the_worker_hangs(
     assert isinstance(vanishing.failed(), StreamClosedError)
     clock.now += 31.0
     assert isinstance(idle.failed(), IdleError)
-    assert (workers.requests.open_requests, model.pipeline.open_streams) == (1, 1)
+    assert (workers.utterances.open_utterances, model.pipeline.open_streams) == (1, 1)
     hanging.gate.set()
     assert np.array_equal(joined(running), expected(FIRST))
 
@@ -165,18 +169,18 @@ def test_a_full_server_reports_its_hung_worker(
     assert hanging.reached.wait(WAIT_SECONDS)
     clock.now += 179.0
     with pytest.raises(LimitError, match=r"try again later$"):
-        workers.requests.open(voice)
+        workers.utterances.open(voice)
     clock.now += 2.0
     with pytest.raises(
         BackendError, match=r"^backend: no batch has finished for 181 s; the server hangs$"
     ):
-        workers.requests.open(voice)
+        workers.utterances.open(voice)
     assert (
         str(running.failed())
         == "backend: the worker of this stream hangs; its batch has run for 181 s"
     )
     hanging.gate.set()
-    until(lambda: workers.requests.scheduler.idle_workers == 1)
+    until(lambda: workers.utterances.scheduler.idle_workers == 1)
     assert model.pipeline.open_streams == 0
     assert_serves(workers, voice, expected)
 
@@ -191,9 +195,9 @@ def test_a_cancellation_while_the_engine_works_frees_all(
 ) -> None:
     model, vocoder = faulty
     workers, reply, closed = make(model), RecordingReply(), Counter()
-    utterance = workers.requests.open(voice, closed)
-    vocoder.meanwhile[moment] = lambda: workers.requests.cancel(utterance)
-    workers.requests.push(utterance, demo_tokens(SECOND), reply, end=True)
+    utterance = workers.utterances.open(voice, closed)
+    vocoder.meanwhile[moment] = lambda: workers.utterances.cancel(utterance)
+    workers.utterances.push(utterance, demo_tokens(SECOND), reply, end=True)
     assert isinstance(reply.failed(), StreamClosedError)
     assert_serves(workers, voice, expected)  # after it, the cancelled turn is over
     assert reply.chunks == []

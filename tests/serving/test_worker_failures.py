@@ -34,7 +34,7 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.config.token_format import TokenFormat
 from token2wav.errors import DeviceLostError
 from token2wav.serving import pipeline
-from token2wav.serving.request_pool import Observer
+from token2wav.serving.observer import Observer
 from token2wav.serving.turn import Answer, Turn
 from token2wav.serving.worker import WorkerPool
 from token2wav.stages.stage import (
@@ -62,15 +62,15 @@ def test_an_engine_failure_ends_one_utterance_and_no_other(
 ) -> None:
     model, vocoder = faulty
     workers = make(model)
-    other, started = workers.requests.open(voice), RecordingReply()
-    workers.requests.push(other, demo_tokens(FIRST), started, end=False)
+    other, started = workers.utterances.open(voice), RecordingReply()
+    workers.utterances.push(other, demo_tokens(FIRST), started, end=False)
     started.succeeded()
 
     vocoder.fault = fault
     closed, reply, open_reply = Counter(), RecordingReply(), RecordingReply()
-    utterance = workers.requests.open(voice, closed)
-    workers.requests.push(utterance, [1], open_reply, end=False, keep_open=True)
-    workers.requests.push(utterance, demo_tokens(FIRST), reply, end=False)
+    utterance = workers.utterances.open(voice, closed)
+    workers.utterances.push(utterance, [1], open_reply, end=False, keep_open=True)
+    workers.utterances.push(utterance, demo_tokens(FIRST), reply, end=False)
     error = reply.failed()
     assert isinstance(error, BackendError)
     assert str(error).startswith("backend: ")
@@ -78,7 +78,7 @@ def test_an_engine_failure_ends_one_utterance_and_no_other(
     assert closed.count == 1
 
     rest = RecordingReply()
-    workers.requests.push(other, demo_tokens(40)[FIRST:], rest, end=True)
+    workers.utterances.push(other, demo_tokens(40)[FIRST:], rest, end=True)
     assert np.array_equal(joined(started, rest), expected(40))
     assert model.pipeline.open_streams == 0
 
@@ -99,7 +99,7 @@ def test_a_lost_device_is_reported_after_failed_utterances(
 
     workers = WorkerPool(model.pipeline, LIMITS, on_device_lost=tell)
     vocoder.fault = RuntimeError("CUDA error: device-side assert triggered")
-    workers.requests.push(workers.requests.open(voice), demo_tokens(FIRST), reply, end=False)
+    workers.utterances.push(workers.utterances.open(voice), demo_tokens(FIRST), reply, end=False)
     assert isinstance(reply.failed(), DeviceLostError)
     assert report.wait(WAIT_SECONDS)
     workers.close()
@@ -120,7 +120,9 @@ def test_a_reply_that_raises_harms_nobody(
     workers: WorkerPool, model: Token2Wav, voice: Voice, expected: Expected
 ) -> None:
     closed, reply = Counter(), BrokenReply()
-    workers.requests.push(workers.requests.open(voice, closed), demo_tokens(FIRST), reply, end=True)
+    workers.utterances.push(
+        workers.utterances.open(voice, closed), demo_tokens(FIRST), reply, end=True
+    )
     reply.failed()
     assert closed.count == 1
     assert model.pipeline.open_streams == 0
@@ -135,8 +137,8 @@ def test_a_reply_that_cannot_even_be_asked_harms_nobody(
             raise ConnectionError("gone")
 
     reply = Unaskable()
-    utterance = workers.requests.open(voice)
-    workers.requests.push(utterance, [1], reply, end=False, keep_open=True)
+    utterance = workers.utterances.open(voice)
+    workers.utterances.push(utterance, [1], reply, end=False, keep_open=True)
     reply.failed()
     assert_serves(workers, voice, expected)
 
@@ -152,8 +154,8 @@ def test_an_internal_error_frees_cancelled_streams(
     model, vocoder = faulty
     workers, reply = make(model), RecordingReply()
     utterance, settle, faults = (
-        workers.requests.open(voice),
-        workers.requests.scheduler.settle,
+        workers.utterances.open(voice),
+        workers.utterances.scheduler.settle,
         [ValueError("a bug")],
     )
 
@@ -163,13 +165,13 @@ def test_an_internal_error_frees_cancelled_streams(
         return settle(turn, *arguments)
 
     def cancel() -> None:  # not by the worker itself, which would free it at once
-        elsewhere = threading.Thread(target=workers.requests.cancel, args=(utterance,))
+        elsewhere = threading.Thread(target=workers.utterances.cancel, args=(utterance,))
         elsewhere.start()
         elsewhere.join()
 
-    monkeypatch.setattr(workers.requests.scheduler, "settle", failing)
+    monkeypatch.setattr(workers.utterances.scheduler, "settle", failing)
     vocoder.meanwhile["advance"] = cancel
-    workers.requests.push(utterance, demo_tokens(FIRST), reply, end=True)
+    workers.utterances.push(utterance, demo_tokens(FIRST), reply, end=True)
     assert isinstance(reply.failed(), StreamClosedError)
     until(lambda: not faults)
     assert_serves(workers, voice, expected)
@@ -222,13 +224,13 @@ def test_an_end_alone_at_a_chunks_border_is_no_fault(
     workers = make(
         Token2Wav(config, two_stages(FlowWithoutLookahead(), TenSamplesOfEachFrame()), WHOLE_BLOCKS)
     )
-    utterance = workers.requests.open(
+    utterance = workers.utterances.open(
         Voice(np.zeros(0, np.int32), np.zeros((0, 1), np.float32), np.ones(3, np.float32))
     )
     first, end = RecordingReply(), RecordingReply()
-    workers.requests.push(utterance, np.arange(5), first, end=False)
+    workers.utterances.push(utterance, np.arange(5), first, end=False)
     assert [len(chunk.audio) for chunk in first.succeeded()] == [100]
-    workers.requests.push(utterance, [], end, end=True)
+    workers.utterances.push(utterance, [], end, end=True)
     assert [(len(chunk.audio), chunk.final) for chunk in end.succeeded()] == [(0, True)]
     workers.close()  # after its last turn
     assert not caplog.records
@@ -245,11 +247,11 @@ def test_an_observer_that_raises_at_every_call_harms_nobody(
         changed = computed = sent = ended = broken  # type: ignore[assignment]
 
     workers = make(observer=Broken())
-    workers.requests.cancel(workers.requests.open(voice))
+    workers.utterances.cancel(workers.utterances.open(voice))
     replies = {count: RecordingReply() for count in (4, FIRST, SECOND + 1)}
     for count, reply in replies.items():
-        workers.requests.push(
-            workers.requests.open(voice, broken), demo_tokens(count), reply, end=True
+        workers.utterances.push(
+            workers.utterances.open(voice, broken), demo_tokens(count), reply, end=True
         )
         assert np.array_equal(joined(reply), expected(count))
     assert model.pipeline.open_streams == 0
@@ -261,20 +263,20 @@ def test_a_worker_survives_an_internal_error(
 ) -> None:
     """The affected request receives an error, or its audio all the same."""
     workers = make()
-    real, faults = getattr(workers.requests.scheduler, call), [ValueError("a bug")]
+    real, faults = getattr(workers.utterances.scheduler, call), [ValueError("a bug")]
 
     def once(*arguments: object) -> object:
         if threading.current_thread().name.startswith("token2wav") and faults:
             raise faults.pop()
         return real(*arguments)
 
-    monkeypatch.setattr(workers.requests.scheduler, call, once)
-    utterance, reply = workers.requests.open(voice), RecordingReply()
-    workers.requests.push(utterance, demo_tokens(FIRST), reply, end=True, keep_open=True)
+    monkeypatch.setattr(workers.utterances.scheduler, call, once)
+    utterance, reply = workers.utterances.open(voice), RecordingReply()
+    workers.utterances.push(utterance, demo_tokens(FIRST), reply, end=True, keep_open=True)
     reply.wait()
     until(lambda: not faults)
     assert_serves(workers, voice, expected)
     until(
-        lambda: workers.requests.scheduler.idle_workers == 1
+        lambda: workers.utterances.scheduler.idle_workers == 1
     )  # the client hears before the worker's turn ends
     assert all(thread.is_alive() for thread in workers._threads)

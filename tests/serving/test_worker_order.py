@@ -25,8 +25,8 @@ from testkit.replies import (
     speak,
 )
 from token2wav import StreamClosedError, Token2Wav, Voice
-from token2wav.serving.request import Request
 from token2wav.serving.turn import Turn
+from token2wav.serving.utterance import Utterance
 from token2wav.serving.worker import WorkerPool
 
 # batches sum in another order than single streams, and phase integrates the difference
@@ -44,7 +44,7 @@ def test_an_utterance_in_one_request_is_that_of_the_library(
     assert np.array_equal(joined(reply), expected(count))
     assert [chunk.index for chunk in reply.chunks] == list(range(len(reply.chunks)))
     assert [chunk.final for chunk in reply.chunks] == [False] * (len(reply.chunks) - 1) + [True]
-    assert workers.requests.open_requests == 0
+    assert workers.utterances.open_utterances == 0
 
 
 def test_requests_are_answered_in_order_with_their_chunks(
@@ -52,13 +52,13 @@ def test_requests_are_answered_in_order_with_their_chunks(
 ) -> None:
     tokens, journal = demo_tokens(80), list[str]()
     a, b, c, d = (RecordingReply(name, journal) for name in "abcd")
-    utterance = workers.requests.open(voice)
-    workers.requests.push(utterance, tokens[:10], a, end=False)
-    workers.requests.push(utterance, tokens[10:FIRST], b, end=False)
-    workers.requests.push(utterance, tokens[FIRST:], c, end=False)
+    utterance = workers.utterances.open(voice)
+    workers.utterances.push(utterance, tokens[:10], a, end=False)
+    workers.utterances.push(utterance, tokens[10:FIRST], b, end=False)
+    workers.utterances.push(utterance, tokens[FIRST:], c, end=False)
     c.wait()
     assert model.pipeline.open_streams == 1
-    workers.requests.push(utterance, [], d, end=True)
+    workers.utterances.push(utterance, [], d, end=True)
     assert np.array_equal(joined(a, b, c, d), expected(80))
     assert journal == ["a finished", "b0", "b finished", "c1", "c finished", "d2", "d finished"]
     assert utterance.over
@@ -80,12 +80,12 @@ def test_many_utterances_from_many_threads_equal_the_library(
         generator = random.Random(seed)
         for _ in range(2):
             v, n = generator.randrange(len(voices)), generator.choice(counts)
-            utterance = workers.requests.open(voices[v], closed)
+            utterance = workers.utterances.open(voices[v], closed)
             replies, at = [], 0
             while at < n:
                 portion = generator.randint(1, 15)
                 replies.append(RecordingReply())
-                workers.requests.push(
+                workers.utterances.push(
                     utterance, tokens[n][at : at + portion], replies[-1], end=at + portion >= n
                 )
                 at += portion
@@ -123,11 +123,11 @@ def test_first_chunks_go_before_second_ones(make: Make, voice: Voice) -> None:
 def test_new_utterances_go_before_half_done_ones(make: Make, voice: Voice) -> None:
     workers, journal = make(clock=FakeClock()), list[str]()
     old, new = GatedReply("old ", journal), RecordingReply("new ", journal)
-    utterance = workers.requests.open(voice)
-    workers.requests.push(utterance, demo_tokens(FIRST), old, end=False)
+    utterance = workers.utterances.open(voice)
+    workers.utterances.push(utterance, demo_tokens(FIRST), old, end=False)
     assert old.reached.wait(WAIT_SECONDS)
     rest = RecordingReply("rest ", journal)
-    workers.requests.push(utterance, demo_tokens(60), rest, end=True)
+    workers.utterances.push(utterance, demo_tokens(60), rest, end=True)
     speak(workers, voice, 5, new)
     old.gate.set()
     rest.succeeded()
@@ -137,9 +137,9 @@ def test_new_utterances_go_before_half_done_ones(make: Make, voice: Voice) -> No
 def test_the_scheduler_gets_the_time_of_each_opening(
     make: Make, model: Token2Wav, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow_open(request: Request) -> None:
+    def slow_open(utterance: Utterance) -> None:
         clock.now += 2.0
-        open_request(request)
+        open_utterance(utterance)
 
     def noted(turn: Turn, results: Any, seconds: float, now: float) -> Any:
         if turn.opens:
@@ -147,10 +147,10 @@ def test_the_scheduler_gets_the_time_of_each_opening(
         return finish_turn(turn, results, seconds, now)
 
     clock, opened = FakeClock(), list[float]()
-    workers, open_request = make(clock=clock), model.pipeline.open
-    finish_turn = workers.requests.scheduler.finish_turn
+    workers, open_utterance = make(clock=clock), model.pipeline.open
+    finish_turn = workers.utterances.scheduler.finish_turn
     monkeypatch.setattr(model.pipeline, "open", slow_open)
-    monkeypatch.setattr(workers.requests.scheduler, "finish_turn", noted)
+    monkeypatch.setattr(workers.utterances.scheduler, "finish_turn", noted)
     speak(workers, voice, 3).succeeded()
     speak(workers, voice, 3).succeeded()
     assert opened == [2.0, 2.0]
@@ -164,12 +164,14 @@ def test_a_reply_that_is_kept_open_finishes_last(
 ) -> None:
     journal: list[str] = []
     open_reply, middle, end = (RecordingReply(name, journal) for name in ("kept", "middle", "end"))
-    utterance = workers.requests.open(voice)
-    workers.requests.push(utterance, demo_tokens(30)[:FIRST], open_reply, end=False, keep_open=True)
-    workers.requests.push(utterance, demo_tokens(30)[FIRST:], middle, end=False)
+    utterance = workers.utterances.open(voice)
+    workers.utterances.push(
+        utterance, demo_tokens(30)[:FIRST], open_reply, end=False, keep_open=True
+    )
+    workers.utterances.push(utterance, demo_tokens(30)[FIRST:], middle, end=False)
     middle.succeeded()
     assert open_reply.outcomes == []
-    workers.requests.push(utterance, [], end, end=True)
+    workers.utterances.push(utterance, [], end, end=True)
     end.succeeded()
     open_reply.succeeded()
     assert journal == ["kept0", "middle finished", "end1", "end finished", "kept finished"]
@@ -180,8 +182,8 @@ def test_a_kept_reply_that_is_the_only_one_finishes_once(
     workers: WorkerPool, voice: Voice, expected: Expected
 ) -> None:
     reply = RecordingReply()
-    workers.requests.push(
-        workers.requests.open(voice), demo_tokens(4), reply, end=True, keep_open=True
+    workers.utterances.push(
+        workers.utterances.open(voice), demo_tokens(4), reply, end=True, keep_open=True
     )
     assert np.array_equal(joined(reply), expected(4))
     workers.close()
@@ -191,13 +193,13 @@ def test_a_kept_reply_that_is_the_only_one_finishes_once(
 def test_every_kept_reply_is_finished_or_failed_once(workers: WorkerPool, voice: Voice) -> None:
     for end in (True, False):
         replies = [RecordingReply() for _ in range(3)]
-        utterance = workers.requests.open(voice)
+        utterance = workers.utterances.open(voice)
         for reply in replies:
-            workers.requests.push(
+            workers.utterances.push(
                 utterance, [1], reply, end=end and reply is replies[-1], keep_open=True
             )
         if not end:
-            workers.requests.cancel(utterance)
+            workers.utterances.cancel(utterance)
         for reply in replies:
             reply.wait()
         assert [reply.outcomes for reply in replies] == [["finished" if end else "failed"]] * 3
@@ -207,13 +209,13 @@ def test_a_cancelled_open_reply_ends_the_utterance(
     workers: WorkerPool, model: Token2Wav, voice: Voice
 ) -> None:
     open_reply, middle, closed = RecordingReply(), RecordingReply(), Counter()
-    utterance = workers.requests.open(voice, closed)
-    workers.requests.push(utterance, [1], open_reply, end=False, keep_open=True)
-    workers.requests.push(utterance, [2], middle, end=False)
+    utterance = workers.utterances.open(voice, closed)
+    workers.utterances.push(utterance, [1], open_reply, end=False, keep_open=True)
+    workers.utterances.push(utterance, [2], middle, end=False)
     middle.succeeded()
     open_reply.cancelled = True
     assert isinstance(open_reply.failed(), StreamClosedError)
     assert closed.count == 1
     assert model.pipeline.open_streams == 0
     with pytest.raises(StreamClosedError):
-        workers.requests.push(utterance, [3], RecordingReply(), end=False)
+        workers.utterances.push(utterance, [3], RecordingReply(), end=False)

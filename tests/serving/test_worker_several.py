@@ -53,11 +53,11 @@ def test_many_utterances_in_portions_equal_the_library(
     spoken = []
     for _ in range(12):
         count = rng.choice([4, FIRST, SECOND + 1])
-        utterance, replies, sent = several.requests.open(voice), [], 0
+        utterance, replies, sent = several.utterances.open(voice), [], 0
         while sent < count:
             stop = min(count, sent + rng.choice([3, 20, 60]))
             replies.append(RecordingReply())
-            several.requests.push(
+            several.utterances.push(
                 utterance, demo_tokens(count)[sent:stop], replies[-1], end=stop == count
             )
             sent = stop
@@ -82,10 +82,10 @@ def test_workers_compute_at_the_same_time(
 
     workers = WorkerPool(model.pipeline, LIMITS, workers=2)
     try:
-        first = workers.requests.open(voice)
+        first = workers.utterances.open(voice)
         vocoder.meanwhile["advance"] = meeting
         reply = RecordingReply()
-        workers.requests.push(first, demo_tokens(FIRST), reply, end=True)
+        workers.utterances.push(first, demo_tokens(FIRST), reply, end=True)
         until(lambda: barrier.n_waiting == 1)
         vocoder.meanwhile["advance"] = meeting  # the first call removed the function
         second = speak(workers, voice, FIRST)
@@ -148,9 +148,9 @@ def test_a_gpu_that_hangs_admits_no_utterance(
     clock.now += 181.0
     assert isinstance(lost.failed(), BackendError)
     with pytest.raises(BackendError, match="no batch has finished for 181 s; the server hangs"):
-        workers.requests.open(voice)
+        workers.utterances.open(voice)
     hanging.gate.set()
-    until(lambda: workers.requests.scheduler.idle_workers == 2)
+    until(lambda: workers.utterances.scheduler.idle_workers == 2)
     assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
 
 
@@ -160,9 +160,9 @@ def test_a_stream_cancelled_in_one_of_several_workers(
     model, vocoder = faulty
     workers = WorkerPool(model.pipeline, LIMITS, workers=2)
     try:
-        utterance, reply = workers.requests.open(voice), RecordingReply()
-        vocoder.meanwhile["advance"] = lambda: workers.requests.cancel(utterance)
-        workers.requests.push(utterance, demo_tokens(FIRST), reply, end=False)
+        utterance, reply = workers.utterances.open(voice), RecordingReply()
+        vocoder.meanwhile["advance"] = lambda: workers.utterances.cancel(utterance)
+        workers.utterances.push(utterance, demo_tokens(FIRST), reply, end=False)
         assert isinstance(reply.failed(), StreamClosedError)
         audio = joined(speak(workers, voice, FIRST))
         until(lambda: model.pipeline.open_streams == 0)
@@ -196,7 +196,7 @@ def test_a_hanging_worker_loses_only_its_own_streams(
             == "backend: the worker of this stream hangs; its batch has run for 181 s"
         )
         assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
-        assert workers.requests.open_requests == 0
+        assert workers.utterances.open_utterances == 0
         until(lambda: model.pipeline.open_streams == 1)  # the engines may still write there
 
         vocoder.meanwhile["advance"] = second
@@ -207,13 +207,13 @@ def test_a_hanging_worker_loses_only_its_own_streams(
         with pytest.raises(
             BackendError, match=r"^backend: no batch has finished for 181 s; the server hangs$"
         ):
-            workers.requests.open(voice)
+            workers.utterances.open(voice)
 
         second.gate.set()
-        until(lambda: workers.requests.scheduler.idle_workers == 1)
+        until(lambda: workers.utterances.scheduler.idle_workers == 1)
         assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
         first.gate.set()
-        until(lambda: workers.requests.scheduler.idle_workers == 2)
+        until(lambda: workers.utterances.scheduler.idle_workers == 2)
         assert model.pipeline.open_streams == 0
     finally:
         for hanging in (first, second):

@@ -20,7 +20,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
     engine = parts.incremental(pages=16, left_blocks=2, longest_hop=25)
     model: Token2Wav = parts.model(engine, config).model
     pipeline = model.pipeline
-    request = pipeline.request(a_voice(41))
+    request = pipeline.utterance(a_voice(41))
     pipeline.open(request)
     chunker, handles = request.chunker, request.handles
     assert handles is not None

@@ -1,3 +1,3 @@
-"""Serving of requests: selects the chunk that each request runs next, and computes it by the stages
-of the model.
+"""Serving of utterances: selects the chunks that run next, and computes them by the stages of the
+model.
 """

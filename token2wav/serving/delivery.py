@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from token2wav.errors import Token2WavError
-from token2wav.serving.request import Reply
+from token2wav.serving.utterance import Reply
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Pipeline from tokens to audio: computes the chunks of requests by the stages of a model."""
+"""Pipeline from tokens to audio: computes the chunks of utterances by the stages of a model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.clocks import Load, Playback
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
-from token2wav.serving.request import Request
+from token2wav.serving.utterance import Utterance
 from token2wav.stages.stage import CacheUsage, FrameChunk, Stage, TokenChunk
 from token2wav.voice import Voice
 
-_Chunk = tuple[Request, tuple[int, ...], TokenChunk]  # a request, its handles, and its next chunk
+# An utterance, its handles, and its next chunk.
+_Chunk = tuple[Utterance, tuple[int, ...], TokenChunk]
 # Result of a chunk: the audio to send; None if the chunk yields no audio yet; or an error.
 Result = AudioChunk | Token2WavError | None
 Timed = Callable[[Mapping[StageName, float]], None]  # called with the seconds of each stage
@@ -36,7 +37,7 @@ class Pipeline:
 
     Attributes:
         stages: stages in the order in which they compute a chunk.
-        steps: numbers of ODE steps that requests may have, the default first.
+        steps: numbers of ODE steps that utterances may have, the default first.
     """
 
     def __init__(
@@ -55,16 +56,16 @@ class Pipeline:
         self.load = Load()
         self._stream = stream
         self._device = torch.device(device)
-        self._dropped: deque[Request] = deque()
+        self._dropped: deque[Utterance] = deque()
 
-    def request(
+    def utterance(
         self,
         voice: Voice,
         options: UtteranceOptions = DEFAULTS,
         clock: Callable[[], float] | None = None,
         buffer_seconds: float = PLAYER_BUFFER_SECONDS,
-    ) -> Request:
-        """Creates a request, which has no memory in the stages until `open`.
+    ) -> Utterance:
+        """Creates an utterance, which has no memory in the stages until `open`.
 
         Args:
             buffer_seconds: audio that the listener's player collects before it starts.
@@ -76,39 +77,41 @@ class Pipeline:
         if options.speed != 1:  # the withheld samples then belong to more or fewer tokens
             withheld = self._withheld_samples * options.speed
             schedule = HopSchedule.of(self._stream, self.config, withheld)
-        return Request.of(voice, options, self.config, self._stream, schedule, playback, self.load)
+        return Utterance.of(
+            voice, options, self.config, self._stream, schedule, playback, self.load
+        )
 
-    def open(self, request: Request) -> None:
-        """Opens a request in every stage, which may compute the prompt of its voice.
+    def open(self, utterance: Utterance) -> None:
+        """Opens an utterance in every stage, which may compute the prompt of its voice.
 
         Raises:
-            LimitError: the cache has no room for another request.
+            LimitError: the cache has no room for another utterance.
             BackendError: a backend failed.
         """
         self._close_dropped()
         with self.running(), ExitStack() as rollback:
             handles = []
             for stage in self.stages.values():
-                handles.append(stage.open(request.voice, request.stream_options))
+                handles.append(stage.open(utterance.voice, utterance.stream_options))
                 rollback.callback(stage.close, handles[-1])
             rollback.pop_all()
-            request.handles = tuple(handles)
+            utterance.handles = tuple(handles)
 
-    def close(self, request: Request) -> None:
-        """Frees the memory of a request in every stage. A second call does nothing."""
-        self.load.remove(request.chunker)
-        # An unopened request has no handles yet, and a closed request has none any more.
-        for stage, handle in zip(self.stages.values(), request.handles, strict=False):
+    def close(self, utterance: Utterance) -> None:
+        """Frees the memory of an utterance in every stage. A second call does nothing."""
+        self.load.remove(utterance.chunker)
+        # An unopened utterance has no handles yet, and a closed utterance has none any more.
+        for stage, handle in zip(self.stages.values(), utterance.handles, strict=False):
             stage.close(handle)
-        request.handles = ()
+        utterance.handles = ()
 
-    def drop(self, request: Request) -> None:
-        """Marks a request. The next call of `open`, `advance` or `open_streams` closes it.
+    def drop(self, utterance: Utterance) -> None:
+        """Marks an utterance. The next call of `open`, `advance` or `open_streams` closes it.
 
         The garbage collector may call this method at any moment, even while the same thread holds a
         lock of a backend. So the method must never wait for a lock.
         """
-        self._dropped.append(request)
+        self._dropped.append(utterance)
 
     def _close_dropped(self) -> None:
         while True:
@@ -118,25 +121,26 @@ class Pipeline:
                 return
             self.close(dropped)
 
-    def advance(self, requests: Sequence[Request], timed: Timed | None = None) -> list[Result]:
-        """Computes the next chunk of every request, in one batch.
+    def advance(self, utterances: Sequence[Utterance], timed: Timed | None = None) -> list[Result]:
+        """Computes the next chunk of every utterance, in one batch.
 
-        Several threads may call this method at the same time, for different requests.
+        Several threads may call this method at the same time, for different utterances.
 
         Args:
-            requests: requests that are open and have a next chunk.
+            utterances: utterances that are open and have a next chunk.
 
         Returns:
-            One entry for each request: the audio to send; None if the chunk yields no audio yet; or
-            a BackendError if the audio of this request is NaN or infinite. Such an error affects no
-            other request.
+            One entry for each utterance: the audio to send; None if the chunk yields no audio yet;
+                or
+            a BackendError if the audio of this utterance is NaN or infinite. Such an error affects
+            no other utterance.
 
         Raises:
-            BackendError: a backend failed, so no request of the batch can continue.
-            DeviceLostError: the GPU is lost, so no request of this process can continue.
+            BackendError: a backend failed, so no utterance of the batch can continue.
+            DeviceLostError: the GPU is lost, so no utterance of this process can continue.
         """
         self._close_dropped()
-        batch = [(request, request.handles, _next_chunk(request)) for request in requests]
+        batch = [(utterance, utterance.handles, _next_chunk(utterance)) for utterance in utterances]
         seconds: dict[StageName, float] = {}
         with self.running():
             audio = self._through_stages(batch, seconds)
@@ -145,10 +149,10 @@ class Pipeline:
         if timed:
             timed(seconds)
         return [
-            request.output.take(samples, last=chunk.last)
+            utterance.output.take(samples, last=chunk.last)
             if np.isfinite(samples).all()
             else BackendError("backend: the model produced NaN or infinite audio")
-            for (request, _, chunk), samples in zip(batch, audio, strict=True)
+            for (utterance, _, chunk), samples in zip(batch, audio, strict=True)
         ]
 
     def _through_stages(
@@ -172,8 +176,8 @@ class Pipeline:
             elif index == 0:
                 ratio = self.config.token_mel_ratio
                 outputs = [
-                    _at_tempo(request, frames[:, ratio * chunk.skip :], last=chunk.last)
-                    for (request, _, chunk), frames in zip(batch, outputs, strict=True)
+                    _at_tempo(utterance, frames[:, ratio * chunk.skip :], last=chunk.last)
+                    for (utterance, _, chunk), frames in zip(batch, outputs, strict=True)
                 ]
             seconds[name] = time.perf_counter() - start
             inputs = [
@@ -203,7 +207,7 @@ class Pipeline:
 
     @property
     def open_streams(self) -> int:
-        """Requests that hold memory in any stage."""
+        """Utterances that hold memory in any stage."""
         self._close_dropped()
         return max(stage.open_streams for stage in self.stages.values())
 
@@ -233,11 +237,11 @@ class Pipeline:
         return self.stages[name]
 
 
-def _at_tempo(request: Request, frames: torch.Tensor, *, last: bool) -> torch.Tensor:
-    return request.tempo.advance(frames, last=last) if request.tempo else frames
+def _at_tempo(utterance: Utterance, frames: torch.Tensor, *, last: bool) -> torch.Tensor:
+    return utterance.tempo.advance(frames, last=last) if utterance.tempo else frames
 
 
-def _next_chunk(request: Request) -> TokenChunk:
-    chunk = request.chunker.next_chunk
-    assert chunk is not None  # the scheduler selects only requests with a next chunk
+def _next_chunk(utterance: Utterance) -> TokenChunk:
+    chunk = utterance.chunker.next_chunk
+    assert chunk is not None  # the scheduler selects only utterances with a next chunk
     return chunk

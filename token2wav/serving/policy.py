@@ -1,4 +1,4 @@
-"""Policy of the scheduler: selects the requests whose next chunks run as one batch.
+"""Policy of the scheduler: selects the utterances whose next chunks run as one batch.
 
 A chunk has one of four kinds. The kinds are served in this order:
 
@@ -40,7 +40,7 @@ class Schedulable(Protocol):
     @property
     def ready_since(self) -> float:
         """Time at which the next chunk became ready: its tokens have arrived, and no earlier chunk
-        of the request is running.
+        of the utterance is running.
         """
 
     @property
@@ -68,10 +68,10 @@ class Schedulable(Protocol):
         """Whether the next chunk may be shortened: it lies between the first and the last chunk."""
 
 
-RequestT = TypeVar("RequestT", bound=Schedulable)
+ChunkT = TypeVar("ChunkT", bound=Schedulable)
 
 
-class Policy(Generic[RequestT]):
+class Policy(Generic[ChunkT]):
     """Policy that forms batches.
 
     Args:
@@ -95,38 +95,38 @@ class Policy(Generic[RequestT]):
 
     def next_batch(
         self,
-        ready: Sequence[RequestT],
+        ready: Sequence[ChunkT],
         now: float,
         idle_workers: int = 1,
         waiting: Iterable[float] = (),
-    ) -> list[RequestT]:
+    ) -> list[ChunkT]:
         """Forms the next batch, which may be empty. Idle workers share the ready chunks equally.
 
         A running batch cannot be interrupted. So a batch of relaxed or ahead chunks is kept small
         enough to finish before the listener of its first chunk runs out of audio. On the last idle
         worker the batch must also finish `RESERVE_SECONDS` before the listener of any waiting
-        request runs out of audio. An ahead chunk that does not fit waits. A relaxed chunk never
+        utterance runs out of audio. An ahead chunk that does not fit waits. A relaxed chunk never
         waits for this reason.
 
         Args:
             idle_workers: idle workers, the calling one included.
-            waiting: for each request that waits for tokens or for its opening, the time at which
+            waiting: for each utterance that waits for tokens or for its opening, the time at which
                 its listener runs out of audio; before the first audio, the time of its admission.
         """
         if not ready:
             return []
         self._turn += 1
         fair = not self._turn % _FAIR_TURN
-        ranked = sorted(ready, key=lambda request: _rank(request, now, fair=fair))
+        ranked = sorted(ready, key=lambda chunk: _rank(chunk, now, fair=fair))
         head = ranked[0]
         kind = _kind(head.plays_until, now)
         candidates = [
-            request
-            for request in ranked
-            if request.ode_steps == head.ode_steps
-            and request.next_provisional == head.next_provisional
-            and request.next_tokens <= head.next_tokens
-            and _kind(request.plays_until, now) <= max(kind, _UNHEARD)
+            chunk
+            for chunk in ranked
+            if chunk.ode_steps == head.ode_steps
+            and chunk.next_provisional == head.next_provisional
+            and chunk.next_tokens <= head.next_tokens
+            and _kind(chunk.plays_until, now) <= max(kind, _UNHEARD)
         ]
         room = min(self._most, math.ceil(len(ready) / idle_workers))
         if self._equal_block:
@@ -139,15 +139,15 @@ class Policy(Generic[RequestT]):
             return _within(batch, fitting)
         return _within(batch, max(fitting, _SHORT_TOKENS)) or [head]
 
-    def common_tokens(self, batch: Sequence[RequestT]) -> int:
+    def common_tokens(self, batch: Sequence[ChunkT]) -> int:
         """Returns the tokens to which the chunks of a batch are shortened; 0 if they stay as they
         are.
         """
         if not (self._equal_block and batch and batch[0].next_divisible):
             return 0
-        return _common_length(min(request.next_tokens for request in batch), self._equal_block)
+        return _common_length(min(chunk.next_tokens for chunk in batch), self._equal_block)
 
-    def _fitting_tokens(self, head: RequestT, now: float, waiting: Iterable[float]) -> float:
+    def _fitting_tokens(self, head: ChunkT, now: float, waiting: Iterable[float]) -> float:
         """Estimates how many tokens a worker can compute before a listener needs audio."""
         due = [] if head.plays_until is None else [head.plays_until]
         # A listener that has long been without audio does not count.
@@ -170,29 +170,27 @@ def _kind(plays_until: float | None, now: float) -> int:
     )
 
 
-def _rank(request: Schedulable, now: float, *, fair: bool) -> tuple[float, ...]:
-    if fair and not has_time(request.plays_until, now):
-        return _URGENT, request.seconds_sent, request.ready_since
-    if request.plays_until is None:
-        return _UNHEARD, request.ready_since
-    return _kind(request.plays_until, now), request.plays_until
+def _rank(chunk: Schedulable, now: float, *, fair: bool) -> tuple[float, ...]:
+    if fair and not has_time(chunk.plays_until, now):
+        return _URGENT, chunk.seconds_sent, chunk.ready_since
+    if chunk.plays_until is None:
+        return _UNHEARD, chunk.ready_since
+    return _kind(chunk.plays_until, now), chunk.plays_until
 
 
-def _alike(candidates: Sequence[RequestT], block: int, room: int) -> list[RequestT]:
+def _alike(candidates: Sequence[ChunkT], block: int, room: int) -> list[ChunkT]:
     """Selects the chunks that run together with the first one if all of them have equal lengths.
 
     Divisible chunks get the length with which the batch has the most tokens.
     """
     head = candidates[0]
-    alike = [request for request in candidates if request.next_divisible == head.next_divisible]
+    alike = [chunk for chunk in candidates if chunk.next_divisible == head.next_divisible]
     if not head.next_divisible:
-        return [request for request in alike if request.next_tokens == head.next_tokens]
-    lengths = sorted(
-        (_common_length(request.next_tokens, block) for request in alike), reverse=True
-    )
+        return [chunk for chunk in alike if chunk.next_tokens == head.next_tokens]
+    lengths = sorted((_common_length(chunk.next_tokens, block) for chunk in alike), reverse=True)
     totals = {length: length * min(at + 1, room) for at, length in enumerate(lengths)}
     chosen = max(reversed(totals), key=lambda length: totals[length])  # the shortest of the best
-    return [request for request in alike if request.next_tokens >= chosen]
+    return [chunk for chunk in alike if chunk.next_tokens >= chosen]
 
 
 def _common_length(tokens: int, block: int) -> int:
@@ -206,7 +204,7 @@ def _common_length(tokens: int, block: int) -> int:
     return (blocks >> shift << shift) * block
 
 
-def _within(batch: Sequence[RequestT], tokens: float) -> list[RequestT]:
+def _within(batch: Sequence[ChunkT], tokens: float) -> list[ChunkT]:
     """Cuts a batch after the last chunk with which it has at most `tokens` tokens in total."""
-    sums = itertools.accumulate(request.next_tokens for request in batch)
-    return [request for request, total in zip(batch, sums, strict=True) if total <= tokens]
+    sums = itertools.accumulate(chunk.next_tokens for chunk in batch)
+    return [chunk for chunk, total in zip(batch, sums, strict=True) if total <= tokens]

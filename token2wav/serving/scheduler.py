@@ -1,7 +1,7 @@
-"""Scheduler of requests: admits requests, updates their status, and decides the turns of workers.
+"""Scheduler of utterances: admits them, updates their status, and decides the turns of workers.
 
 The scheduler has no threads, no tensors and no clock of its own, and it sends nothing. Callers hold
-the lock of the `RequestPool`, and pass the time of its clock. A turn of a worker has four steps:
+the lock of the `UtterancePool`, and pass the time of its clock. A turn of a worker has four steps:
 
 1. `next_turn` decides what the worker opens or computes.
 2. `finish_turn` takes the results, and returns what is sent to clients.
@@ -30,10 +30,10 @@ from token2wav.errors import (
     to_public_error,
 )
 from token2wav.serving.policy import Policy, has_time
-from token2wav.serving.request import PendingMessage, Reply, Request, Status
 from token2wav.serving.turn import Answer, Delivery, ResultT, Turn, hang_seconds
+from token2wav.serving.utterance import PendingMessage, Reply, Status, Utterance
 
-# Largest number of messages of one request that wait. The server keeps the memory of each waiting
+# Largest number of messages of one utterance that wait. The server keeps the memory of each waiting
 # message allocated until its reply is finished.
 MAX_WAITING_MESSAGES = 64
 # Total time of openings in a row by which they may always delay a chunk that has waited longer.
@@ -41,9 +41,9 @@ _HARMLESS_SECONDS = 0.05
 
 
 class ReadyChunk(NamedTuple):
-    """Next chunk of a request, with the properties that the policy reads (`Schedulable`)."""
+    """Next chunk of an utterance, with the properties that the policy reads (`Schedulable`)."""
 
-    request: Request
+    utterance: Utterance
     ready_since: float
     plays_until: float | None
     seconds_sent: float
@@ -53,30 +53,30 @@ class ReadyChunk(NamedTuple):
     next_divisible: bool
 
     @classmethod
-    def of(cls, request: Request) -> ReadyChunk:
-        chunker, playback = request.chunker, request.playback
+    def of(cls, utterance: Utterance) -> ReadyChunk:
+        chunker, playback = utterance.chunker, utterance.playback
         return cls(
-            request,
-            request.ready_since,
+            utterance,
+            utterance.ready_since,
             playback.plays_until,
             playback.seconds_sent,
             chunker.next_tokens,
-            request.stream_options.steps,
+            utterance.stream_options.steps,
             chunker.next_provisional,
             chunker.next_divisible,
         )
 
 
 class Scheduler:
-    """Scheduler of requests.
+    """Scheduler of utterances.
 
     Args:
         workers: turns that are computed at the same time.
         senders: further workers, which send the results of their turns meanwhile.
 
     Attributes:
-        requests: open requests, in the order of their admission.
-        admitted: number of requests that were ever admitted.
+        utterances: open utterances, in the order of their admission.
+        admitted: number of utterances that were ever admitted.
         turns: turns that are not over.
         threads: number of all workers.
     """
@@ -94,31 +94,31 @@ class Scheduler:
         self.turns: set[Turn] = set()
         self._computing: set[Turn] = set()
         self.admitted = 0
-        self.requests: list[Request] = []
+        self.utterances: list[Utterance] = []
         self.closing = False
 
-    def admit(self, request: Request, now: float) -> None:
-        """Admits a request. Its idle time starts now.
+    def admit(self, utterance: Utterance, now: float) -> None:
+        """Admits an utterance. Its idle time starts now.
 
         Raises:
-            LimitError, BackendError: as in `RequestPool.open`.
+            LimitError, BackendError: as in `UtterancePool.open`.
         """
         # This check precedes the limits, because the health check and the canary (the launcher's
         # test synthesis) regard a server that raises LimitError as healthy.
         self._check_working(now)
         if self.closing:
             raise LimitError("server: it is shutting down; try another one")
-        if not request.canary:
-            owners = [other.client for other in self.requests if not other.canary]
-            self._limits.check_room(owners, request.client)
+        if not utterance.canary:
+            owners = [other.client for other in self.utterances if not other.canary]
+            self._limits.check_room(owners, utterance.client)
         self.admitted += 1
-        request.number = self.admitted
-        request.admitted = request.last_progress = now
-        self.requests.append(request)
+        utterance.number = self.admitted
+        utterance.admitted = utterance.last_progress = now
+        self.utterances.append(utterance)
 
     def push(
         self,
-        request: Request,
+        utterance: Utterance,
         tokens: NDArray[Any],
         reply: Reply,
         now: float,
@@ -126,49 +126,49 @@ class Scheduler:
         end: bool,
         keep_open: bool,
     ) -> list[Reply]:
-        """Adds tokens (n, *token_shape) to a request, and returns the replies that the caller must
-        finish now.
+        """Adds tokens (n, *token_shape) to an utterance, and returns the replies that the caller
+        must finish now.
 
         If the largest number of messages waits, the newest waiting message is merged with this one:
         its reply is finished at once, and `reply` takes its place. A client that sends single
         tokens faster than the server computes them therefore loses nothing.
 
         Raises:
-            InputError, StreamClosedError: as in `RequestPool.push`.
+            InputError, StreamClosedError: as in `UtterancePool.push`.
         """
-        request.check_open()
-        if not request.drops_tokens:
-            self._add_tokens(request, tokens, end=end)
+        utterance.check_open()
+        if not utterance.drops_tokens:
+            self._add_tokens(utterance, tokens, end=end)
         merged = list[Reply]()
-        if len(request.messages) >= MAX_WAITING_MESSAGES:
-            newest = request.messages.pop()
+        if len(utterance.messages) >= MAX_WAITING_MESSAGES:
+            newest = utterance.messages.pop()
             merged += [] if newest.keep_open else [newest.reply]
         # A limit may have ended the utterance, with or without `end`.
-        chunker = request.chunker
-        request.messages.append(PendingMessage(chunker.received, chunker.ended, reply, keep_open))
+        chunker = utterance.chunker
+        utterance.messages.append(PendingMessage(chunker.received, chunker.ended, reply, keep_open))
         if keep_open:
-            request.kept_open.append(reply)
+            utterance.kept_open.append(reply)
         if len(tokens) or end:
-            request.last_progress = now
-        # A worker that runs the request finishes its replies later, in the order of the messages.
-        # An unopened request keeps all replies, because opening may fail, and a reply is needed to
-        # send the error.
-        if request.status in (Status.RUNNING, Status.UNOPENED):
+            utterance.last_progress = now
+        # A worker that runs the utterance finishes its replies later, in the order of the messages.
+        # An unopened utterance keeps all replies, because opening may fail, and a reply is needed
+        # to send the error.
+        if utterance.status in (Status.RUNNING, Status.UNOPENED):
             return merged
-        finished = merged + self._finish_consumed_messages(request)
-        request.release(now)
+        finished = merged + self._finish_consumed_messages(utterance)
+        utterance.release(now)
         return finished
 
-    def _add_tokens(self, request: Request, tokens: NDArray[Any], *, end: bool) -> None:
-        tokens, end = request.within_limits(tokens, end=end)
-        if request.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
+    def _add_tokens(self, utterance: Utterance, tokens: NDArray[Any], *, end: bool) -> None:
+        tokens, end = utterance.within_limits(tokens, end=end)
+        if utterance.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
             raise InputError(
                 "tokens",
                 f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of "
                 f"one stream",
             )
-        chunker = request.chunker
-        waits = chunker.next_chunk is not None and request.status is not Status.RUNNING
+        chunker = utterance.chunker
+        waits = chunker.next_chunk is not None and utterance.status is not Status.RUNNING
         chunker.push(tokens, end=end)
         if waits:
             # A provisional chunk that waits for a worker may become longer by the new tokens.
@@ -183,9 +183,9 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether an idle worker may find a turn now."""
         return bool(self.can_compute and self.idle_workers) and any(
-            request.status is Status.READY
-            or (request.status is Status.UNOPENED and request.messages)
-            for request in self.requests
+            utterance.status is Status.READY
+            or (utterance.status is Status.UNOPENED and utterance.messages)
+            for utterance in self.utterances
         )
 
     @property
@@ -193,7 +193,7 @@ class Scheduler:
         return self.threads - len(self.turns)
 
     def next_turn(self, worker: int, now: float) -> Turn | None:
-        """Decides what a worker opens or computes next. The worker then owns these requests.
+        """Decides what a worker opens or computes next. The worker then owns these utterances.
 
         Returns:
             None if the worker has to wait.
@@ -202,12 +202,12 @@ class Scheduler:
             return None
         self._recheck_waiting(now)
         unopened = self._next_to_open(now)
-        requests = [unopened] if unopened else self._next_batch(now)
-        if not requests:
+        utterances = [unopened] if unopened else self._next_batch(now)
+        if not utterances:
             return None
-        turn = _turn(worker, requests, now, opens=unopened is not None)
-        for request in requests:
-            request.start(worker)
+        turn = _turn(worker, utterances, now, opens=unopened is not None)
+        for utterance in utterances:
+            utterance.start(worker)
         self.turns.add(turn)
         self._computing.add(turn)
         return turn
@@ -231,85 +231,85 @@ class Scheduler:
         else:
             self._opening_debt = max(0.0, self._opening_debt - seconds)
             self._policy.record_batch(turn.tokens, seconds)
-            for request in turn.requests:
-                request.compute_seconds += seconds
+            for utterance in turn.utterances:
+                utterance.compute_seconds += seconds
         return [
-            _delivery(request, result)
-            for request, result in zip(turn.requests, results, strict=True)
+            _delivery(utterance, result)
+            for utterance, result in zip(turn.utterances, results, strict=True)
         ]
 
     def settle(
         self, turn: Turn, now: float, sent: Sequence[ResultT | Token2WavError | None] = ()
     ) -> list[Answer]:
-        """Records what was sent, and releases the requests that have no more replies to end.
+        """Records what was sent, and releases the utterances that have no more replies to end.
 
         Args:
-            sent: result of each request that was sent, or the error of a request that cannot
+            sent: result of each utterance that was sent, or the error of an utterance that cannot
                 continue; empty for the second and all further calls.
 
         Returns:
-            The replies to end before the next call, and requests that are over and released, whose
-            memory must be freed. The turn is over when the list is empty.
+            The replies to end before the next call, and utterances that are over and released,
+            whose memory must be freed. The turn is over when the list is empty.
         """
         answers = list[Answer]()
-        for request, result in zip(turn.requests, sent, strict=False):
-            if answer := self._finish_chunk(request, result, opened=turn.opens):
+        for utterance, result in zip(turn.utterances, sent, strict=False):
+            if answer := self._finish_chunk(utterance, result, opened=turn.opens):
                 answers.append(answer)
-        for request in turn.requests:
-            if request.owner == turn.worker and (answer := self._release(request, now)):
+        for utterance in turn.utterances:
+            if utterance.owner == turn.worker and (answer := self._release(utterance, now)):
                 answers.append(answer)
         if not answers:
             self.turns.discard(turn)
         return answers
 
     def give_up(self, turn: Turn, error: Token2WavError, now: float) -> list[Answer]:
-        """Ends a turn whose worker has failed, and fails the requests that the worker still owns.
+        """Ends a turn whose worker has failed, and fails the utterances that the worker still owns.
 
         Returns:
             As in `settle`.
         """
         self._computing.discard(turn)
         self.turns.discard(turn)
-        owned = [request for request in turn.requests if request.owner == turn.worker]
-        answers = [self.fail(request, error) or Answer(request, []) for request in owned]
-        for request in owned:
-            request.release(now)
+        owned = [utterance for utterance in turn.utterances if utterance.owner == turn.worker]
+        answers = [self.fail(utterance, error) or Answer(utterance, []) for utterance in owned]
+        for utterance in owned:
+            utterance.release(now)
         return answers
 
     def hung(self, now: float) -> list[Turn]:
         return [turn for turn in self.turns if now > turn.hangs_after]
 
-    def fail(self, request: Request, error: Token2WavError, ended: str = "") -> Answer | None:
-        """Ends a request with an error. The caller must fail the replies.
+    def fail(self, utterance: Utterance, error: Token2WavError, ended: str = "") -> Answer | None:
+        """Ends an utterance with an error. The caller must fail the replies.
 
         Args:
             ended: reason for the end; empty for the name of the error.
 
         Returns:
-            None if the request is over.
+            None if the utterance is over.
         """
-        if request.over:
+        if utterance.over:
             return None
-        replies = [message.reply for message in request.messages]
-        replies += [reply for reply in request.kept_open if reply not in replies]
-        request.fail(error)
-        self._forget(request)
-        return Answer(request, replies, error, ended or type(error).__name__)
+        replies = [message.reply for message in utterance.messages]
+        replies += [reply for reply in utterance.kept_open if reply not in replies]
+        utterance.fail(error)
+        self._forget(utterance)
+        return Answer(utterance, replies, error, ended or type(error).__name__)
 
-    def overdue(self, now: float) -> list[tuple[Request, StreamClosedError]]:
+    def overdue(self, now: float) -> list[tuple[Utterance, StreamClosedError]]:
         limits = self._limits
-        overdue = list[tuple[Request, StreamClosedError]]()
-        for request in self.requests:
-            if now - request.admitted > (seconds := self._open_seconds):
+        overdue = list[tuple[Utterance, StreamClosedError]]()
+        for utterance in self.utterances:
+            if now - utterance.admitted > (seconds := self._open_seconds):
                 message = (
                     f"stream: open for {seconds:g} s, the limit of one stream, so it was closed"
                 )
-                overdue.append((request, ExpiredError(message)))
-            elif request.awaits_tokens and now - request.last_progress > (
+                overdue.append((utterance, ExpiredError(message)))
+            elif utterance.awaits_tokens and now - utterance.last_progress > (
                 seconds := limits.idle_seconds
             ):
                 overdue.append(
-                    (request, IdleError(f"stream: no tokens for {seconds:g} s, so it was closed"))
+                    (utterance, IdleError(f"stream: no tokens for {seconds:g} s, so it was closed"))
                 )
         return overdue
 
@@ -321,132 +321,134 @@ class Scheduler:
                 f"backend: no batch has finished for {seconds:.0f} s; the server hangs"
             )
 
-    def _finish_consumed_messages(self, request: Request) -> list[Reply]:
-        """Removes the consumed messages of a request, and returns the replies to finish.
+    def _finish_consumed_messages(self, utterance: Utterance) -> list[Reply]:
+        """Removes the consumed messages of an utterance, and returns the replies to finish.
 
         A message is consumed when every chunk that its tokens make possible was sent.
         """
-        finished, messages, chunker = list[Reply](), request.messages, request.chunker
+        finished, messages, chunker = list[Reply](), utterance.messages, utterance.chunker
         while messages and (
             chunker.done or (not messages[0].end and chunker.needs(messages[0].received))
         ):
             message = messages.popleft()
             finished += [] if message.keep_open else [message.reply]
         if chunker.done:
-            finished += request.kept_open
-            request.finish()
-            self._forget(request)
+            finished += utterance.kept_open
+            utterance.finish()
+            self._forget(utterance)
         return finished
 
     def _recheck_waiting(self, now: float) -> None:
         """Lets a shorter chunk run when a listener comes close to the end of its audio.
 
-        By then all messages of the request are consumed. So only a reply that is kept open can take
-        the chunk.
+        By then all messages of the utterance are consumed. So only a reply that is kept open can
+        take the chunk.
         """
-        for request in self.requests:
-            waits = request.status is Status.WAITING and request.kept_open
-            if waits and request.chunker.recheck():
-                request.release(now)
+        for utterance in self.utterances:
+            waits = utterance.status is Status.WAITING and utterance.kept_open
+            if waits and utterance.chunker.recheck():
+                utterance.release(now)
 
-    def _next_to_open(self, now: float) -> Request | None:
-        """Selects the request that a worker opens next in the stages, in the order of admission.
+    def _next_to_open(self, now: float) -> Utterance | None:
+        """Selects the utterance that a worker opens next in the stages, in the order of admission.
 
         Opening computes the prompt of a new voice, which may take as long as a chunk. While an
-        urgent or unheard chunk (`policy.py`) has waited longer than a request, openings get as much
-        time as batches. This keeps newcomers and open streams from starving each other under
+        urgent or unheard chunk (`policy.py`) has waited longer than an utterance, openings get as
+        much time as batches. This keeps newcomers and open streams from starving each other under
         overload. A canary is opened at once.
         """
         unopened = [
-            request
-            for request in self.requests
-            if request.status is Status.UNOPENED and request.messages
+            utterance
+            for utterance in self.utterances
+            if utterance.status is Status.UNOPENED and utterance.messages
         ]
-        if canary := next((request for request in unopened if request.canary), None):
+        if canary := next((utterance for utterance in unopened if utterance.canary), None):
             return canary
         until = now
         if unopened and self._opening_debt > _HARMLESS_SECONDS:
             urgent = (
-                request.ready_since
-                for request in self.requests
-                if request.status is Status.READY
-                and not has_time(request.playback.plays_until, now)
+                utterance.ready_since
+                for utterance in self.utterances
+                if utterance.status is Status.READY
+                and not has_time(utterance.playback.plays_until, now)
             )
             until = min(urgent, default=now)
-        return next((request for request in unopened if request.admitted <= until), None)
+        return next((utterance for utterance in unopened if utterance.admitted <= until), None)
 
-    def _next_batch(self, now: float) -> list[Request]:
-        """Selects the requests whose next chunks a worker computes as one batch. A canary runs
+    def _next_batch(self, now: float) -> list[Utterance]:
+        """Selects the utterances whose next chunks a worker computes as one batch. A canary runs
         alone and first.
         """
-        ready = [request for request in self.requests if request.status is Status.READY]
-        ready = [request for request in ready if request.canary] or ready
+        ready = [utterance for utterance in self.utterances if utterance.status is Status.READY]
+        ready = [utterance for utterance in ready if utterance.canary] or ready
         waiting = (
-            request.admitted if (ends := request.playback.plays_until) is None else ends
-            for request in self.requests
-            if request.status in (Status.WAITING, Status.UNOPENED)
+            utterance.admitted if (ends := utterance.playback.plays_until) is None else ends
+            for utterance in self.utterances
+            if utterance.status in (Status.WAITING, Status.UNOPENED)
         )
         idle = max(1, self.idle_workers - self._senders)
         batch = self._policy.next_batch([*map(ReadyChunk.of, ready)], now, idle, waiting)
         if common_tokens := self._policy.common_tokens(batch):
             for chunk in batch:
-                chunk.request.chunker.shorten(common_tokens)
-        return [chunk.request for chunk in batch]
+                chunk.utterance.chunker.shorten(common_tokens)
+        return [chunk.utterance for chunk in batch]
 
     def _finish_chunk(
-        self, request: Request, result: ResultT | Token2WavError | None, *, opened: bool
+        self, utterance: Utterance, result: ResultT | Token2WavError | None, *, opened: bool
     ) -> Answer | None:
-        """Records the result of a turn for one request. Any error ends only this request."""
+        """Records the result of a turn for one utterance. Any error ends only this utterance."""
         if isinstance(result, Token2WavError):
-            return self.fail(request, result)
+            return self.fail(utterance, result)
         try:
             if not opened:
-                request.finish_chunk(result)
+                utterance.finish_chunk(result)
         except Exception as error:
-            return self.fail(request, to_public_error(error))
+            return self.fail(utterance, to_public_error(error))
         return None
 
-    def _release(self, request: Request, now: float) -> Answer | None:
-        """Releases a request, unless replies have to end before. Any error ends it alone."""
+    def _release(self, utterance: Utterance, now: float) -> Answer | None:
+        """Releases an utterance, unless replies have to end before. Any error ends it alone."""
         try:
-            answer = self._answer(request)
+            answer = self._answer(utterance)
         except Exception as error:
-            answer = self.fail(request, to_public_error(error))
-        if answer is None or request.over:
-            request.release(now)
+            answer = self.fail(utterance, to_public_error(error))
+        if answer is None or utterance.over:
+            utterance.release(now)
         return answer
 
-    def _answer(self, request: Request) -> Answer | None:
-        if request.over:
-            return Answer(request, [])
-        replies = self._finish_consumed_messages(request)
-        if not request.over:
-            return Answer(request, replies) if replies else None
-        error, reason = request.last_error, request.end_reason
+    def _answer(self, utterance: Utterance) -> Answer | None:
+        if utterance.over:
+            return Answer(utterance, [])
+        replies = self._finish_consumed_messages(utterance)
+        if not utterance.over:
+            return Answer(utterance, replies) if replies else None
+        error, reason = utterance.last_error, utterance.end_reason
         ended = type(error).__name__ if error else reason.value if reason else "finished"
-        return Answer(request, replies, error, ended)
+        return Answer(utterance, replies, error, ended)
 
-    def _forget(self, request: Request) -> None:
-        request.messages.clear()
-        self.requests.remove(request)
+    def _forget(self, utterance: Utterance) -> None:
+        utterance.messages.clear()
+        self.utterances.remove(utterance)
 
 
-def _turn(worker: int, requests: Sequence[Request], now: float, *, opens: bool) -> Turn:
+def _turn(worker: int, utterances: Sequence[Utterance], now: float, *, opens: bool) -> Turn:
     tokens = sum(
-        len(request.voice.prompt_tokens) if opens else request.chunker.next_tokens
-        for request in requests
+        len(utterance.voice.prompt_tokens) if opens else utterance.chunker.next_tokens
+        for utterance in utterances
     )
-    predicts = not opens and not requests[0].chunker.next_provisional
-    waited = [now - request.ready_since for request in requests]
-    return Turn(worker, requests, opens, tokens * predicts, waited, now, now + hang_seconds(tokens))
+    predicts = not opens and not utterances[0].chunker.next_provisional
+    waited = [now - utterance.ready_since for utterance in utterances]
+    return Turn(
+        worker, utterances, opens, tokens * predicts, waited, now, now + hang_seconds(tokens)
+    )
 
 
-def _delivery(request: Request, result: ResultT | Token2WavError | None) -> Delivery[ResultT]:
-    """Finds the reply that takes a result. Any error ends only this request."""
+def _delivery(utterance: Utterance, result: ResultT | Token2WavError | None) -> Delivery[ResultT]:
+    """Finds the reply that takes a result. Any error ends only this utterance."""
     if result is None or isinstance(result, Token2WavError):
-        return Delivery(request, result)
+        return Delivery(utterance, result)
     try:
-        late = request.hear(result)
-        return Delivery(request, result, request.next_reply(), late)
+        late = utterance.hear(result)
+        return Delivery(utterance, result, utterance.next_reply(), late)
     except Exception as error:
-        return Delivery(request, to_public_error(error))
+        return Delivery(utterance, to_public_error(error))

@@ -41,14 +41,14 @@ class Stream:
         options: UtteranceOptions = DEFAULTS,
     ) -> None:
         self._pipeline = pipeline
-        self._request = pipeline.request(voice, options)
-        # Guards the status of the request. The lock is reentrant, because a signal handler may call
-        # `cancel` while its own thread holds the lock.
+        self._utterance = pipeline.utterance(voice, options)
+        # Guards the status of the utterance. The lock is reentrant, because a signal handler may
+        # call `cancel` while its own thread holds the lock.
         self._lock = threading.RLock()
-        self._request.start(threading.get_ident())
-        pipeline.open(self._request)
-        self._request.release(pipeline.clock())
-        self._drop_if_collected = weakref.finalize(self, pipeline.drop, self._request)
+        self._utterance.start(threading.get_ident())
+        pipeline.open(self._utterance)
+        self._utterance.release(pipeline.clock())
+        self._drop_if_collected = weakref.finalize(self, pipeline.drop, self._utterance)
 
     def push(self, tokens: ArrayLike) -> list[AudioChunk]:
         """Takes tokens, and returns the audio of the chunks that they complete, often none.
@@ -99,20 +99,20 @@ class Stream:
         self.cancel()
 
     def _run(self, tokens: ArrayLike, *, end: bool) -> list[AudioChunk]:
-        request = self._request
+        utterance = self._utterance
         with self._lock:
-            request.check_open()
-            if request.owner is not None:
+            utterance.check_open()
+            if utterance.owner is not None:
                 raise InputError(
                     "stream", "push or finish runs in another thread; call them from one at a time"
                 )
-            request.start(threading.get_ident())
+            utterance.start(threading.get_ident())
         try:
-            array = request.checked_tokens(tokens, self._pipeline.config)
-            request.chunker.check_codebooks(array)
+            array = utterance.checked_tokens(tokens, self._pipeline.config)
+            utterance.chunker.check_codebooks(array)
             try:
-                array, end = request.within_limits(array, end=end)
-                request.chunker.push(array, end=end)
+                array, end = utterance.within_limits(array, end=end)
+                utterance.chunker.push(array, end=end)
                 return self._compute()
             except BaseException as error:
                 if not isinstance(error, Token2WavError):  # for example KeyboardInterrupt
@@ -122,32 +122,32 @@ class Stream:
                 raise
         finally:
             with self._lock:
-                if request.chunker.done and not request.over:
-                    request.finish()
-                request.release(self._pipeline.clock())
-                if request.over:
+                if utterance.chunker.done and not utterance.over:
+                    utterance.finish()
+                utterance.release(self._pipeline.clock())
+                if utterance.over:
                     self._close()
 
     def _compute(self) -> list[AudioChunk]:
-        request, chunks = self._request, list[AudioChunk]()
-        while request.chunker.next_chunk is not None:
-            [result] = self._pipeline.advance([request])
+        utterance, chunks = self._utterance, list[AudioChunk]()
+        while utterance.chunker.next_chunk is not None:
+            [result] = self._pipeline.advance([utterance])
             if isinstance(result, Token2WavError):
                 raise result
             with self._lock:
-                request.hear(result)
-                request.finish_chunk(result)
+                utterance.hear(result)
+                utterance.finish_chunk(result)
             if result is not None:
                 chunks.append(result)
         return chunks
 
     def _fail(self, error: Token2WavError) -> None:
-        if not self._request.over:
-            self._request.fail(error)
+        if not self._utterance.over:
+            self._utterance.fail(error)
             # A thread that computes a chunk frees the memory later: a stage may still write to it.
-            if self._request.owner is None:
+            if self._utterance.owner is None:
                 self._close()
 
     def _close(self) -> None:
         self._drop_if_collected.detach()
-        self._pipeline.close(self._request)
+        self._pipeline.close(self._utterance)

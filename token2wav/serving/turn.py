@@ -1,4 +1,4 @@
-"""Turn of a worker: the requests that it opens or computes, and what follows from the results.
+"""Turn of a worker: the utterances that it opens or computes, and what follows from the results.
 
 The scheduler makes every value of this module, except for `Computed`, which the worker makes.
 """
@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 from token2wav.config.model_config import StageName
 from token2wav.errors import Token2WavError
 from token2wav.serving.pipeline import Result
-from token2wav.serving.request import Playable, Reply, Request
+from token2wav.serving.utterance import Playable, Reply, Utterance
 
 LONGEST_CHUNK_TOKENS = 100
 _HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
@@ -28,10 +28,11 @@ def hang_seconds(tokens: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """Turn of a worker: one request to open, or the next chunks of several, computed as one batch.
+    """Turn of a worker: one utterance to open, or the next chunks of several, computed as one
+    batch.
 
     Attributes:
-        opens: whether the worker opens the request in the stages, instead of computing chunks.
+        opens: whether the worker opens the utterance in the stages, instead of computing chunks.
         tokens: tokens of the chunks; 0 for an opening, and for provisional chunks. Provisional
             chunks may have fewer ODE steps, so their time predicts no other chunks.
         waited: seconds between the readiness of each chunk and the start of the turn.
@@ -40,7 +41,7 @@ class Turn:
     """
 
     worker: int
-    requests: Sequence[Request]
+    utterances: Sequence[Utterance]
     opens: bool
     tokens: int
     waited: list[float]
@@ -55,7 +56,7 @@ class Computed(NamedTuple):
     """Result of a turn.
 
     Attributes:
-        results: audio to send, None, or an error, for each request. An opening without an error
+        results: audio to send, None, or an error, for each utterance. An opening without an error
             yields None.
         seconds: time of the computation.
         stages: compute time of each stage; empty for an opening, and if the backend failed.
@@ -68,30 +69,30 @@ class Computed(NamedTuple):
 
 @dataclass(frozen=True)
 class Delivery(Generic[ResultT]):
-    """Result of a request, and the reply that takes it.
+    """Result of an utterance, and the reply that takes it.
 
     Attributes:
-        result: None if nothing is sent; an error if the request cannot continue.
+        result: None if nothing is sent; an error if the utterance cannot continue.
         reply: None if nothing is sent.
         late: seconds for which the listener has had no audio before this result.
     """
 
-    request: Request
+    utterance: Utterance
     result: ResultT | Token2WavError | None
     reply: Reply | None = None
     late: float = 0.0
 
 
 class Answer(NamedTuple):
-    """Replies of a request to end.
+    """Replies of an utterance to end.
 
     Attributes:
         error: error with which the replies fail; None if they are finished.
-        ended: reason for the end of the request, as in `Observer.ended`; empty if the request is
-            still open, or if its end was reported before.
+        ended: reason for the end of the utterance, as in `Observer.ended`; empty if the utterance
+            is still open, or if its end was reported before.
     """
 
-    request: Request
+    utterance: Utterance
     replies: Sequence[Reply]
     error: Token2WavError | None = None
     ended: str = ""

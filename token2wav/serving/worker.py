@@ -13,11 +13,12 @@ from token2wav.config import LimitConfig
 from token2wav.config.model_config import StageName
 from token2wav.errors import to_public_error
 from token2wav.serving.delivery import attempt
+from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline, Result
-from token2wav.serving.request_pool import Observer, RequestPool
 from token2wav.serving.turn import Computed, Turn
+from token2wav.serving.utterance_pool import UtterancePool
 
-_WATCH_SECONDS = 0.05  # interval at which the watch thread looks for requests to end
+_WATCH_SECONDS = 0.05  # interval at which the watch thread looks for utterances to end
 _MOST_WORKERS = 4
 
 
@@ -30,15 +31,15 @@ def default_workers(device: str) -> int:
 
 
 class WorkerPool:
-    """Pool of workers, which compute requests until `close` is called.
+    """Pool of workers, which compute utterances until `close` is called.
 
-    One more thread, the watch thread, ends requests that are idle or open for too long, and
-    requests of clients that have disconnected.
+    One more thread, the watch thread, ends utterances that are idle or open for too long, and
+    utterances of clients that have disconnected.
 
-    If the batch of a worker does not end in time, the worker counts as hung, and its requests fail.
-    The memory of these requests is not freed until the worker returns from the backend, because the
-    backend may still write to it. The other workers continue. If every worker is hung, the pool
-    admits no request.
+    If the batch of a worker does not end in time, the worker counts as hung, and its utterances
+    fail. The memory of these utterances is not freed until the worker returns from the backend,
+    because the backend may still write to it. The other workers continue. If every worker is hung,
+    the pool admits no utterance.
 
     A GPU has one worker more than batches that are computed at the same time. While one worker
     sends the audio of its batch, the other computes the next batch, so that the GPU does not wait.
@@ -46,8 +47,8 @@ class WorkerPool:
     Args:
         workers: batches that are computed at the same time. Their workers share the threads of
             torch.
-        on_device_lost: called from any thread after a request has failed because the process lost
-            its GPU.
+        on_device_lost: called from any thread after an utterance has failed because the process
+            lost its GPU.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class WorkerPool:
         on_device_lost: Callable[[], None] = lambda: None,
     ) -> None:
         senders = 0 if pipeline.on_cpu else 1  # workers that are not needed to compute
-        self.requests = RequestPool(
+        self.utterances = UtterancePool(
             pipeline, limits, observer, clock, on_device_lost, workers, senders
         )
         self._pipeline, self._clock = pipeline, clock
@@ -82,12 +83,12 @@ class WorkerPool:
             thread.start()
 
     def close(self) -> None:
-        """Ends all requests, and waits for all threads to end."""
-        self.requests.close()
+        """Ends all utterances, and waits for all threads to end."""
+        self.utterances.close()
         self._closed.set()
         for thread in self._threads:
             thread.join()
-        self.requests.report_changes()
+        self.utterances.report_changes()
 
     def _run(self, worker: int) -> None:
         # The number applies to this worker only, because torch stores it for each thread.
@@ -96,15 +97,15 @@ class WorkerPool:
         while going:
             turn = None
             try:
-                turn = self.requests.next_turn(worker)
+                turn = self.utterances.next_turn(worker)
                 going = turn is not None
                 if turn:
-                    self.requests.finish_turn(turn, self._computed(turn))
-            # A defect of this program. The worker continues, and only its requests are lost.
+                    self.utterances.finish_turn(turn, self._computed(turn))
+            # A defect of this program. The worker continues, and only its utterances are lost.
             except Exception as error:
                 error = to_public_error(error)  # it is also logged
                 if turn:
-                    self.requests.give_up(turn, error)
+                    self.utterances.give_up(turn, error)
                 time.sleep(_WATCH_SECONDS)
 
     def _computed(self, turn: Turn) -> Computed:
@@ -112,17 +113,17 @@ class WorkerPool:
         results: Sequence[Result]
         try:
             if turn.opens:
-                [request] = turn.requests
-                self._pipeline.open(request)
+                [utterance] = turn.utterances
+                self._pipeline.open(utterance)
                 results = [None]
             else:
-                results = self._pipeline.advance(turn.requests, stages.update)
-        except Exception as error:  # the backend failed, so no request of the turn can continue
-            results = [to_public_error(error)] * len(turn.requests)
+                results = self._pipeline.advance(turn.utterances, stages.update)
+        except Exception as error:  # the backend failed, so no utterance of the turn can continue
+            results = [to_public_error(error)] * len(turn.utterances)
         return Computed(results, self._clock() - start, stages)
 
     def _watch(self) -> None:
         while not self._closed.wait(_WATCH_SECONDS):
-            attempt(self.requests.drop_abandoned)
-            attempt(self.requests.fail_hung)
-            self.requests.report_changes()
+            attempt(self.utterances.drop_abandoned)
+            attempt(self.utterances.fail_hung)
+            self.utterances.report_changes()

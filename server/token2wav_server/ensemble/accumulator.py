@@ -27,7 +27,7 @@ from token2wav.published.registry import read_config
 from token2wav.serving.door.service import Service
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline, Result, Timed
-from token2wav.serving.request import Request
+from token2wav.serving.utterance import Utterance
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     StageSummary,
@@ -91,9 +91,9 @@ class LaterStages(StatefulStage[_InFlight]):
         for stage in STAGES:
             send(stage, [handle])
 
-    def advance(self, batch: Sequence[tuple[int, Request]]) -> list[Any]:
-        """Sends the next chunk of each request, and waits until the vocoder has sent the audio."""
-        results = [self._send(handle, request) for handle, request in batch]
+    def advance(self, batch: Sequence[tuple[int, Utterance]]) -> list[Any]:
+        """Sends the next chunk of each utterance, and waits for the audio of the vocoder."""
+        results = [self._send(handle, utterance) for handle, utterance in batch]
         return [result.result() for result in results]
 
     def take(self, report: dict[str, Any]) -> None:
@@ -117,18 +117,20 @@ class LaterStages(StatefulStage[_InFlight]):
             if chunk.sent < before:
                 _settle(chunk.result, StreamClosedError("stream: its client has left"))
 
-    def _send(self, handle: int, request: Request) -> Future[Result]:
+    def _send(self, handle: int, utterance: Utterance) -> Future[Result]:
         result = Future[Result]()
         self._streams[handle] = _InFlight(result, time.monotonic())
-        chunk, index = request.chunker.next_chunk, request.chunker.chunks
-        assert chunk is not None  # the scheduler selects only requests with a next chunk
-        error_follows = request.last_error is not None
-        label = Label(handle, index, chunk.last, request.output.audio_format, error_follows)
-        content = FlowContent(chunk, None if index else request.voice, request.stream_options.steps)
+        chunk, index = utterance.chunker.next_chunk, utterance.chunker.chunks
+        assert chunk is not None  # the scheduler selects only utterances with a next chunk
+        error_follows = utterance.last_error is not None
+        label = Label(handle, index, chunk.last, utterance.output.audio_format, error_follows)
+        content = FlowContent(
+            chunk, None if index else utterance.voice, utterance.stream_options.steps
+        )
         try:
-            reply: Any = request.next_reply()
+            reply: Any = utterance.next_reply()
             if self._is_stopped or not reply.forward(label, content):
-                raise StreamClosedError(request.why_closed)
+                raise StreamClosedError(utterance.why_closed)
         except Exception as error:
             _settle(result, to_public_error(error))
         return result
@@ -142,7 +144,7 @@ def _settle(result: Future[Result], value: Result) -> None:
 class EnsemblePipeline(Pipeline):
     """Pipeline whose stages are other models of Triton.
 
-    A request's replies are `ToFlow`, and its results have no samples, because the vocoder sends
+    An utterance's replies are `ToFlow`, and its results have no samples, because the vocoder sends
     them to the client.
     """
 
@@ -150,26 +152,28 @@ class EnsemblePipeline(Pipeline):
         self.later = LaterStages(withheld_samples(config, stream))
         super().__init__(config, {config.stages[0]: self.later}, stream)
 
-    def request(
+    def utterance(
         self,
         voice: Voice,
         options: UtteranceOptions = DEFAULTS,
         clock: Callable[[], float] | None = None,
         buffer_seconds: float = PLAYER_BUFFER_SECONDS,
-    ) -> Request:
+    ) -> Utterance:
         """Raises InputError as in `Pipeline`, and for options that the ensemble does not have."""
         if name := _end_limit(options):
             raise InputError(name, _NO_LIMITS)
         if options.speed != 1:
             raise InputError("speed", _NO_SPEED)
-        return super().request(voice, options, clock, buffer_seconds)
+        return super().utterance(voice, options, clock, buffer_seconds)
 
-    def advance(self, requests: Sequence[Request], timed: Timed | None = None) -> list[Result]:
-        """Computes the next chunk of every request. `timed` is not called."""
+    def advance(self, utterances: Sequence[Utterance], timed: Timed | None = None) -> list[Result]:
+        """Computes the next chunk of every utterance. `timed` is not called."""
         start = time.perf_counter()
-        results = self.later.advance([(request.handles[0], request) for request in requests])
-        if all(request.chunker.next_provisional for request in requests):
-            self.load.record_batch(len(requests), time.perf_counter() - start)
+        results = self.later.advance(
+            [(utterance.handles[0], utterance) for utterance in utterances]
+        )
+        if all(utterance.chunker.next_provisional for utterance in utterances):
+            self.load.record_batch(len(utterances), time.perf_counter() - start)
         return results
 
 

@@ -29,7 +29,7 @@ from token2wav.errors import (
     Token2WavError,
 )
 from token2wav.serving.door.service import Service
-from token2wav.serving.request_pool import Observer
+from token2wav.serving.observer import Observer
 from token2wav.voice import FIELDS
 from token2wav_server.engine import frames
 from token2wav_server.engine.connection import Connection
@@ -146,7 +146,7 @@ def front(path: Path) -> Iterator[Front]:
 
 
 def open_requests(service: Service) -> int:
-    return service._requests.open_requests
+    return service._utterances.open_utterances
 
 
 def test_the_audio_is_that_of_the_library(front: Front, voice: Voice, expected: Expected) -> None:
@@ -213,7 +213,7 @@ def test_an_unexpected_failure_ends_its_request_alone(
     front: Front, service: Service, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(service._requests.scheduler, "push", lambda *_, **__: [][0])
+        patched.setattr(service._utterances.scheduler, "push", lambda *_, **__: [][0])
         failed = front.end_of(front.send(demo_tokens(4), voice))
     assert failed == FailedFrame(1, 1, "backend: IndexError: list index out of range")
     assert open_requests(service) == 0

@@ -18,7 +18,7 @@ from token2wav.cache.block_pool import OutOfBlocksError
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig, StreamConfig
 from token2wav.errors import IdleError, InputError, LimitError
 from token2wav.serving.door.message import Message
-from token2wav.serving.request_pool import Observer
+from token2wav.serving.observer import Observer
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_an_utterance_that_ends_while_it_is_opened_frees_its_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A process that stalls for longer than `limits.idle_seconds` closes streams at that moment."""
-    requests = door.service._requests
+    requests = door.service._utterances
 
     def stalled(*arguments: Any, **options: Any) -> Any:
         request = open_request(*arguments, **options)

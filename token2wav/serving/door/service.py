@@ -18,10 +18,10 @@ from token2wav.errors import InputError, LimitError, to_public_error
 from token2wav.serving.door.message import Message, Options
 from token2wav.serving.door.sequences import Sequences
 from token2wav.serving.door.voice_registry import registry
+from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline
-from token2wav.serving.request import Reply, Request
-from token2wav.serving.request_pool import Observer
 from token2wav.serving.stream import Stream
+from token2wav.serving.utterance import Reply, Utterance
 from token2wav.serving.worker import WorkerPool, default_workers
 from token2wav.stages.cached_flow import page_needs
 from token2wav.stages.stage import StageSummary
@@ -38,9 +38,9 @@ _USUAL_SECONDS = 30.0  # assumed duration of an utterance, for the warning about
 class Service:
     """Service of a model, with its workers, its voices and its open utterances.
 
-    The service identifies an utterance by its `Request` object, never by the sequence id alone. The
-    id is only a name by which the messages of one client find the utterance. When the utterance is
-    over, another utterance can use the same id.
+    The service identifies an utterance by its `Utterance` object, never by the sequence id alone.
+    The id is only a name by which the messages of one client find the utterance. When the utterance
+    is over, another utterance can use the same id.
 
     Args:
         observer: observer of the workers and of refused messages.
@@ -66,14 +66,14 @@ class Service:
         self._check_admission, self._is_canary = check_admission, is_canary
         self._voices = registry(config, self._model)
         _prefill(pipeline, [self._voices.named(Path(file).stem) for file in config.voices])
-        self._sequences: Sequences[Request] = Sequences(config.limits.idle_seconds)
+        self._sequences: Sequences[Utterance] = Sequences(config.limits.idle_seconds)
         workers = config.runtime.workers or default_workers(backend.device)
         _warn_of_small_cache(pipeline, config, workers)
         _warn_of_small_backend(backend, config.limits)
         self._workers = WorkerPool(
             pipeline, config.limits, observer, workers=workers, on_device_lost=on_device_lost
         )
-        self._requests = self._workers.requests
+        self._utterances = self._workers.utterances
         observer.changed(0)  # counts the prompts of the voices of the settings
 
     def take(self, read: Callable[[], Message], reply: Reply) -> None:
@@ -100,11 +100,11 @@ class Service:
 
         The workers find such utterances by themselves, 20 times a second.
         """
-        self._requests.drop_abandoned()
+        self._utterances.drop_abandoned()
 
     def cancel_all(self) -> None:
         """Ends all open utterances as if their clients had cancelled them."""
-        self._requests.cancel_all()
+        self._utterances.cancel_all()
 
     def close(self) -> None:
         """Ends all utterances. All their replies are over when this method returns."""
@@ -117,20 +117,22 @@ class Service:
             utterance, keep_open = self._open(message, options), options.keep_open
         else:
             utterance, keep_open = self._continued(message), False
-        self._requests.push(utterance, message.tokens, reply, end=message.end, keep_open=keep_open)
+        self._utterances.push(
+            utterance, message.tokens, reply, end=message.end, keep_open=keep_open
+        )
         if message.end:
             self._sequences.remove(message.sequence_id, utterance, utterance.why_closed)
 
-    def _open(self, message: Message, options: Options) -> Request:
+    def _open(self, message: Message, options: Options) -> Utterance:
         sequence_id, owner = message.sequence_id, message.owner
         if (open_utterance := self._sequences.started_by(sequence_id, owner)) is not None:
             error = self._sequences.start_twice(sequence_id, owner)
-            self._requests.cancel(open_utterance, error)
+            self._utterances.cancel(open_utterance, error)
             raise error
         voice = message.voice(options.voice, self._voices, self._model)
-        utterance = self._requests.open(
+        utterance = self._utterances.open(
             voice,
-            lambda request: self._sequences.remove(sequence_id, request, request.why_closed),
+            lambda ended: self._sequences.remove(sequence_id, ended, ended.why_closed),
             client=owner.client,
             canary=self._is_canary(owner.client),
             options=options.utterance,
@@ -144,13 +146,13 @@ class Service:
         self._voices.register(voice)
         return utterance
 
-    def _continued(self, message: Message) -> Request:
+    def _continued(self, message: Message) -> Utterance:
         utterance = self._sequences.find(message.sequence_id, message.owner)
         utterance.check_open()
         try:
             message.options()
         except InputError as error:
-            self._requests.cancel(utterance, error)
+            self._utterances.cancel(utterance, error)
             raise
         return utterance
 

@@ -13,7 +13,7 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
-from token2wav.serving.request import Request
+from token2wav.serving.utterance import Utterance
 from token2wav.stages.stage import DEFAULT_OPTIONS
 
 CONFIG = CosyVoice3Config.read(TINY)
@@ -33,15 +33,15 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def utterance(clock: FakeClock) -> Request:
-    """Request with a next chunk."""
+def utterance(clock: FakeClock) -> Utterance:
+    """Utterance with a next chunk."""
     voice, playback = demo_voice(25), Playback(clock)
     chunker = Chunker(voice.prompt_tokens, CONFIG, schedule_of(CONFIG), playback)
     chunker.push(demo_tokens(200))
-    return Request(voice, DEFAULT_OPTIONS, chunker, playback, AudioOutput(CONFIG))
+    return Utterance(voice, DEFAULT_OPTIONS, chunker, playback, AudioOutput(CONFIG))
 
 
-def test_a_result_is_heard_and_recorded(utterance: Request, clock: FakeClock) -> None:
+def test_a_result_is_heard_and_recorded(utterance: Utterance, clock: FakeClock) -> None:
     late = []
     for result, seconds in ((Sample(), 1.25), (Sample(0.5), 0.0)):
         late.append(utterance.hear(result))
@@ -55,7 +55,7 @@ def test_a_result_is_heard_and_recorded(utterance: Request, clock: FakeClock) ->
 
 @pytest.mark.parametrize("result", [None, Sample(0.0)])
 def test_a_result_without_audio_does_not_start_playback(
-    utterance: Request, result: Sample | None
+    utterance: Utterance, result: Sample | None
 ) -> None:
     assert utterance.hear(result) == 0.0
     utterance.finish_chunk(result)
@@ -64,7 +64,9 @@ def test_a_result_without_audio_does_not_start_playback(
 
 
 @pytest.mark.parametrize("result", [None, Sample()])
-def test_a_request_that_was_ended_gets_no_result(utterance: Request, result: Sample | None) -> None:
+def test_a_request_that_was_ended_gets_no_result(
+    utterance: Utterance, result: Sample | None
+) -> None:
     utterance.fail(StreamClosedError("stream: it was cancelled"))
     for record in (utterance.hear, utterance.finish_chunk):
         with pytest.raises(StreamClosedError, match=r"^stream: it was cancelled$"):

@@ -1,4 +1,4 @@
-"""Request for one utterance, which lives from admission to the last sample, and its messages."""
+"""Utterance from its admission to its last sample, and its messages."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Playable(Protocol):
 
 
 class PendingMessage(NamedTuple):
-    """Message of a client whose reply is open: tokens of one request that arrived together.
+    """Message of a client whose reply is open: tokens of one utterance that arrived together.
 
     Attributes:
         received: position after the last token of the message.
-        keep_open: as in `RequestPool.push`.
+        keep_open: as in `UtterancePool.push`.
     """
 
     received: int
@@ -73,32 +73,33 @@ class PendingMessage(NamedTuple):
 
 
 class Status(Enum):
-    """Status of a request. Methods of `Request` make every transition."""
+    """Status of an utterance. Methods of `Utterance` make every transition."""
 
     UNOPENED = "unopened"  # admitted, and not yet opened in the stages
     WAITING = "waiting"  # opened; the next chunk needs more tokens
     READY = "ready"  # opened; the next chunk can be computed
-    RUNNING = "running"  # a worker opens the request, or computes the next chunk
+    RUNNING = "running"  # a worker opens the utterance, or computes the next chunk
     FINISHED = "finished"
     FAILED = "failed"
 
 
 @dataclass(eq=False)
-class Request:
-    """Request for one utterance. Times are seconds of one monotonic clock.
+class Utterance:
+    """Utterance of a client. Times are seconds of one monotonic clock.
 
     Attributes:
         delays: aligns the codes of the client; None if they arrive aligned.
         tempo: stretches the mel of the stream in time; None at speed 1.
-        handles: handles in the stages; empty before the request is opened, and after it is closed.
+        handles: handles in the stages; empty before the utterance is opened, and after it is
+            closed.
         number: 1, 2, 3 ... in the order of admission, for logs.
-        canary: whether the launcher's test synthesis has sent the request. It is served first, and
-            no limit on streams refuses it.
-        on_close: called with the request, once, when it is over.
-        owner: worker that has the request, from `start` to `release`, also if the request fails
+        canary: whether the launcher's test synthesis has sent the utterance. It is served first,
+            and no limit on streams refuses it.
+        on_close: called with the utterance, once, when it is over.
+        owner: worker that has the utterance, from `start` to `release`, also if the utterance fails
             meanwhile; else None. Only the owner may use or release the handles.
         last_progress: time at which tokens last arrived, or audio was last sent.
-        compute_seconds: total time of the batches with a chunk of the request.
+        compute_seconds: total time of the batches with a chunk of the utterance.
         why_closed: text of the error for messages that arrive after the end. It is not an
             exception, because an exception keeps every object alive that its traceback refers to.
         refusal: error about a token, which follows the audio of the tokens before it; None if no
@@ -117,7 +118,7 @@ class Request:
     number: int = 0
     client: str = ""
     canary: bool = False
-    on_close: Callable[[Request], None] = lambda _: None
+    on_close: Callable[[Utterance], None] = lambda _: None
     admitted: float = 0.0
     status: Status = Status.UNOPENED
     owner: int | None = None
@@ -139,7 +140,7 @@ class Request:
         schedule: HopSchedule,
         playback: Playback,
         load: Load | None = None,
-    ) -> Request:
+    ) -> Utterance:
         """Raises InputError if an option does not fit the model or the settings."""
         steps = config.allowed_steps(stream.steps)
         check_steps(options.steps, steps)
@@ -195,7 +196,7 @@ class Request:
         return config.tokens.checked(self.delays.frames(tokens) if self.delays else tokens)
 
     def refuse(self, error: InputError) -> None:
-        """Lets an error about a token end the request after the audio of the tokens before it.
+        """Lets an error about a token end the utterance after the audio of the tokens before it.
 
         Tokens that arrive meanwhile are dropped, as in `end_reason`.
         """
@@ -217,7 +218,7 @@ class Request:
             Seconds for which the listener has had no audio.
 
         Raises:
-            StreamClosedError: another thread has ended the request meanwhile.
+            StreamClosedError: another thread has ended the utterance meanwhile.
         """
         self.check_not_over()
         if result is None or not result.duration_s:
@@ -229,7 +230,7 @@ class Request:
         audio, no more chunks follow.
 
         Raises:
-            StreamClosedError: another thread has ended the request meanwhile.
+            StreamClosedError: another thread has ended the utterance meanwhile.
         """
         self.check_not_over()
         self.chunker.finish_chunk(heard=result is not None and result.duration_s > 0)
@@ -249,16 +250,16 @@ class Request:
         return self.status is Status.WAITING
 
     def start(self, owner: int) -> None:
-        """Gives the request to a worker."""
+        """Gives the utterance to a worker."""
         assert self.owner is None
         assert not self.over
         self.owner, self.status = owner, Status.RUNNING
 
     def release(self, now: float) -> None:
-        """Takes an opened request back from its worker, and sets its status to waiting or ready.
+        """Takes an opened utterance back from its worker, and sets its status to waiting or ready.
 
-        It is also called for a request without a worker, because new tokens or the passage of time
-        may have made it ready.
+        It is also called for an utterance without a worker, because new tokens or the passage of
+        time may have made it ready.
         """
         self.owner = None
         if self.over:
@@ -272,14 +273,14 @@ class Request:
         self.status = Status.FINISHED
 
     def fail(self, error: Token2WavError) -> None:
-        """Ends the request with an error, which also answers later messages."""
+        """Ends the utterance with an error, which also answers later messages."""
         self.status = Status.FAILED
         self.why_closed = (
             str(error) if isinstance(error, StreamClosedError) else f"stream: it failed: {error}"
         )
 
     def check_open(self) -> None:
-        """Raises StreamClosedError if the request takes no more messages."""
+        """Raises StreamClosedError if the utterance takes no more messages."""
         if self.over or (self.chunker.ended and not self.drops_tokens):
             raise StreamClosedError(self.why_closed)
 
@@ -292,7 +293,7 @@ class Request:
         else the first reply that is kept open.
 
         Raises:
-            StreamClosedError: the request has finished or failed.
+            StreamClosedError: the utterance has finished or failed.
         """
         self.check_not_over()
         return self.messages[0].reply if self.messages else self.kept_open[0]

@@ -1,15 +1,15 @@
-"""Pool of requests: thread-safe interface to the scheduler.
+"""Pool of utterances: thread-safe interface to the scheduler.
 
 The scheduler makes all decisions. The pool guards the scheduler with a lock, and frees the memory
-of requests that are over. It calls replies and the observer without holding the lock, because these
-calls may take long.
+of utterances that are over. It calls replies and the observer without holding the lock, because
+these calls may take long.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import LimitConfig
-from token2wav.config.model_config import StageName
 from token2wav.errors import (
     BackendError,
     DeviceLostError,
@@ -29,11 +28,12 @@ from token2wav.errors import (
 )
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.delivery import attempt, fail, finish, is_cancelled
+from token2wav.serving.observer import Observer
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
-from token2wav.serving.request import Reply, Request, Status
 from token2wav.serving.scheduler import Scheduler
 from token2wav.serving.turn import Answer, Computed, Delivery, Turn
+from token2wav.serving.utterance import Reply, Status, Utterance
 from token2wav.voice import Voice
 
 log = logging.getLogger(__name__)
@@ -41,48 +41,8 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05  # interval at which idle workers look for a turn
 
 
-class Observer:
-    """Observer of the workers, for example for metrics. Its methods are called from any thread."""
-
-    def admitted(self, open_requests: int) -> None:
-        """Called after a request was admitted."""
-
-    def changed(self, open_requests: int) -> None:
-        """Called soon after requests were admitted, opened or ended, once for all of them. When it
-        gets 0, `ended` was already called for every request.
-        """
-
-    def on_batch(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
-        """Called after a batch.
-
-        Args:
-            waited: for each chunk, the seconds between its readiness and the start of the batch.
-            seconds: compute time of each stage.
-        """
-
-    def refused(self, error: Token2WavError) -> None:
-        """Called when the cache has no room to open an admitted request, or when a token is refused
-        after others.
-        """
-
-    def sent(self, request: Request, seconds: float, late: float) -> None:
-        """Called after audio was sent.
-
-        Args:
-            late: seconds of silence before the audio; 0 if it was in time.
-        """
-
-    def ended(self, request: Request, reason: str) -> None:
-        """Called when a request is over.
-
-        Args:
-            reason: `finished`, the value of an `EndReason`, `cancelled`, or the name of an error
-                class such as `IdleError`.
-        """
-
-
-class RequestPool:
-    """Pool of open requests. A request belongs to at most one worker at a time.
+class UtterancePool:
+    """Pool of open utterances. An utterance belongs to at most one worker at a time.
 
     All methods may be called from any thread. Only `next_turn` waits.
 
@@ -108,132 +68,132 @@ class RequestPool:
         self._clock = clock
         self._on_device_lost = on_device_lost
         self.scheduler = Scheduler(limits, pipeline.config, workers, senders)
-        # Guards the scheduler and the state of requests. It is notified when a worker may find a
+        # Guards the scheduler and the state of utterances. It is notified when a worker may find a
         # turn.
         self._lock = threading.Condition()
-        self._hung = set[Turn]()  # turns that were found to hang, so their requests have failed
-        self._ended = 0  # requests whose end the observer knows
+        self._hung = set[Turn]()  # turns that were found to hang, so their utterances have failed
+        self._ended = 0  # utterances whose end the observer knows
         self._changed = False
-        # It keeps the numbers of open requests that the observer gets in their order.
+        # It keeps the numbers of open utterances that the observer gets in their order.
         self._observing = threading.Lock()
 
     @property
-    def open_requests(self) -> int:
-        return len(self.scheduler.requests)
+    def open_utterances(self) -> int:
+        return len(self.scheduler.utterances)
 
     def open(
         self,
         voice: Voice,
-        on_close: Callable[[Request], None] = lambda _: None,
+        on_close: Callable[[Utterance], None] = lambda _: None,
         *,
         client: str = "",
         canary: bool = False,
         options: UtteranceOptions = DEFAULTS,
-    ) -> Request:
-        """Admits a request. Nothing is computed yet.
+    ) -> Utterance:
+        """Admits an utterance. Nothing is computed yet.
 
         Args:
-            canary: as in `Request`.
-            on_close: as in `Request`. It is called from any thread, perhaps before this method
+            canary: as in `Utterance`.
+            on_close: as in `Utterance`. It is called from any thread, perhaps before this method
                 returns.
 
         Raises:
             InputError: an option does not fit the model or the settings.
-            LimitError: too many requests are open, in total or of this client; or the server shuts
-                down.
-            BackendError: every worker is hung, so none can compute the request.
+            LimitError: too many utterances are open, in total or of this client; or the server
+                shuts down.
+            BackendError: every worker is hung, so none can compute the utterance.
         """
-        request = self._pipeline.request(
+        utterance = self._pipeline.utterance(
             voice, options, self._clock, self._limits.player_buffer_seconds
         )
-        request.on_close, request.client, request.canary = on_close, client, canary
+        utterance.on_close, utterance.client, utterance.canary = on_close, client, canary
         with self._lock:
-            self.scheduler.admit(request, self._clock())
+            self.scheduler.admit(utterance, self._clock())
         with self._observing:
             attempt(self._observer.admitted, self.scheduler.admitted - self._ended)
         self._changed = True
-        return request
+        return utterance
 
     def push(
         self,
-        request: Request,
+        utterance: Utterance,
         tokens: ArrayLike,
         reply: Reply,
         *,
         end: bool,
         keep_open: bool = False,
     ) -> None:
-        """Adds a message of tokens to a request.
+        """Adds a message of tokens to an utterance.
 
-        If this method raises, `reply` was not used. After InputError the request is over.
+        If this method raises, `reply` was not used. After InputError the utterance is over.
 
         A token outside the vocabulary ends the utterance. If tokens precede it, in this message or
         an earlier one, their audio is sent, and then the unfinished replies get InputError.
 
         Args:
             tokens: (n,) integers, n >= 0, or (n, codebooks); or (n, size) latents.
-            keep_open: whether `reply` stays unfinished until the request is over. An unfinished
+            keep_open: whether `reply` stays unfinished until the utterance is over. An unfinished
                 reply reports when its client has cancelled or disconnected.
 
         Raises:
             InputError: the first token of the utterance is outside the vocabulary, the utterance
                 would have too many tokens, or would end without any token.
-            StreamClosedError: the request is over, or an earlier message has ended the utterance.
+            StreamClosedError: the utterance is over, or an earlier message has ended the utterance.
                 In the second case the audio of the earlier messages is still computed and sent.
         """
-        request.check_open()
+        utterance.check_open()
         try:
-            array, refusal = self._accepted(request, tokens)
+            array, refusal = self._accepted(utterance, tokens)
             with self._lock:
                 end, now = end or refusal is not None, self._clock()
                 finished = self.scheduler.push(
-                    request, array, reply, now, end=end, keep_open=keep_open
+                    utterance, array, reply, now, end=end, keep_open=keep_open
                 )
-                if refusal is not None and request.end_reason is None:
-                    request.refuse(refusal)
-                ready = request.status in (Status.UNOPENED, Status.READY)
+                if refusal is not None and utterance.end_reason is None:
+                    utterance.refuse(refusal)
+                ready = utterance.status in (Status.UNOPENED, Status.READY)
                 if ready and self.scheduler.can_compute:
                     self._lock.notify()
         except StreamClosedError:
             raise
         except Exception as error:
-            self.cancel(request, to_public_error(error))
+            self.cancel(utterance, to_public_error(error))
             raise
         if refusal is not None:
             attempt(self._observer.refused, refusal)
         finish(finished)
 
     def _accepted(
-        self, request: Request, tokens: ArrayLike
+        self, utterance: Utterance, tokens: ArrayLike
     ) -> tuple[NDArray[Any], InputError | None]:
         """Returns the tokens of a message, or the tokens before the first one outside the
         vocabulary and the error about it.
         """
         config = self._pipeline.config
         try:
-            return request.checked_tokens(tokens, config), None
+            return utterance.checked_tokens(tokens, config), None
         except InputError as error:
             count = error.sound_tokens
-            if count is None or not request.chunker.new_tokens + count:
+            if count is None or not utterance.chunker.new_tokens + count:
                 raise
-            return request.checked_tokens(np.asarray(tokens)[:count], config), error
+            return utterance.checked_tokens(np.asarray(tokens)[:count], config), error
 
-    def cancel(self, request: Request, reason: Token2WavError | None = None) -> None:
-        """Ends a request with an error, which its unfinished replies get. Without a reason, the
-        client has cancelled or disconnected. The method does nothing if the request is over.
+    def cancel(self, utterance: Utterance, reason: Token2WavError | None = None) -> None:
+        """Ends an utterance with an error, which its unfinished replies get. Without a reason, the
+        client has cancelled or disconnected. The method does nothing if the utterance is over.
         """
         error = reason or StreamClosedError("stream: it was cancelled")
         with self._lock:
-            answer = self.scheduler.fail(request, error, "" if reason else "cancelled")
+            answer = self.scheduler.fail(utterance, error, "" if reason else "cancelled")
             answers = self._freed([answer] if answer else [])
         self._end_replies(answers)
 
     def cancel_all(self) -> None:
-        """Ends all open requests as if their clients had cancelled them."""
+        """Ends all open utterances as if their clients had cancelled them."""
         self._cancel_all(None)
 
     def close(self) -> None:
-        """Ends all open requests, and refuses new ones. `next_turn` then returns None."""
+        """Ends all open utterances, and refuses new ones. `next_turn` then returns None."""
         with self._lock:
             self.scheduler.closing = True
         self._cancel_all(LimitError("server: it is shutting down; try another one"))
@@ -242,11 +202,11 @@ class RequestPool:
         """Waits for the next turn of a worker.
 
         Returns:
-            None if the pool was closed and no request is open.
+            None if the pool was closed and no utterance is open.
         """
         with self._lock:
             while not (turn := self.scheduler.next_turn(worker, self._clock())):
-                if self.scheduler.closing and not self.scheduler.requests:
+                if self.scheduler.closing and not self.scheduler.utterances:
                     return None
                 self._lock.wait(_POLL_SECONDS)
             if self.scheduler.has_work:
@@ -270,14 +230,14 @@ class RequestPool:
         self._log_end(turn)
 
     def give_up(self, turn: Turn, error: Token2WavError) -> None:
-        """Ends a turn whose worker has failed. Only the requests of this turn are lost."""
+        """Ends a turn whose worker has failed. Only the utterances of this turn are lost."""
         with self._lock:
             answers = self._freed(self.scheduler.give_up(turn, error, self._clock()))
         self._end_replies(answers)
         self._log_end(turn)
 
     def fail_hung(self) -> None:
-        """Fails the requests of workers that hang.
+        """Fails the utterances of workers that hang.
 
         Their memory is freed when the worker returns, because the backend may still write to it.
         """
@@ -287,45 +247,47 @@ class RequestPool:
             found = [turn for turn in hung if turn not in self._hung]
             self._hung.update(found)
             lost = [
-                [request for request in turn.requests if request.owner == turn.worker]
+                [utterance for utterance in turn.utterances if utterance.owner == turn.worker]
                 for turn in found
             ]
             threads = self.scheduler.threads
-        for turn, requests in zip(found, lost, strict=True):
+        for turn, utterances in zip(found, lost, strict=True):
             seconds = now - turn.started
             log.error(
                 "worker %d hangs: its batch has run for %.0f s, and its %d streams have "
                 "failed; %d of %d workers still run",
-                *(turn.worker, seconds, len(requests), threads - len(hung), threads),
+                *(turn.worker, seconds, len(utterances), threads - len(hung), threads),
             )
             error = BackendError(
                 f"backend: the worker of this stream hangs; its batch has run for {seconds:.0f} s"
             )
-            for request in requests:
-                self.cancel(request, error)
+            for utterance in utterances:
+                self.cancel(utterance, error)
 
     def drop_abandoned(self) -> None:
         with self._lock:
-            overdue: list[tuple[Request, Token2WavError | None]] = [
+            overdue: list[tuple[Utterance, Token2WavError | None]] = [
                 *self.scheduler.overdue(self._clock())
             ]
             waiting = [
                 (
-                    request,
-                    [message.reply for message in list(request.messages)[:1]] + request.kept_open,
+                    utterance,
+                    [message.reply for message in list(utterance.messages)[:1]]
+                    + utterance.kept_open,
                 )
-                for request in self.scheduler.requests
+                for utterance in self.scheduler.utterances
             ]
         vanished = [
-            (request, None) for request, replies in waiting if any(map(is_cancelled, replies))
+            (utterance, None) for utterance, replies in waiting if any(map(is_cancelled, replies))
         ]
-        for request, error in vanished + overdue:
-            self.cancel(request, error)
+        for utterance, error in vanished + overdue:
+            self.cancel(utterance, error)
 
     def report_changes(self) -> None:
         """Tells the observer of the changes since the last call, if there were any.
 
-        An observer may take longer than the opening of a request, so it does not hear of each one.
+        An observer may take longer than the opening of an utterance, so it does not hear of each
+        one.
         """
         with self._observing:
             if self._changed:
@@ -334,9 +296,9 @@ class RequestPool:
 
     def _cancel_all(self, reason: Token2WavError | None) -> None:
         with self._lock:
-            requests = list(self.scheduler.requests)
-        for request in requests:
-            self.cancel(request, reason)
+            utterances = list(self.scheduler.utterances)
+        for utterance in utterances:
+            self.cancel(utterance, reason)
 
     def _observe(self, turn: Turn, computed: Computed) -> None:
         if computed.stages:
@@ -348,16 +310,16 @@ class RequestPool:
                     attempt(self._observer.refused, error)
 
     def _send(self, delivery: Delivery[AudioChunk]) -> AudioChunk | Token2WavError | None:
-        """Returns the result that was sent, or the error of a request that cannot continue."""
-        request, result, reply = delivery.request, delivery.result, delivery.reply
+        """Returns the result that was sent, or the error of an utterance that cannot continue."""
+        utterance, result, reply = delivery.utterance, delivery.result, delivery.reply
         if reply is None or not isinstance(result, AudioChunk):
             return result
         try:
-            request.check_not_over()
-            reply.send(replace(result, final=False) if request.last_error else result)
+            utterance.check_not_over()
+            reply.send(replace(result, final=False) if utterance.last_error else result)
         except Exception as error:
             return to_public_error(error)
-        attempt(self._observer.sent, request, result.duration_s, delivery.late)
+        attempt(self._observer.sent, utterance, result.duration_s, delivery.late)
         return result
 
     def _settle(
@@ -367,22 +329,22 @@ class RequestPool:
             return self._freed(self.scheduler.settle(turn, self._clock(), sent))
 
     def _freed(self, answers: list[Answer]) -> list[Answer]:
-        """Frees the memory of requests that are over and belong to no worker."""
+        """Frees the memory of utterances that are over and belong to no worker."""
         for answer in answers:
-            if answer.request.over and answer.request.owner is None:
-                attempt(self._pipeline.close, answer.request)
+            if answer.utterance.over and answer.utterance.owner is None:
+                attempt(self._pipeline.close, answer.utterance)
         return answers
 
     def _end_replies(self, answers: Sequence[Answer]) -> None:
         ended = [answer for answer in answers if answer.ended]
         for answer in ended:
-            attempt(answer.request.on_close, answer.request)
-            attempt(self._observer.ended, answer.request, answer.ended)
+            attempt(answer.utterance.on_close, answer.utterance)
+            attempt(self._observer.ended, answer.utterance, answer.ended)
         if ended:
             with self._lock:
                 self._ended += len(ended)
-        # If another thread has ended a request, its memory may have been freed only now.
-        if any(answer.request.over for answer in answers):
+        # If another thread has ended an utterance, its memory may have been freed only now.
+        if any(answer.utterance.over for answer in answers):
             self._changed = True
         for _, replies, error, _ in answers:
             if error is None:

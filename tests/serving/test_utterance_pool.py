@@ -32,10 +32,11 @@ from token2wav import (
     Token2Wav,
     Voice,
 )
-from token2wav.serving.request import Request
-from token2wav.serving.request_pool import Observer, RequestPool
+from token2wav.serving.observer import Observer
 from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
 from token2wav.serving.turn import Computed
+from token2wav.serving.utterance import Utterance
+from token2wav.serving.utterance_pool import UtterancePool
 from token2wav.serving.worker import WorkerPool
 
 WORKER = 0
@@ -45,12 +46,12 @@ def test_streams_are_limited_and_a_freed_one_can_be_taken(
     make: Make, voice: Voice, expected: Expected
 ) -> None:
     workers = make(streams=2)
-    first, second = workers.requests.open(voice), workers.requests.open(voice)
+    first, second = workers.utterances.open(voice), workers.utterances.open(voice)
     with pytest.raises(LimitError, match=r"^streams: all 2 are in use"):
-        workers.requests.open(voice)
-    workers.requests.cancel(first)
+        workers.utterances.open(voice)
+    workers.utterances.cancel(first)
     assert_serves(workers, voice, expected)
-    workers.requests.cancel(second)
+    workers.utterances.cancel(second)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,8 @@ def test_streams_are_limited_and_a_freed_one_can_be_taken(
 def test_a_bad_request_ends_its_utterance_alone(
     workers: WorkerPool, voice: Voice, expected: Expected, tokens: object, end: bool, words: str
 ) -> None:
-    closed, other = Counter(), workers.requests.open(voice)
-    utterance = workers.requests.open(voice, closed)
+    closed, other = Counter(), workers.utterances.open(voice)
+    utterance = workers.utterances.open(voice, closed)
     error = refused(workers, utterance, tokens, end=end)
     assert isinstance(error, InputError)
     assert words in str(error)
@@ -82,7 +83,7 @@ def test_a_bad_request_ends_its_utterance_alone(
     assert isinstance(refused(workers, utterance, [1]), StreamClosedError)
     assert closed.count == 1
     reply = RecordingReply()
-    workers.requests.push(other, demo_tokens(4), reply, end=True)
+    workers.utterances.push(other, demo_tokens(4), reply, end=True)
     assert np.array_equal(joined(reply), expected(4))
 
 
@@ -92,8 +93,8 @@ def test_audio_of_the_tokens_before_a_refused_one_precedes_the_error(
     workers: WorkerPool, voice: Voice, expected: Expected, before: int, keep_open: bool
 ) -> None:
     tokens, replies = demo_tokens(before + 20), [RecordingReply() for _ in range(3)]
-    utterance = workers.requests.open(voice, closed := Counter())
-    push = workers.requests.push
+    utterance = workers.utterances.open(voice, closed := Counter())
+    push = workers.utterances.push
     push(utterance, tokens[:before], replies[0], end=False, keep_open=keep_open)
     push(utterance, [*tokens[before:], 6561, 1], replies[1], end=False)
     with contextlib.suppress(StreamClosedError):  # the client does not know of the end yet
@@ -111,9 +112,9 @@ def test_audio_of_the_tokens_before_a_refused_one_precedes_the_error(
 
 def test_one_limit_of_tokens_for_all_requests_of_an_utterance(make: Make, voice: Voice) -> None:
     workers = make(stream_tokens=30)
-    utterance = workers.requests.open(voice)
+    utterance = workers.utterances.open(voice)
     for count in (20, 10):
-        workers.requests.push(utterance, demo_tokens(count), reply := RecordingReply(), end=False)
+        workers.utterances.push(utterance, demo_tokens(count), reply := RecordingReply(), end=False)
         reply.succeeded()
     assert "tokens: the utterance would exceed 30 tokens" in str(refused(workers, utterance, [1]))
     assert utterance.over
@@ -125,17 +126,17 @@ def test_requests_above_the_limit_of_waiting_ones_are_merged(
     """A client that sends single tokens faster than the server computes them loses nothing."""
     tokens = demo_tokens(FIRST + 400)
     workers, running = make(), GatedReply()
-    utterance = workers.requests.open(voice)
-    workers.requests.push(utterance, tokens[:FIRST], running, end=False)
+    utterance = workers.utterances.open(voice)
+    workers.utterances.push(utterance, tokens[:FIRST], running, end=False)
     assert running.reached.wait(WAIT_SECONDS)
     replies = [RecordingReply() for _ in tokens[FIRST:]]
     for token, reply in zip(tokens[FIRST:], replies, strict=True):
-        workers.requests.push(utterance, [token], reply, end=False)
+        workers.utterances.push(utterance, [token], reply, end=False)
     # Besides the running request. The memory of all others is free.
     waiting = [reply for reply in replies if not reply.over.is_set()]
     assert len(waiting) == MAX_WAITING_MESSAGES - 1
     assert not any(reply.chunks for reply in replies)
-    workers.requests.push(utterance, [], last := RecordingReply(), end=True)
+    workers.utterances.push(utterance, [], last := RecordingReply(), end=True)
     running.gate.set()
     last.wait()
     assert np.array_equal(joined(running, *replies, last), expected(len(tokens)))
@@ -143,16 +144,16 @@ def test_requests_above_the_limit_of_waiting_ones_are_merged(
 
 def test_a_merged_message_that_stays_open_is_not_finished(make: Make, voice: Voice) -> None:
     workers, running = make(), GatedReply()
-    utterance = workers.requests.open(voice)
-    workers.requests.push(utterance, demo_tokens(FIRST), running, end=False)
+    utterance = workers.utterances.open(voice)
+    workers.utterances.push(utterance, demo_tokens(FIRST), running, end=False)
     assert running.reached.wait(WAIT_SECONDS)
     stays_open = RecordingReply()
     for count in range(1, MAX_WAITING_MESSAGES):
         reply = RecordingReply() if count < MAX_WAITING_MESSAGES - 1 else stays_open
-        workers.requests.push(utterance, [1], reply, end=False, keep_open=reply is stays_open)
-    workers.requests.push(utterance, [1], RecordingReply(), end=False)  # takes its place
+        workers.utterances.push(utterance, [1], reply, end=False, keep_open=reply is stays_open)
+    workers.utterances.push(utterance, [1], RecordingReply(), end=False)  # takes its place
     assert not stays_open.over.is_set()
-    workers.requests.push(utterance, [], last := RecordingReply(), end=True)
+    workers.utterances.push(utterance, [], last := RecordingReply(), end=True)
     running.gate.set()
     last.wait()
     assert stays_open.succeeded() == []
@@ -161,16 +162,16 @@ def test_a_merged_message_that_stays_open_is_not_finished(make: Make, voice: Voi
 def test_a_stream_keeps_its_worker_until_its_replies_are_finished(make: Make, voice: Voice) -> None:
     """Else another worker could compute the stream at the same time."""
     workers, owners = make(), list[int | None]()
-    utterance = workers.requests.open(voice)
+    utterance = workers.utterances.open(voice)
 
     class Finished(RecordingReply):
         def finish(self) -> None:
             owners.append(utterance.owner)
             super().finish()
 
-    workers.requests.push(utterance, demo_tokens(FIRST), reply := Finished(), end=False)
+    workers.utterances.push(utterance, demo_tokens(FIRST), reply := Finished(), end=False)
     reply.wait()
-    workers.requests.push(utterance, [], last := RecordingReply(), end=True)
+    workers.utterances.push(utterance, [], last := RecordingReply(), end=True)
     last.wait()
     assert None not in owners
     assert len(owners) == 1
@@ -180,8 +181,8 @@ def test_waiting_requests_fail_with_the_reason_of_the_refusal(
     workers: WorkerPool, voice: Voice
 ) -> None:
     open_reply = RecordingReply()
-    utterance = workers.requests.open(voice)
-    workers.requests.push(utterance, [1, 2], open_reply, end=False, keep_open=True)
+    utterance = workers.utterances.open(voice)
+    workers.utterances.push(utterance, [1, 2], open_reply, end=False, keep_open=True)
     error = refused(workers, utterance, [0.5])
     assert open_reply.failed() is error
 
@@ -191,8 +192,8 @@ def test_tokens_after_the_end_are_refused_and_cost_nothing(
     workers: WorkerPool, voice: Voice, expected: Expected, late: object
 ) -> None:
     running = GatedReply()
-    utterance = workers.requests.open(voice)
-    workers.requests.push(utterance, demo_tokens(SECOND), running, end=True)
+    utterance = workers.utterances.open(voice)
+    workers.utterances.push(utterance, demo_tokens(SECOND), running, end=True)
     assert running.reached.wait(WAIT_SECONDS)
     for end in (False, True):
         error = refused(workers, utterance, late, end=end)
@@ -205,48 +206,48 @@ def test_tokens_after_the_end_are_refused_and_cost_nothing(
 def test_only_named_clients_are_limited(make: Make, voice: Voice) -> None:
     workers = make(streams=5)
     opened = [
-        workers.requests.open(voice, client="alice") for _ in range(3)
+        workers.utterances.open(voice, client="alice") for _ in range(3)
     ]  # half of 5, rounded up
     with pytest.raises(
         LimitError,
         match=r"^streams: client 'alice' has 3 open, the most .*try again later$",
     ):
-        workers.requests.open(voice, client="alice")
-    opened += [workers.requests.open(voice, client="bob"), workers.requests.open(voice)]
+        workers.utterances.open(voice, client="alice")
+    opened += [workers.utterances.open(voice, client="bob"), workers.utterances.open(voice)]
     with pytest.raises(LimitError, match=r"^streams: all 5 are in use"):
-        workers.requests.open(voice, client="bob")
-    workers.requests.cancel(opened.pop(0))
-    opened.append(workers.requests.open(voice, client="alice"))
+        workers.utterances.open(voice, client="bob")
+    workers.utterances.cancel(opened.pop(0))
+    opened.append(workers.utterances.open(voice, client="alice"))
     for utterance in opened:
-        workers.requests.cancel(utterance)
+        workers.utterances.cancel(utterance)
     opened = [
-        workers.requests.open(voice) for _ in range(5)
+        workers.utterances.open(voice) for _ in range(5)
     ]  # without a balancer, clients have no names
     for utterance in opened:
-        workers.requests.cancel(utterance)
+        workers.utterances.cancel(utterance)
 
 
 def test_the_limit_of_a_client_can_be_set(make: Make, voice: Voice) -> None:
     workers = make(streams=5, streams_per_client=1)
-    utterance = workers.requests.open(voice, client="alice")
+    utterance = workers.utterances.open(voice, client="alice")
     with pytest.raises(LimitError, match="has 1 open"):
-        workers.requests.open(voice, client="alice")
-    workers.requests.cancel(utterance)
+        workers.utterances.open(voice, client="alice")
+    workers.utterances.cancel(utterance)
 
 
 def test_cancel_of_waiting_and_of_ended_requests(
     workers: WorkerPool, model: Token2Wav, voice: Voice
 ) -> None:
     running, waiting, closed = GatedReply(), RecordingReply(), Counter()
-    utterance = workers.requests.open(voice, closed)
-    workers.requests.push(utterance, demo_tokens(SECOND), running, end=False)
-    workers.requests.push(utterance, [1], waiting, end=True)
+    utterance = workers.utterances.open(voice, closed)
+    workers.utterances.push(utterance, demo_tokens(SECOND), running, end=False)
+    workers.utterances.push(utterance, [1], waiting, end=True)
     assert running.reached.wait(WAIT_SECONDS)
-    workers.requests.cancel(utterance)
+    workers.utterances.cancel(utterance)
     running.gate.set()
     for reply in (running, waiting):
         assert isinstance(reply.failed(), StreamClosedError)
-    workers.requests.cancel(utterance)
+    workers.utterances.cancel(utterance)
     assert closed.count == 1
     assert len(running.chunks) == 1
     until(lambda: model.pipeline.open_streams == 0)  # the worker that was sending frees it
@@ -258,14 +259,14 @@ def test_on_close_is_called_once_and_before_the_last_word(
 ) -> None:
     journal: list[str] = []
     reply = RecordingReply("reply", journal)
-    utterance = workers.requests.open(voice, lambda _: journal.append("closed"))
-    workers.requests.push(utterance, [1, 2, 3], reply, end=how == "ended", keep_open=True)
+    utterance = workers.utterances.open(voice, lambda _: journal.append("closed"))
+    workers.utterances.push(utterance, [1, 2, 3], reply, end=how == "ended", keep_open=True)
     if how == "cancelled":
-        workers.requests.cancel(utterance)
+        workers.utterances.cancel(utterance)
     elif how == "failed":
         refused(workers, utterance, [0.5])
     reply.wait()
-    workers.requests.cancel(utterance)
+    workers.utterances.cancel(utterance)
     assert [entry for entry in journal if entry != "reply0"] in (
         [["closed", "reply finished"]] if how == "ended" else [["closed", "reply failed"]]
     )
@@ -278,23 +279,23 @@ def test_an_observer_sees_utterances_admitted_started_and_ended(
     admitted: list[int] = []
 
     class Onlooker(Observer):
-        def admitted(self, open_requests: int) -> None:
-            admitted.append(open_requests)
+        def admitted(self, open_utterances: int) -> None:
+            admitted.append(open_utterances)
 
-        def changed(self, open_requests: int) -> None:
-            seen.append((open_requests, model.pipeline.open_streams))
+        def changed(self, open_utterances: int) -> None:
+            seen.append((open_utterances, model.pipeline.open_streams))
 
     watched = make(observer=Onlooker())
-    first = watched.requests.open(voice)
-    second = watched.requests.open(voice)
+    first = watched.utterances.open(voice)
+    second = watched.utterances.open(voice)
     assert admitted == [1, 2]  # at once, because a server that drains must not seem to be empty
     until(lambda: bool(seen) and seen[-1] == (2, 0))
-    watched.requests.cancel(first)
+    watched.utterances.cancel(first)
     until(lambda: seen[-1] == (1, 0))
-    watched.requests.push(second, [1], RecordingReply(), end=False)
+    watched.utterances.push(second, [1], RecordingReply(), end=False)
     until(lambda: seen[-1] == (1, 1))
     reply = RecordingReply()
-    watched.requests.push(second, [1], reply, end=True)
+    watched.utterances.push(second, [1], reply, end=True)
     reply.succeeded()
     watched.close()
     assert seen[-1] == (0, 0)
@@ -309,13 +310,13 @@ def test_observer_sees_no_open_stream_after_a_cancellation(
     counts: list[int] = []
 
     class Onlooker(Observer):
-        def changed(self, open_requests: int) -> None:
+        def changed(self, open_utterances: int) -> None:
             counts.append(model.pipeline.open_streams)
 
     workers, reply = make(model, observer=Onlooker()), RecordingReply()
-    utterance = workers.requests.open(voice)
-    vocoder.meanwhile[moment] = lambda: workers.requests.cancel(utterance)
-    workers.requests.push(utterance, demo_tokens(SECOND), reply, end=True)
+    utterance = workers.utterances.open(voice)
+    vocoder.meanwhile[moment] = lambda: workers.utterances.cancel(utterance)
+    workers.utterances.push(utterance, demo_tokens(SECOND), reply, end=True)
     assert isinstance(reply.failed(), StreamClosedError)
     until(lambda: counts[-1:] == [0])
     workers.close()
@@ -327,28 +328,28 @@ def test_a_request_whose_turn_fails_ends_alone(model: Token2Wav, voice: Voice) -
     limits, reasons = replace(LIMITS, streams=2), list[str]()
 
     class Onlooker(Observer):
-        def ended(self, request: Request, reason: str) -> None:
+        def ended(self, utterance: Utterance, reason: str) -> None:
             reasons.append(reason)
 
-    pool = RequestPool(model.pipeline, limits, Onlooker(), time.monotonic, Counter())
+    pool = UtterancePool(model.pipeline, limits, Onlooker(), time.monotonic, Counter())
     failing, other = pool.open(voice), pool.open(voice)
     pool.push(failing, [1], reply := RecordingReply(), end=False)
     turn = pool.next_turn(WORKER)
     assert turn is not None
-    assert turn.requests == [failing]
+    assert turn.utterances == [failing]
     model.pipeline.open(failing)
     pool.finish_turn(turn, Computed([error := BackendError("backend: a bug")], 0.1, {}))
     assert reply.failed() is error
     assert (failing.over, failing.handles, other.over) == (True, (), False)
     pool.cancel(other)
     assert reasons == ["BackendError", "cancelled"]
-    assert pool.open_requests == 0
+    assert pool.open_utterances == 0
 
 
 def test_a_message_wakes_no_worker_unless_a_chunk_is_ready(
     model: Token2Wav, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = RequestPool(model.pipeline, LIMITS, None, time.monotonic, Counter())
+    pool = UtterancePool(model.pipeline, LIMITS, None, time.monotonic, Counter())
     monkeypatch.setattr(pool._lock, "notify", woken := Counter())
     utterance = pool.open(voice)
     pool.push(utterance, [], RecordingReply(), end=False)

@@ -1,0 +1,49 @@
+"""Observer of the utterances of a server, for example for metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from token2wav.config.model_config import StageName
+from token2wav.errors import Token2WavError
+from token2wav.serving.utterance import Utterance
+
+
+class Observer:
+    """Observer of the workers, for example for metrics. Its methods are called from any thread."""
+
+    def admitted(self, open_utterances: int) -> None:
+        """Called after an utterance was admitted."""
+
+    def changed(self, open_utterances: int) -> None:
+        """Called soon after utterances were admitted, opened or ended, once for all of them. When
+        it gets 0, `ended` was already called for every utterance.
+        """
+
+    def on_batch(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
+        """Called after a batch.
+
+        Args:
+            waited: for each chunk, the seconds between its readiness and the start of the batch.
+            seconds: compute time of each stage.
+        """
+
+    def refused(self, error: Token2WavError) -> None:
+        """Called when the cache has no room to open an admitted utterance, or when a token is
+        refused after others.
+        """
+
+    def sent(self, utterance: Utterance, seconds: float, late: float) -> None:
+        """Called after audio was sent.
+
+        Args:
+            late: seconds of silence before the audio; 0 if it was in time.
+        """
+
+    def ended(self, utterance: Utterance, reason: str) -> None:
+        """Called when an utterance is over.
+
+        Args:
+            reason: `finished`, the value of an `EndReason`, `cancelled`, or the name of an error
+                class such as `IdleError`.
+        """
