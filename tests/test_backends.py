@@ -30,3 +30,23 @@ def test_float8_needs_a_gpu_that_converts_it(monkeypatch: pytest.MonkeyPatch) ->
     choose(LoadContext(TINY, runtime, torch.device("cpu")), ("flow", "vocoder"))
     capability = (8, 9)
     choose(LoadContext(TINY, runtime, torch.device("cuda")), ("flow", "vocoder"))
+
+
+def test_a_decoder_precision_needs_a_gpu_and_a_torch_that_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, capability = torch.device("cuda"), (7, 5)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    halves, thirds = (
+        LoadContext(TINY, RuntimeConfig(decoder_precision=precision), gpu)
+        for precision in ("float16", "tf32x3")
+    )
+    with pytest.raises(ConfigError, match=r"tf32x3 needs .* 8\.0 or more, but cuda has 7\.5"):
+        choose(thirds, ("decoder",))
+    choose(thirds, ("flow", "vocoder"))  # of codecs only
+    choose(halves, ("decoder",))
+    capability = (8, 0)
+    choose(thirds, ("decoder",))
+    monkeypatch.setattr(torch.ops.aten.mm, "overloads", lambda: ["default", "out"])
+    with pytest.raises(ConfigError, match=r"float16 needs torch 2\.8 or later on a GPU"):
+        choose(halves, ("decoder",))

@@ -43,7 +43,7 @@ from token2wav.execution.device import (
 from token2wav.exported.run import ExportedVocoder, signals_of
 from token2wav.families.family import Family
 from token2wav.layers.packed_linear import pack_linears
-from token2wav.layers.streaming import WaveformNetwork
+from token2wav.layers.streaming import WaveformNetwork, round_products
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
@@ -306,9 +306,10 @@ class Assembly:
         """
         keep_arithmetic_exact(self.context.device)
         keep_compiled_operations(self.context.device)
+        is_codec = "decoder" in self.config.stages
         summary = StageSummary(
             self.backend.name,
-            self.context.precision,
+            self.context.runtime.decoder_precision if is_codec else self.context.precision,
             str(self.context.device),
             self.backend.most_streams,
             self.pool.summary if self.pool else GraphSummary(),
@@ -341,8 +342,9 @@ class Assembly:
         provisional_tables: dict[int, OdeTables] = {}
         if name == "flow" and self.config.ode_steps:
             solvers, provisional_tables = self._schedules(network)
-        if name == "decoder" and self.context.device.type == "cpu":
-            pack_linears(network)
+        if name == "decoder":
+            pack_linears(network, self.context.runtime.decoder_precision)
+            round_products(network, self.context.runtime.decoder_precision)
         special_stage = self.family.own_stage(
             self.config,
             name,
@@ -512,4 +514,6 @@ def _backend_of(context: LoadContext, config: ModelConfig, stream: StreamConfig)
         torch_only = torch_only or family.torch_only
         if stream.block_tokens and not torch_only:  # graphs are exported for the block of the model
             torch_only = "stream.block_tokens"
+        if "decoder" in config.stages and context.runtime.decoder_precision != "float32":
+            torch_only = torch_only or "runtime.decoder_precision"
     return choose(context, config.stages, torch_only=torch_only)

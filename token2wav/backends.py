@@ -118,9 +118,11 @@ def choose(context: LoadContext, stages: Sequence[StageName], *, torch_only: str
 
     Raises:
         ConfigError: the backend of the settings cannot run here, or cannot run the feature, or the
-            device cannot store the cache as the settings say.
+            device cannot store the cache or multiply as the settings say.
     """
     _check_storage(context)
+    if "decoder" in stages:
+        _check_decoder_precision(context)
     if torch_only:
         if context.runtime.backend not in ("auto", "torch"):
             raise ConfigError(
@@ -153,6 +155,24 @@ def _check_storage(context: LoadContext) -> None:
         raise ConfigError(
             "runtime.cache_storage: float8 needs a GPU of compute capability 8.9 or more, but "
             f"{device} has {capability[0]}.{capability[1]}; set int8"
+        )
+
+
+def _check_decoder_precision(context: LoadContext) -> None:
+    """Raises ConfigError if a GPU or its torch cannot multiply as the settings say."""
+    precision, device = context.runtime.decoder_precision, context.device
+    if device.type != "cuda" or precision == "float32":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if precision == "tf32x3" and capability < _LEAST_CAPABILITY:
+        raise ConfigError(
+            "runtime.decoder_precision: tf32x3 needs a GPU of compute capability 8.0 or more, but "
+            f"{device} has {capability[0]}.{capability[1]}; set float32"
+        )
+    if precision == "float16" and "dtype" not in torch.ops.aten.mm.overloads():
+        raise ConfigError(
+            "runtime.decoder_precision: float16 needs torch 2.8 or later on a GPU, but this is "
+            f"torch {torch.__version__}; set float32"
         )
 
 

@@ -32,6 +32,8 @@ from testkit.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, p
 from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.config.model_config import ModelConfig
+from token2wav.config.settings import DecoderPrecision
+from token2wav.errors import ConfigError
 from token2wav.layers import streaming
 from token2wav.published.checkpoint_files import PUBLISHED, weights_file
 from token2wav.published.registry import read_config
@@ -142,7 +144,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def codec(loaded: Subject, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
     """The codec. After each test, no stream is open, and all pieces had prepared shapes."""
     if loaded.prepared:
-        monkeypatch.setattr(streaming, "_always_multiplies", lambda x: True)
+        monkeypatch.setattr(streaming, "_always_multiplies", lambda *_: True)
     yield loaded
     assert loaded.model.pipeline.open_streams == 0
     assert loaded.decoder._frames.store.used == 0
@@ -169,6 +171,40 @@ def test_the_public_audio(codec: Subject) -> None:
     keys = ("out_sample_rate", "sampling_rate", "sample_rate")
     rates = [golden.sizes[key] for key in keys if key in golden.sizes]
     assert config.sample_rate == (rates or [24000])[0]
+
+
+# Largest error of the audio relative to its spread, and of a stream relative to the whole. In
+# float16 other batches round other operands up, so a stream is no nearer to the whole than both are
+# to float32.
+PRECISIONS: dict[DecoderPrecision, tuple[float, float]] = {
+    "tf32x3": (PARITY, PARITY),
+    "float16": (0.02, 0.02),
+}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_decoder_precision_has_its_error(
+    name: str, precision: DecoderPrecision, tmp_path: Path
+) -> None:
+    runtime = RuntimeConfig(device="cpu", decoder_precision=precision)
+    model = Token2Wav.load(write_folder(name, tmp_path), stream=EXACT, runtime=runtime)
+    tokens = drawn_tokens(model.config, 20)
+    assert model.backend.precision == precision
+    exact = Token2Wav.load(tmp_path, stream=EXACT, runtime=RuntimeConfig(device="cpu"))
+    expected, whole = (each.synthesize(tokens) for each in (exact, model))
+    streamed = joined(chunks_of(model, portions(tokens, [3])))
+    of_whole, of_stream = PRECISIONS[precision]
+    assert 0 < off(whole, expected) <= of_whole * expected.std()
+    assert off(streamed, whole) <= of_stream * expected.std()
+    if precision == "float16":
+        assert off(whole, expected) > 5 * PARITY * expected.std()
+
+
+def test_a_decoder_precision_runs_on_torch_only(tmp_path: Path) -> None:
+    runtime = RuntimeConfig(device="cpu", backend="onnx", decoder_precision="float16")
+    with pytest.raises(ConfigError, match=r"onnx cannot run runtime\.decoder_precision; set"):
+        Token2Wav.load(write_folder("mimi", tmp_path), runtime=runtime)
 
 
 @pytest.mark.parametrize("name", OTHER_FORMATS)

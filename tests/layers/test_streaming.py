@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from token2wav.layers.streaming import (
     centred_conv,
     is_channels_last,
     lookahead_conv,
+    round_products,
     state_specs,
 )
 from token2wav.networks.bigvgan import AntiAliased
@@ -149,7 +151,7 @@ def in_order(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
 def always_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether all convolutions are products, as on a GPU, and whether long ones are divided."""
     always = request.param != "as on a CPU"
-    monkeypatch.setattr(streaming, "_always_multiplies", lambda x: always)
+    monkeypatch.setattr(streaming, "_always_multiplies", lambda *_: always)
     if request.param.endswith("divided"):
         monkeypatch.setattr(streaming, "_MOST_WINDOW_BYTES", 2000)
     return always
@@ -189,6 +191,31 @@ def test_transposed_convolutions_equal_those_of_torch(
     assert (
         off(output, expected[:, :, overlap.cut : expected.shape[2] - overlap.cut_end]) <= ROUNDING
     )
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda groups: causal_conv(8, 4, 7, dilation=3, groups=groups),
+        lambda groups: StreamConvTranspose(8, 4, 8, 4, cut="end", groups=groups),
+    ],
+    ids=["convolution", "transposed"],
+)
+def test_operands_of_convolutions_are_rounded_except_in_groups(
+    make: Callable[[int], nn.Module], channels_last: bool
+) -> None:
+    x = torch.randn(2, 8, 300)
+    for groups in (1, 4):
+        conv = make(groups).requires_grad_(False)
+        halved = copy.deepcopy(conv)
+        assert isinstance(halved.weight, nn.Parameter)
+        halved.weight.copy_(halved.weight.half())
+        exact, expected = conv(x), halved(x.half().float())
+        round_products(conv, "float16")
+        output = conv(in_order(x, channels_last))
+        assert off(output, expected if groups == 1 else exact) <= ROUNDING
+        assert off(expected, exact) > 10 * ROUNDING
 
 
 def test_the_delay_equals_the_lookahead_of_a_layer() -> None:

@@ -26,6 +26,7 @@ _LEAST_FIRST_TOKENS = 5
 
 
 Steps = Annotated[int, Bounds(1, MOST_STEPS)]
+DecoderPrecision = Literal["float32", "tf32x3", "float16"]
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,10 @@ class RuntimeConfig:
             the audio is a test signal.
         engines: folder of the exported graphs; empty for `engines` in the model folder.
         precision: dtype of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
+        decoder_precision: rounding of the operands of a codec decoder's products, whose sums are
+            always float32 (docs/parity.md). `tf32x3` makes each product of three TF32 products.
+            `float16` halves the operands, and needs torch 2.8 on a GPU. A CPU has the same error
+            and no gain. Flows ignore this setting: their vocoder follows `precision`.
         workers: number of batches that are computed at the same time. Each one has an equal share
             of torch's threads (OMP_NUM_THREADS). 0 takes one for each CPU core, up to 4, or one on
             a GPU.
@@ -140,6 +145,7 @@ class RuntimeConfig:
     backend: Literal["auto", "torch", "onnx", "tensorrt", "pause"] = "auto"
     engines: str = ""
     precision: Literal["auto", "float32", "float16"] = "auto"
+    decoder_precision: DecoderPrecision = "float32"
     workers: Annotated[int, Bounds(0, 256)] = 0
     # Up to 16 TiB. The free memory is checked when the cache is allocated.
     cache_mib: Annotated[int, Bounds(0, 1 << 24)] = 0

@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from token2wav.config.settings import DecoderPrecision
 from token2wav.layers.packed_linear import PackedCopy, PackedWeight
 
 # On a CPU torch spends most of the time of a convolution of few positions on its weights, which it
@@ -387,7 +388,7 @@ class StreamConv(nn.Conv1d, Streaming):
             inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups, bias=bias
         )
         self.left, self.right = left, right
-        self._packed = PackedCopy(lambda weight: weight.transpose(1, 2).flatten(1))
+        self.packed = PackedCopy(lambda weight: weight.transpose(1, 2).flatten(1))
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         self.input, self.output = timing, self.window.output(timing)
@@ -414,10 +415,10 @@ class StreamConv(nn.Conv1d, Streaming):
             return super()._conv_forward(input.to(weight.dtype), weight, bias).to(input.dtype)
         if self.groups > 1 or self.stride[0] > 1 or not _multiplies(input, weight):
             return super()._conv_forward(for_cudnn(input), weight, bias)
-        in_order, always = is_channels_last(input), _always_multiplies(input)
+        in_order, always = is_channels_last(input), _always_multiplies(input, self.packed)
         if always or self._is_short(input, in_order):
             [taps], [dilation] = self.kernel_size, self.dilation
-            y = _product(self._packed.of(weight), input, bias, taps, dilation).transpose(1, 2)
+            y = _product(self.packed.of(weight), input, bias, taps, dilation).transpose(1, 2)
             return y if in_order or always else y.contiguous()
         if in_order:  # torch has this order for two dimensions only
             image, kernel = input[:, :, None], weight[:, :, None]
@@ -446,12 +447,13 @@ def _product(
     count = x.shape[2] - reach
     window_bytes = len(x) * x.shape[1] * kernel * x.element_size()
     most = max(1, _MOST_WINDOW_BYTES // window_bytes)
-    if kernel == 1 or count <= most:
-        return weight.product(_windows(x, kernel, dilation), bias)
-    parts = [x[:, :, at : at + most + reach] for at in range(0, count, most)]
-    return torch.cat(
-        [weight.product(_windows(part, kernel, dilation), bias) for part in parts], dim=1
-    )
+    most = count if kernel == 1 else most
+    operands = weight.split(x)
+    products = []
+    for at in range(0, count, most):
+        rows = [_windows(part[:, :, at : at + most + reach], kernel, dilation) for part in operands]
+        products.append(weight.multiply(rows, bias))
+    return products[0] if len(products) == 1 else torch.cat(products, dim=1)
 
 
 def _windows(x: torch.Tensor, kernel: int, dilation: int = 1) -> torch.Tensor:
@@ -474,11 +476,11 @@ def _windows_weight(weight: torch.Tensor, stride: int, groups: int = 1) -> torch
     return parts[0] if groups == 1 else parts
 
 
-def _always_multiplies(x: torch.Tensor) -> bool:
-    """Returns whether a product is used for any number of positions, because torch's convolution is
-    slow on the device.
+def _always_multiplies(x: torch.Tensor, weight: PackedCopy) -> bool:
+    """Returns whether a product is used for any number of positions: torch's convolution is slow on
+    a GPU, and does not round its operands.
     """
-    return x.device.type != "cpu"
+    return x.device.type != "cpu" or weight.precision != "float32"
 
 
 def _multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -620,7 +622,7 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
             start = {"halves": surplus // 2, "end": 0, "both": surplus}[cut]
             end = surplus - start if cut == "halves" else surplus
         self.overlap = Overlap(inputs, kernel, stride, cut=start, cut_end=end)
-        self._packed = PackedCopy(partial(_windows_weight, stride=stride, groups=groups))
+        self.packed = PackedCopy(partial(_windows_weight, stride=stride, groups=groups))
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         return self.overlap.place(timing)
@@ -645,7 +647,7 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
     def _is_product(self, x: torch.Tensor) -> bool:
         if not _multiplies(x, self.weight):
             return False
-        if _always_multiplies(x):
+        if _always_multiplies(x, self.packed):
             return True
         return self.groups == 1 and (is_channels_last(x) or x.shape[2] <= _SHORT_INPUT)
 
@@ -657,7 +659,7 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         window, count = -(-kernel // stride), x.shape[2]
         if step.state is None:
             x = _padded(x, window - 1, window - 1, "constant")
-        weight = self._packed.of(self.weight)
+        weight = self.packed.of(self.weight)
         if self.groups > 1:
             products = self._grouped_product(weight, x, window)
         else:
@@ -667,7 +669,7 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         if step.state is None:
             last = (count - 1) * stride + kernel - self.overlap.cut_end
             y = y[:, :, self.overlap.cut : last]
-        return y if in_order or _always_multiplies(x) else y.contiguous()
+        return y if in_order or _always_multiplies(x, self.packed) else y.contiguous()
 
     def _grouped_product(self, weight: PackedWeight, x: torch.Tensor, window: int) -> torch.Tensor:
         """Computes the products (B, windows, stride, outputs) of the windows of x (B, inputs, T)
@@ -683,6 +685,15 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         products = weight.product(rows, bias).unflatten(2, (stride, -1))
         products = products.unflatten(1, (len(x), -1))  # (groups, B, windows, stride, outputs)
         return products.permute(1, 2, 3, 0, 4).flatten(3)
+
+
+def round_products(network: nn.Module, precision: DecoderPrecision) -> None:
+    """Rounds the operands of all convolutions of a network that are products, except of those in
+    groups.
+    """
+    for module in network.modules():
+        if isinstance(module, StreamConv | StreamConvTranspose) and module.groups == 1:
+            module.packed.precision = precision
 
 
 class Delay(Streaming):

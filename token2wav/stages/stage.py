@@ -273,7 +273,7 @@ class StageSummary:
     """Backend, precision and device of a model's stages, for reports and logs.
 
     Attributes:
-        precision: dtype of the estimator's layers.
+        precision: dtype of the estimator's layers, or `decoder_precision` of a codec.
         most_streams: most chunks that the backend computes together. A larger batch runs in parts.
             0 if the number is large or unlimited.
     """
