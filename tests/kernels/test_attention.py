@@ -135,6 +135,35 @@ def test_attention_reads_exactly_the_frames_of_a_table(
     assert not output[:, len(BLOCKS) :].any()
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-3])
+@pytest.mark.parametrize("storage", ["int8", "float8"])
+@pytest.mark.parametrize("tile", [attention._WIDE, attention._NARROW])
+def test_scales_of_pages_are_not_rounded_to_float16(
+    tile: attention._Tile, storage: Storage, size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only weights and results are rounded, as with pages in float16: 4e-4 for scores of this size.
+
+    When keys and values were multiplied by their scales in float16, the error was 1e-3. Weights
+    times the scale of small values are rounded more if they are not multiplied by `_SCALE_UNIT`.
+    """
+    monkeypatch.setattr(attention, "_tile", lambda *sizes: tile)
+    torch.manual_seed(0)
+    count, [block] = 8, blocks_of(a_chunk([list(range(8))], BLOCK, 7 * BLOCK), 0, BLOCK)
+    cache = PagedKVCache(CacheLayout(1, 1, HEADS, DIM_HEAD, BLOCK, storage), count, DEVICE)
+    view, pages = cache.layer(0, 0), cache.index(list(range(count)))
+    k, v = (torch.randn(2, count, BLOCK, INNER, device=DEVICE) for _ in range(2))
+    view.write(pages, 4 * k, size * v)
+    table = torch.tensor([block.row], dtype=torch.int32, device=DEVICE)
+    cos, sin = torch.ones(1, BLOCK, DIM_HEAD, device=DEVICE), torch.zeros(1, BLOCK, DIM_HEAD)
+    queries = torch.randn(2, BLOCK, 3 * INNER, device=DEVICE).half()
+    output = paged_attention(queries, view, cos, sin.to(DEVICE), table)
+    parts = queries[..., :INNER].float(), *view.read(pages, count * BLOCK)
+    q, k, v = (x.unflatten(2, (HEADS, -1)).transpose(1, 2) for x in parts)
+    expected = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    error = (output.float() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert error <= 6e-4
+
+
 @pytest.mark.parametrize("dim_head", [16, 48, 64, 80, 128])
 def test_a_hidden_key_has_exactly_the_score_of_a_row_without_keys(dim_head: int) -> None:
     # A GPU computes score * scale - most * scale with one rounded and one exact product. Triton's

@@ -42,6 +42,9 @@ from token2wav.kernels.block_table import (
 # `scores * scale - higher * scale` as one fused operation, which rounds the second product alone.
 # With -1e30 the difference of two equal numbers was up to 1e22, and its power of two was infinite.
 _LEAST = tl.constexpr(-(2.0**100))
+# Factor of the weights times the scales of values, so that float16 holds small ones with all of its
+# bits: a scale is at most a 127th of the largest value.
+_SCALE_UNIT = tl.constexpr(128.0)
 _LOG2_E = 1 / math.log(2)
 
 
@@ -129,15 +132,16 @@ def _add_pages(
     k = tl.load((keys + first) + elements, mask=element_mask, other=0.0)
     v = tl.load((values + first) + elements, mask=element_mask, other=0.0)
     k = _widened(k, query.dtype, SPLITS)
+    k = tl.permute(k, (0, 2, 1)) if SPLITS > 1 else tl.trans(k)
+    scores = tl.dot(query, k, input_precision="tf32x3")
+    # Scales belong to keys, so scores and weights are multiplied in float32, not the keys and
+    # values in float16: as many products, and one rounding less.
     if key_scales is not None:
         one = keys.dtype.element_ty == tl.float8e4nv  # scale for the page and the head
         scaled = (page * HEADS if one else vector) + (
             tl.zeros_like(frame) if one else frame * HEADS
         )
-        key_scale = tl.load(key_scales + scaled, mask=loaded, other=0.0)
-        k *= tl.expand_dims(key_scale.to(query.dtype), -1)
-    k = tl.permute(k, (0, 2, 1)) if SPLITS > 1 else tl.trans(k)
-    scores = tl.dot(query, k, input_precision="tf32x3")
+        scores *= tl.expand_dims(tl.load(key_scales + scaled, mask=loaded, other=0.0), -2)
     visible = tl.expand_dims(loaded, -2)
     if not WHOLE:
         at = tl.expand_dims(position, -2)
@@ -153,8 +157,8 @@ def _add_pages(
 
     v = _widened(v, query.dtype, SPLITS)
     if value_scales is not None:
-        value_scale = tl.load(value_scales + scaled, mask=loaded, other=0.0)
-        v *= tl.expand_dims(value_scale.to(query.dtype), -1)
+        value_scale = tl.load(value_scales + scaled, mask=loaded, other=0.0) * _SCALE_UNIT
+        weight *= tl.expand_dims(value_scale, -2)
     result = result * tl.expand_dims(shrink, -1) + tl.dot(
         weight.to(query.dtype), v, input_precision="tf32x3"
     )
@@ -328,6 +332,8 @@ def _attend(
         total = tl.sum(total * weight, axis=0)
         result = tl.sum(result * weight[:, :, None], axis=0)
     share = tl.where(query_mask, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)
+    if value_scales is not None:
+        share /= _SCALE_UNIT
     # A row that holds no block gets zeros too.
     out_mask = in_chunk | (line == block)
     tl.store(
