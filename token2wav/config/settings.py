@@ -145,13 +145,13 @@ class RuntimeConfig:
     backend: Literal["auto", "torch", "onnx", "tensorrt", "pause"] = "auto"
     engines: str = ""
     precision: Literal["auto", "float32", "float16"] = "auto"
-    decoder_precision: DecoderPrecision = "float32"
     workers: Annotated[int, Bounds(0, 256)] = 0
     # Up to 16 TiB. The free memory is checked when the cache is allocated.
     cache_mib: Annotated[int, Bounds(0, 1 << 24)] = 0
     cache_storage: Literal["auto", "float32", "float16", "int8", "float8"] = "auto"
     pause_batch_ms: Annotated[float, Bounds(0, 60_000)] = 5.0
     pause_token_ms: Annotated[float, Bounds(0, 1000)] = 0.08
+    decoder_precision: DecoderPrecision = "float32"
 
     def __post_init__(self) -> None:
         check_bounds(self, "runtime")
