@@ -56,13 +56,13 @@ class Door:
         cls,
         model: Token2Wav,
         config: ServerConfig | None = None,
-        backend: StageSummary | None = None,
+        summary: StageSummary | None = None,
         **options: Callable[..., Any],
     ) -> Iterator[Door]:
         """Opens a service. After the test, the model may have no open stream."""
         config = config or ServerConfig()
         service = Service(
-            model.pipeline, backend or model.backend, config, refusals := Refusals(), **options
+            model.pipeline, summary or model.summary, config, refusals := Refusals(), **options
         )
         try:
             yield cls(model, service, refusals)

@@ -44,7 +44,7 @@ class Token2Wav:
     Attributes:
         config: sizes and rates of the model.
         pipeline: pipeline of stages, which computes the chunks of all streams.
-        backend: names of the backend, precision and device of the networks.
+        summary: names of the backend, precision and device of the networks.
         name: model folder and family, for the summary.
     """
 
@@ -52,9 +52,9 @@ class Token2Wav:
         self, config: ModelConfig, stages: Stages, stream: StreamConfig, name: str = "unnamed"
     ) -> None:
         self.config = config
-        self.backend = stages.summary
+        self.summary = stages.summary
         self.name = name
-        self.pipeline = Pipeline(config, stages.by_name, stream, self.backend.device)
+        self.pipeline = Pipeline(config, stages.by_name, stream, self.summary.device)
 
     @classmethod
     def load(
@@ -97,7 +97,7 @@ class Token2Wav:
         return cls(config, made, stream, f"{folder} ({family_name(config)})")
 
     def __str__(self) -> str:
-        device = torch.device(self.backend.device)
+        device = torch.device(self.summary.device)
         facts = device_facts(device) if device.type == "cuda" else []
         rates = (
             f"{self.config.token_frame_rate:g} tokens and {self.config.sample_rate} samples "
@@ -107,7 +107,7 @@ class Token2Wav:
             [
                 f"model    {self.name}, {rates}",
                 f"device   {', '.join([str(device), *facts])}",
-                f"backend  {self.backend.name}, {self.backend.precision}",
+                f"backend  {self.summary.name}, {self.summary.precision}",
             ]
         )
 

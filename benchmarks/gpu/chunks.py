@@ -43,7 +43,7 @@ def load(
     usage = model.pipeline.flow.usage()
     cache = usage.capacity * usage.page_bytes >> 20
     row = {"load_s": round(time.monotonic() - began, 1), "cache_mib": cache}
-    graphs = model.backend.graphs
+    graphs = model.summary.graphs
     return model, row | {
         "graphs": graphs.graphs,
         "graph_nodes": graphs.nodes,

@@ -30,7 +30,7 @@ def codecs(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
             stream = StreamConfig(max_hop_tokens=read_config(path).block_tokens, lookahead_frames=0)
             runtime = RuntimeConfig(settings.device, "torch")
             model = Token2Wav.load(path, stream=stream, runtime=runtime)
-        graphs = model.backend.graphs
+        graphs = model.summary.graphs
         loaded = {"load_s": round(time.monotonic() - began, 1), "graphs": graphs.graphs}
         yield f"{name}: the model", lambda loaded=loaded: loaded  # type: ignore[misc]
         for streams in settings.codec_streams:

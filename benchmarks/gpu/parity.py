@@ -79,7 +79,7 @@ def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     _, storage = SETTINGS[settings.setting]
     expected = reference(folder, settings, min(_UTTERANCES, max(settings.parity_batches)))
     model, _ = load(folder, settings, _stream(settings), cache_storage=storage)
-    bound = MEL["float16" if storage == "int8" else model.backend.precision]
+    bound = MEL["float16" if storage == "int8" else model.summary.precision]
     if storage == "float8":
         bound = _FLOAT8_MEL
     for streams in settings.parity_batches:

@@ -30,4 +30,4 @@ def smoke(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 
 def _agreement(model: Token2Wav, folder: Path, settings: Settings) -> Row:
-    return check(model, 1, reference(folder, settings, 1), MEL[model.backend.precision])
+    return check(model, 1, reference(folder, settings, 1), MEL[model.summary.precision])

@@ -121,7 +121,7 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
     limits = LimitConfig(
         streams=number, batch_streams=settings.batch_streams, player_buffer_seconds=BUFFER_S
     )
-    workers = WorkerPool(model.pipeline, limits, workers=default_workers(model.backend.device))
+    workers = WorkerPool(model.pipeline, limits, workers=default_workers(model.summary.device))
     with contextlib.closing(workers):
         listeners, late_s = _feed(workers, model, number, settings.stream_s)
         deadline = time.monotonic() + settings.patience_s

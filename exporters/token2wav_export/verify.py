@@ -178,9 +178,9 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     finite = bool(np.isfinite(stream_mel(candidate, tokens[:60], loud_voice)).all())
     bar.close()
     return Report(
-        backend=candidate.backend.name,
-        precision=candidate.backend.precision,
-        device=candidate.backend.device,
+        backend=candidate.summary.name,
+        precision=candidate.summary.precision,
+        device=candidate.summary.device,
         seconds=seconds,
         mel_max=float(np.abs(other_mel - mel).max()),
         mel_db=_decibel(np.std(other_mel - mel) / np.std(mel)),
@@ -197,9 +197,9 @@ def _verify_decoder(
     audio, other_audio = (_stream_audio(model, tokens) for model in (reference, candidate))
     error = other_audio - audio
     return Report(
-        backend=candidate.backend.name,
-        precision=candidate.backend.precision,
-        device=candidate.backend.device,
+        backend=candidate.summary.name,
+        precision=candidate.summary.precision,
+        device=candidate.summary.device,
         seconds=seconds,
         mel_max=None,
         mel_db=None,

@@ -45,7 +45,7 @@ def load(folder: Path, backend: str) -> Token2Wav:
 
 def test_streams_equal_torch(folder: Path) -> None:
     torch_model, exported = load(folder, "torch"), load(folder, "onnx")
-    assert exported.backend.name == "onnx"
+    assert exported.summary.name == "onnx"
     tokens = [
         drawn_tokens(exported.config, count) for count in (140, 33)
     ]  # longer than the windows

@@ -100,7 +100,7 @@ def test_float16_stays_finite_on_large_inputs(tiny: Path, engine: str) -> None:
 
 
 def test_auto_takes_torch_on_a_cpu(tiny: Path) -> None:
-    assert load(tiny, "auto").backend.name == "torch"
+    assert load(tiny, "auto").summary.name == "torch"
 
 
 def test_auto_selects_an_available_engine_and_logs_why(
@@ -108,8 +108,8 @@ def test_auto_selects_an_available_engine_and_logs_why(
 ) -> None:
     monkeypatch.setitem(backends._ORDER, "cpu", ("tensorrt", "onnx", "torch"))
     with caplog.at_level(logging.INFO):
-        assert load(tiny, "auto").backend.name == "onnx"
-        assert load(tiny, "auto", engines=str(tmp_path)).backend.name == "torch"
+        assert load(tiny, "auto").summary.name == "onnx"
+        assert load(tiny, "auto", engines=str(tmp_path)).summary.name == "torch"
     assert (
         "backend tensorrt has priority but cannot be used: tensorrt needs an NVIDIA GPU"
         in caplog.text

@@ -95,7 +95,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize(("prompt", "count"), [(0, 53), (30, 128), (80, 60)])
 def test_a_streamed_mel_is_that_of_the_whole_on_torch(pair: Pair, prompt: int, count: int) -> None:
     reference, exported = pair
-    assert exported.backend.name == "onnx"
+    assert exported.summary.name == "onnx"
     voice, tokens = voice_of(reference, prompt), some_tokens(count)
     [mel] = streamed_mels(exported, (tokens, voice))
     assert off(mel, reference.mel(tokens, voice)) <= MEL

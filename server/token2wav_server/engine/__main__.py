@@ -94,7 +94,7 @@ def _loaded() -> tuple[Engine, ServerMetrics]:
     metrics = ServerMetrics(model.pipeline)
     service = Service(
         model.pipeline,
-        model.backend,
+        model.summary,
         config,
         metrics,
         check_admission=check_not_draining,

@@ -121,7 +121,7 @@ class Refusals(Observer):
 def service(faulty: tuple[Token2Wav, FaultyVocoder]) -> Iterator[Service]:
     model = faulty[0]
     config = ServerConfig(limits=LimitConfig(streams=64))
-    service = Service(model.pipeline, model.backend, config, Refusals())
+    service = Service(model.pipeline, model.summary, config, Refusals())
     yield service
     service.close()
 

@@ -162,9 +162,9 @@ def test_batches_larger_than_the_engine_are_warned_of(
     batch_streams: int,
     warned: bool,
 ) -> None:
-    backend = replace(faulty[0].backend, name="tensorrt", most_streams=most_streams)
+    summary = replace(faulty[0].summary, name="tensorrt", most_streams=most_streams)
     config = ServerConfig(limits=LimitConfig(streams=1, batch_streams=batch_streams))
-    with Door.open(faulty[0], config, backend):
+    with Door.open(faulty[0], config, summary):
         pass
     expected = "limits.batch_streams is 8, but the tensorrt backend computes at most 4 chunks"
     assert (expected in caplog.text) is warned

@@ -54,7 +54,7 @@ class Service:
     def __init__(
         self,
         pipeline: Pipeline,
-        backend: StageSummary,
+        summary: StageSummary,
         config: ServerConfig,
         observer: Observer,
         *,
@@ -67,9 +67,9 @@ class Service:
         self._voices = registry(config, self._model)
         _prefill(pipeline, [self._voices.named(Path(file).stem) for file in config.voices])
         self._sequences: Sequences[Utterance] = Sequences(config.limits.idle_seconds)
-        workers = config.runtime.workers or default_workers(backend.device)
+        workers = config.runtime.workers or default_workers(summary.device)
         _warn_of_small_cache(pipeline, config, workers)
-        _warn_of_small_backend(backend, config.limits)
+        _warn_of_small_backend(summary, config.limits)
         self._workers = WorkerPool(
             pipeline, config.limits, observer, workers=workers, on_device_lost=on_device_lost
         )
@@ -199,13 +199,13 @@ def _warn_of_small_cache(pipeline: Pipeline, config: ServerConfig, workers: int)
         )
 
 
-def _warn_of_small_backend(backend: StageSummary, limits: LimitConfig) -> None:
+def _warn_of_small_backend(summary: StageSummary, limits: LimitConfig) -> None:
     """Logs a warning if the backend computes fewer chunks together than the limits admit."""
-    most_streams = backend.most_streams
+    most_streams = summary.most_streams
     if most_streams and most_streams < limits.batch_streams:
         log.warning(
             "limits.batch_streams is %d, but the %s backend computes at most %d chunks together, "
             "so larger batches run in parts, one after another; for more than %d streams set "
             "runtime.backend: torch",
-            *(limits.batch_streams, backend.name, most_streams, most_streams),
+            *(limits.batch_streams, summary.name, most_streams, most_streams),
         )
