@@ -250,7 +250,7 @@ def export(folder: Path, case: Case) -> None:
     """Makes the graphs and engines of a case that the folder has not yet."""
     from token2wav_export.engines import load_package
     from token2wav_export.making import Maker
-    from token2wav_export.profiles import Load
+    from token2wav_export.profiles import ProfileLoad
 
     maker = Maker(folder, EngineFolder.of(folder), ["benchmarks.cost"])
     made = {
@@ -264,7 +264,7 @@ def export(folder: Path, case: Case) -> None:
     if case.engine == "tensorrt" and not any(
         backend.startswith("tensorrt") for _, _, backend in made
     ):
-        load = Load(StreamConfig(), max_streams=MAX_STREAMS, history_seconds=HISTORY_S)
+        load = ProfileLoad(StreamConfig(), max_streams=MAX_STREAMS, history_seconds=HISTORY_S)
         maker.tensorrt("step", case.precision, load_package("auto"), load, [])  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ from token2wav import StreamConfig, Voice
 from token2wav.assembly import withheld_samples
 from token2wav.config import LimitConfig
 from token2wav.config.model_config import ModelConfig
-from token2wav.serving.clocks import Load, Playback
+from token2wav.serving.clocks import PipelineLoad, Playback
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS
 from token2wav.serving.scheduler import Scheduler
@@ -184,7 +184,7 @@ class SimulatedServer:
         keep_open: bool = True,
     ) -> None:
         self.kind, self.alive = kind, True
-        self.load = Load()
+        self.load = PipelineLoad()
         self.load.workers = kind.workers
         self.scheduler = Scheduler(kind.limits, kind.config, kind.workers)
         self._schedule = schedule or kind.schedule

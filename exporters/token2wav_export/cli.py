@@ -224,9 +224,9 @@ def _run_onnx(options: argparse.Namespace) -> None:
 def _run_tensorrt(options: argparse.Namespace) -> None:
     from token2wav_export.engines import load_package
     from token2wav_export.making import Maker
-    from token2wav_export.profiles import Load
+    from token2wav_export.profiles import ProfileLoad
 
-    load = Load(
+    load = ProfileLoad(
         load_server_config(options.config).stream, options.max_streams, options.history_seconds
     )
     package = load_package(options.package)

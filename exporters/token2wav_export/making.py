@@ -32,7 +32,7 @@ from token2wav_export import ExportError
 from token2wav_export.engines import build_engine, build_target, version_of
 from token2wav_export.modules import load_module
 from token2wav_export.onnx_file import check_parity, write_onnx
-from token2wav_export.profiles import Load, profiles, shapes
+from token2wav_export.profiles import ProfileLoad, profiles, shapes
 from token2wav_export.signatures import signature
 
 # ONNX opset of the graphs. It has the operators Gelu and Mish. Opset 23 adds Attention, which
@@ -124,7 +124,7 @@ class Maker:
         graph: GraphName,
         precision: Precision,
         package: Package,
-        load: Load,
+        load: ProfileLoad,
         compute_capabilities: list[str],
     ) -> Path:
         """Builds an engine, and adds it to the engine folder. First exports the ONNX graph if there

@@ -31,7 +31,7 @@ class Span(NamedTuple):
 Profile = dict[str, Span]  # by free dimension
 
 
-class Load(NamedTuple):
+class ProfileLoad(NamedTuple):
     """Load that an engine must support."""
 
     stream: StreamConfig  # settings that cut streams into chunks
@@ -52,7 +52,7 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
     return sorted(count * config.token_mel_ratio for count in hops)
 
 
-def profiles(graph: GraphName, load: Load, model: Exportable) -> list[Profile]:
+def profiles(graph: GraphName, load: ProfileLoad, model: Exportable) -> list[Profile]:
     """Returns the profiles of a graph.
 
     The graph `step` has one profile for every hop. Each covers the chunks that are longer than the

@@ -62,14 +62,14 @@ _LOOK_S = 0.5  # interval at which the open streams of each server are read
 
 
 @dataclass(frozen=True)
-class Load:
+class ReplicaLoad:
     """Utterances of one run: times of their beginnings, and lengths, in seconds."""
 
     name: str
     utterances: tuple[tuple[float, float], ...]
 
     @classmethod
-    def of(cls, rate: float, seconds: float, *, bursty: bool = False) -> Load:
+    def of(cls, rate: float, seconds: float, *, bursty: bool = False) -> ReplicaLoad:
         random = np.random.default_rng(round(1000 * rate))
         times = bursts(random, rate, 4.0) if bursty else poisson(random, lambda _: rate, rate)
         drawn, utterances = lengths(random), list[tuple[float, float]]()
@@ -153,7 +153,7 @@ def fitted_costs(folder: Path, cores: Sequence[int], chunk_s: float) -> Fit:
 # The simulated fleet
 
 
-def simulate(kind: ServerKind, load: Load) -> Row:
+def simulate(kind: ServerKind, load: ReplicaLoad) -> Row:
     """Simulates a load."""
     events, outcomes, levels = Events(), list[Outcome](), list[list[int]]()
     fleet = Fleet(FullModel(kind), events, len(ADDRESSES), on_over=outcomes.append)
@@ -238,7 +238,7 @@ class Clients:
         for client in clients:
             self._balancer.add(client)
 
-    async def run(self, load: Load) -> Row:
+    async def run(self, load: ReplicaLoad) -> Row:
         """Starts all utterances at their times, and waits until they have ended."""
         began, levels = time.monotonic(), list[list[int]]()
 
@@ -281,7 +281,7 @@ class Clients:
 
 
 async def measure(
-    replicas: list[Serving], urls: list[str], folder: Path, loads: Sequence[Load]
+    replicas: list[Serving], urls: list[str], folder: Path, loads: Sequence[ReplicaLoad]
 ) -> tuple[float, list[Row]]:
     """Measures lone utterances, then every load.
 
@@ -334,8 +334,8 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[: len(ADDRESSES)]
     fitted = fitted_costs(options.model, cores, options.chunk_seconds)
     print("costs", fitted, flush=True)
-    loads = [Load.of(rate, options.seconds) for rate in options.rates]
-    loads.append(Load.of(options.burst_rate, options.seconds, bursty=True))
+    loads = [ReplicaLoad.of(rate, options.seconds) for rate in options.rates]
+    loads.append(ReplicaLoad.of(options.burst_rate, options.seconds, bursty=True))
     with fleet(options.model) as (replicas, urls, haproxy):
         before = cpu_s(haproxy) if haproxy else 0.0
         alone_s, real = asyncio.run(measure(replicas, urls, options.model, loads))

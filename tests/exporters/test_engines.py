@@ -17,10 +17,10 @@ from token2wav.published.artifacts import EngineFolder, GraphName, Precision
 from token2wav_export import ExportError
 from token2wav_export.engines import build_engine, build_target, load_package, version_of
 from token2wav_export.making import Maker
-from token2wav_export.profiles import Load, Span, chunk_frames, profiles, shapes
+from token2wav_export.profiles import ProfileLoad, Span, chunk_frames, profiles, shapes
 from token2wav_export.signatures import signature
 
-LOAD = Load(StreamConfig(), max_streams=4, history_seconds=30.0)
+LOAD = ProfileLoad(StreamConfig(), max_streams=4, history_seconds=30.0)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from token2wav.published.artifacts import EngineFolder
 from token2wav_export.cli import main
 from token2wav_export.engines import load_package
 from token2wav_export.making import Maker
-from token2wav_export.profiles import Load
+from token2wav_export.profiles import ProfileLoad
 
 MEL = 2e-5  # of float32, as on torch
 AUDIO_DB = 40.0
@@ -155,7 +155,7 @@ def test_an_engine_is_built_of_it(cosyvoice2: Path) -> None:
     pytest.importorskip(
         "tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)"
     )
-    load = Load(StreamConfig(), max_streams=4, history_seconds=30.0)
+    load = ProfileLoad(StreamConfig(), max_streams=4, history_seconds=30.0)
     maker = Maker(cosyvoice2, EngineFolder.of(cosyvoice2), ["pytest"])
     assert (
         maker.tensorrt("step", "float32", load_package("tensorrt_rtx"), load, ["8.9"])

@@ -22,8 +22,8 @@ from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.runner import ESTIMATOR, FlowRunner
 from token2wav.execution.step import StepFunction, TorchStep
 from token2wav.exported.step import ExportedStep
-from token2wav.families.cosyvoice2.kernel_step import KernelStep as UNetStep
-from token2wav.families.stepaudio2.kernel_step import KernelStep as StepAudioStep
+from token2wav.families.cosyvoice2.kernel_step import CosyVoice2KernelStep
+from token2wav.families.stepaudio2.kernel_step import StepAudio2KernelStep
 from token2wav.kernels import attention
 from token2wav.layers.streaming import StateSpec
 from token2wav.networks.estimator import Estimator
@@ -45,9 +45,9 @@ MAKERS = {
     "step audio": lambda: StepAudioDiT(BANDS, 32, 2, 16, layers=1),
 }
 STEP_MAKERS: dict[str, Callable[[Any, OdeTables, PagedKVCache], StepFunction]] = {
-    "unet": UNetStep,
-    "mean flow": UNetStep,
-    "step audio": StepAudioStep,
+    "unet": CosyVoice2KernelStep,
+    "mean flow": CosyVoice2KernelStep,
+    "step audio": StepAudio2KernelStep,
 }
 
 

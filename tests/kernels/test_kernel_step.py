@@ -27,7 +27,7 @@ from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step import TorchStep
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.families.cosyvoice3.kernel_step import KernelStep
+from token2wav.families.cosyvoice3.kernel_step import CosyVoice3KernelStep
 from token2wav.networks import dit
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
@@ -103,7 +103,7 @@ def an_engine(
     states = flow_states(flow, flow.estimator, layout)
     with torch.inference_mode():
         run = (
-            a_runner(KernelStep(*parts), states)
+            a_runner(CosyVoice3KernelStep(*parts), states)
             if kernels
             else FlowRunner(TorchStep(*parts), states)
         )
@@ -113,7 +113,7 @@ def an_engine(
     return CachedFlow(recompute, {config.n_timesteps: run}, cache, states, longest_hop=LONGEST)
 
 
-def a_runner(step: KernelStep, states: StateStore) -> FlowRunner:
+def a_runner(step: CosyVoice3KernelStep, states: StateStore) -> FlowRunner:
     """Returns a runner with buckets, which are captured on a GPU."""
     graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
     return FlowRunner(step, states, [BatchSize(blocks, 1, PAGES) for blocks in (2, 4)], graphs)
@@ -210,7 +210,7 @@ def test_runs_at_load_write_to_no_page() -> None:
     for tensor in tensors:
         tensor.fill_(torch.nan)
     with torch.inference_mode():
-        step = KernelStep(flow.estimator, solver.tables, cache)
+        step = CosyVoice3KernelStep(flow.estimator, solver.tables, cache)
         runner = FlowRunner(step, states, [BatchSize(2, 1, 3)])
         [(batch, compute)] = runner._batches._buckets.values()
         compute()

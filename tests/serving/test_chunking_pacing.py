@@ -12,7 +12,7 @@ from testkit.models.tiny_model import TINY
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.chunking import Chunker
-from token2wav.serving.clocks import Load, Playback
+from token2wav.serving.clocks import PipelineLoad, Playback
 from token2wav.serving.hops import HopSchedule
 
 FLOW = CosyVoice3Config.read(TINY)
@@ -67,7 +67,7 @@ class Clock:
 
 
 def chunker_of(
-    clock: Clock, first_tokens: int = FIRST, load: Load | None = None, prompt: int = 75
+    clock: Clock, first_tokens: int = FIRST, load: PipelineLoad | None = None, prompt: int = 75
 ) -> tuple[Chunker, Playback]:
     playback = Playback(clock, BUFFER_S)
     schedule = HopSchedule.of(StreamConfig(first_tokens=first_tokens), FLOW)
@@ -118,7 +118,7 @@ def test_a_longer_hop_takes_more_time_than_the_latest_chunk() -> None:
 @pytest.mark.parametrize(("block_seconds", "most"), [(0.05, 1), (0.35, 2)])
 def test_provisional_chunks_while_a_whole_block_runs(block_seconds: float, most: int) -> None:
     """A whole block has more ODE steps, so the time of a provisional chunk does not estimate it."""
-    clock, load = Clock(), Load()
+    clock, load = Clock(), PipelineLoad()
     load.delayed(block_seconds, one_block=True)
     chunker, playback = chunker_of(clock, load=load, prompt=0)
     provisional = 0
@@ -143,7 +143,7 @@ def test_a_waiting_provisional_chunk_becomes_a_block() -> None:
 
 
 def test_separate_estimates_for_provisional_and_whole_chunks() -> None:
-    clock, load = Clock(), Load()
+    clock, load = Clock(), PipelineLoad()
     chunker, _ = chunker_of(clock, load=load)
     chunker.push(tokens(15))
     clock.now = 0.3  # the time of a provisional chunk
@@ -168,7 +168,7 @@ def test_a_stream_that_ran_dry_waits_for_a_whole_block() -> None:
 
 
 def test_no_provisional_chunks_where_chunks_take_long() -> None:
-    load = Load()
+    load = PipelineLoad()
     for _ in range(30):
         load.delayed(0.3)
     chunker, _ = chunker_of(Clock(), load=load)
@@ -179,7 +179,7 @@ def test_no_provisional_chunks_where_chunks_take_long() -> None:
 
 
 def test_whole_blocks_make_room_for_a_provisional_stream() -> None:
-    load = Load()
+    load = PipelineLoad()
     for _ in range(2):
         load.record_batch(1, 0.04)
     other, _ = chunker_of(Clock(), load=load)

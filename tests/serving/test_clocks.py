@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from token2wav.serving.clocks import SLOW_SECONDS, Arrivals, Load
+from token2wav.serving.clocks import SLOW_SECONDS, Arrivals, PipelineLoad
 
 
 class Stream:
@@ -17,7 +17,7 @@ class Stream:
     ("batches", "most"), [({1: 0.02}, 2), ({1: 0.02, 3: 0.04}, 3), ({1: 0.005, 9: 0.006}, 100)]
 )
 def test_streams_that_the_workers_compute_in_time(batches: dict[int, float], most: int) -> None:
-    load = Load()
+    load = PipelineLoad()
     load.record_batch(1, 3.0)  # the first measurement does not count
     for _ in range(100):
         for chunks, seconds in batches.items():
@@ -30,7 +30,7 @@ def test_streams_that_the_workers_compute_in_time(batches: dict[int, float], mos
 
 
 def test_no_stream_is_admitted_while_chunks_take_long() -> None:
-    load, stream = Load(), Stream()
+    load, stream = PipelineLoad(), Stream()
     assert load.try_admit_provisional(stream)
     for _ in range(30):
         load.delayed(2 * SLOW_SECONDS)

@@ -94,7 +94,7 @@ class TransformerLayer(nn.Module):
         self, sizes: TransformerSizes, norm: Callable[[int], nn.Module], mlp: nn.Module
     ) -> None:
         super().__init__()
-        self.self_attn = Attention(sizes)
+        self.self_attn = WindowTransformerAttention(sizes)
         self.mlp = mlp
         self.input_layernorm, self.post_attention_layernorm = norm(sizes.width), norm(sizes.width)
         self.self_attn_layer_scale, self.mlp_layer_scale = (
@@ -113,7 +113,7 @@ class TransformerLayer(nn.Module):
         return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
 
 
-class Attention(nn.Module):
+class WindowTransformerAttention(nn.Module):
     """Projections around `WindowAttention`."""
 
     def __init__(self, sizes: TransformerSizes) -> None:

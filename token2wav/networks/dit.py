@@ -172,7 +172,7 @@ def rotate_first_head(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
     return torch.cat(((head * cos + turned * sin).to(x.dtype), rest), dim=-1)
 
 
-class Attention(nn.Module):
+class DiTAttention(nn.Module):
     """Multi-head self-attention with rotary positions on the first head."""
 
     def __init__(self, config: EstimatorConfig, layer: int) -> None:
@@ -263,7 +263,7 @@ class DiTBlock(nn.Module):
     def __init__(self, config: EstimatorConfig, layer: int) -> None:
         super().__init__()
         self.attn_norm = AdaNorm(config.dim, 6)
-        self.attn = Attention(config, layer)
+        self.attn = DiTAttention(config, layer)
         self.ff = DiTFeedForward(config)
 
     def forward(

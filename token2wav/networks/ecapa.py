@@ -63,7 +63,7 @@ class Gate(nn.Module):
         return x * self.conv2(F.relu(self.conv1(mean))).sigmoid()
 
 
-class Block(nn.Module):
+class EcapaBlock(nn.Module):
     def __init__(self, config: EcapaConfig, kernel: int, dilation: int) -> None:
         super().__init__()
         channels = config.channels[0]
@@ -110,7 +110,7 @@ class Ecapa(nn.Module):
             [
                 TimeDelay(config.mel_dim, config.channels[0], kernels[0], dilations[0]),
                 *(
-                    Block(config, kernel, dilation)
+                    EcapaBlock(config, kernel, dilation)
                     for kernel, dilation in zip(kernels[1:-1], dilations[1:-1], strict=True)
                 ),
             ]

@@ -245,7 +245,7 @@ class TransformerLayer(nn.Module):
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(channels)
-        self.attn1 = Attention(channels, heads, dim_head)
+        self.attn1 = UNetAttention(channels, heads, dim_head)
         self.norm3 = nn.LayerNorm(channels)
         self.ff = _UNetFeedForward(channels)
 
@@ -256,7 +256,7 @@ class TransformerLayer(nn.Module):
         return x + self.ff(self.norm3(x))
 
 
-class Attention(nn.Module):
+class UNetAttention(nn.Module):
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         super().__init__()
         self.index = 0

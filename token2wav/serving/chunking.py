@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from token2wav.config.model_config import ModelConfig
 from token2wav.config.token_format import NO_CODE, NO_TOKEN
 from token2wav.errors import InputError
-from token2wav.serving.clocks import Arrivals, Load, Playback
+from token2wav.serving.clocks import Arrivals, PipelineLoad, Playback
 from token2wav.serving.hops import (
     ChunkTime,
     Estimates,
@@ -44,7 +44,7 @@ class Chunker:
         config: ModelConfig,
         schedule: HopSchedule,
         playback: Playback | None = None,
-        load: Load | None = None,
+        load: PipelineLoad | None = None,
         speed: float = 1.0,
     ) -> None:
         self.prompt_tokens = self.spoken = len(prompt_tokens)
@@ -64,7 +64,7 @@ class Chunker:
         self._waits_until = 0.0  # until then the stream waits, unless tokens arrive
         # the latest chunk of each kind, by whether it was provisional
         self._latest = {False: ChunkTime(), True: ChunkTime()}
-        self._load = load or Load()
+        self._load = load or PipelineLoad()
         self._grid = config.grid(self.prompt_tokens)
         self._start = self._grid.prefix
         self._tokens = TokenBuffer(prompt_tokens, config)

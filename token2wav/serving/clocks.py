@@ -91,7 +91,7 @@ class Arrivals:
         return max(0.0, self._latest_at + self._gap - now)
 
 
-class Load:
+class PipelineLoad:
     """Load of a pipeline's workers: measures the delay of chunks, and limits the streams with
     provisional chunks.
 

@@ -18,7 +18,7 @@ from token2wav.errors import BackendError, ConfigError, Token2WavError
 from token2wav.execution.device import check_device, entered
 from token2wav.execution.staging import to_host
 from token2wav.serving.audio_output import AudioChunk
-from token2wav.serving.clocks import Load, Playback
+from token2wav.serving.clocks import PipelineLoad, Playback
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.utterance import Utterance
@@ -53,7 +53,7 @@ class Pipeline:
         self.clock: Callable[[], float] = time.monotonic
         self._withheld_samples = list(stages.values())[-1].withheld_samples
         self._schedule = HopSchedule.of(stream, config, self._withheld_samples)
-        self.load = Load()
+        self.load = PipelineLoad()
         self._stream = stream
         self._device = torch.device(device)
         self._dropped: deque[Utterance] = deque()

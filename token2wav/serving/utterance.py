@@ -15,7 +15,7 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.errors import InputError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.serving.chunking import Chunker
-from token2wav.serving.clocks import Load, Playback
+from token2wav.serving.clocks import PipelineLoad, Playback
 from token2wav.serving.delays import DelayPattern
 from token2wav.serving.end_limits import EndLimits, EndReason, RepeatLimit
 from token2wav.serving.hops import HopSchedule
@@ -139,7 +139,7 @@ class Utterance:
         stream: StreamConfig,
         schedule: HopSchedule,
         playback: Playback,
-        load: Load | None = None,
+        load: PipelineLoad | None = None,
     ) -> Utterance:
         """Raises InputError if an option does not fit the model or the settings."""
         steps = config.allowed_steps(stream.steps)

@@ -40,9 +40,11 @@ class CosyVoice2(Family):
 
 
 def _kernel_step(estimator: Any, tables: OdeTables, cache: PagedKVCache) -> StepFunction:
-    from token2wav.families.cosyvoice2.kernel_step import KernelStep  # Triton-language kernels
+    from token2wav.families.cosyvoice2.kernel_step import (
+        CosyVoice2KernelStep,  # Triton-language kernels
+    )
 
-    return KernelStep(estimator, tables, cache)
+    return CosyVoice2KernelStep(estimator, tables, cache)
 
 
 FAMILY = CosyVoice2()

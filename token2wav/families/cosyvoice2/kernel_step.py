@@ -37,7 +37,7 @@ from token2wav.networks.unet import (
 )
 
 
-class KernelStep(StepFunction):
+class CosyVoice2KernelStep(StepFunction):
     """Step function of a U-Net on Triton-language kernels.
 
     It copies the weights of the convolutions.

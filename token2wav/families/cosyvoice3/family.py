@@ -53,9 +53,11 @@ class CosyVoice3(Family):
 
 
 def _kernel_step(estimator: Any, tables: OdeTables, cache: PagedKVCache) -> StepFunction:
-    from token2wav.families.cosyvoice3.kernel_step import KernelStep  # Triton-language kernels
+    from token2wav.families.cosyvoice3.kernel_step import (
+        CosyVoice3KernelStep,  # Triton-language kernels
+    )
 
-    return KernelStep(estimator, tables, cache)
+    return CosyVoice3KernelStep(estimator, tables, cache)
 
 
 FAMILY = CosyVoice3()

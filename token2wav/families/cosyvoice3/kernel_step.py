@@ -29,7 +29,7 @@ from token2wav.networks.estimator import Rope
 from token2wav.networks.ode import OdeTables
 
 
-class KernelStep(StepFunction):
+class CosyVoice3KernelStep(StepFunction):
     """Step function of a DiT on Triton-language kernels.
 
     It copies the weights of the position convolutions.

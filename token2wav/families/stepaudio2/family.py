@@ -25,9 +25,11 @@ class StepAudio2(CosyVoice2):
 
 
 def _kernel_step(estimator: Any, tables: OdeTables, cache: PagedKVCache) -> StepFunction:
-    from token2wav.families.stepaudio2.kernel_step import KernelStep  # Triton-language kernels
+    from token2wav.families.stepaudio2.kernel_step import (
+        StepAudio2KernelStep,  # Triton-language kernels
+    )
 
-    return KernelStep(estimator, tables, cache)
+    return StepAudio2KernelStep(estimator, tables, cache)
 
 
 FAMILY = StepAudio2()

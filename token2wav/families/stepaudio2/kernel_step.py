@@ -33,7 +33,7 @@ Vectors = tuple[torch.Tensor, ...]
 _GATE_FF = 5  # place of the gate of the feed-forward layer among the vectors of a layer
 
 
-class KernelStep(StepFunction):
+class StepAudio2KernelStep(StepFunction):
     """Step function of Step-Audio2's DiT on Triton-language kernels.
 
     It copies the weights of the convolutions.

@@ -59,7 +59,7 @@ class VibeVoiceDecoder(WaveformNetwork):
                 StreamConvTranspose(width, width // 2, 2 * ratio, ratio, cut="end")
             )
         self.stages = nn.ModuleList(
-            Chain(Block(width, sizes) for _ in range(depth))
+            Chain(VibeVoiceBlock(width, sizes) for _ in range(depth))
             for width, depth in zip(widths, depths, strict=True)
         )
         self.head = causal_conv(sizes.num_filters, 1, sizes.kernel_size)
@@ -72,7 +72,7 @@ class VibeVoiceDecoder(WaveformNetwork):
         return run(self._order, latents / self.scaling_factor - self.bias_factor, step)
 
 
-class Block(StreamModule):
+class VibeVoiceBlock(StreamModule):
     """A convolution of every channel, and a feed-forward part. Each follows a norm, and is scaled
     and added to its input.
 
