@@ -190,7 +190,7 @@ def test_a_decoder_precision_has_its_error(
     runtime = RuntimeConfig(device="cpu", decoder_precision=precision)
     model = Token2Wav.load(write_folder(name, tmp_path), stream=EXACT, runtime=runtime)
     tokens = drawn_tokens(model.config, 20)
-    assert model.backend.precision == precision
+    assert model.summary.precision == precision
     exact = Token2Wav.load(tmp_path, stream=EXACT, runtime=RuntimeConfig(device="cpu"))
     expected, whole = (each.synthesize(tokens) for each in (exact, model))
     streamed = joined(chunks_of(model, portions(tokens, [3])))
