@@ -13,7 +13,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo speech test check faults lab-test release-test gpu-stack page integrations lint format serve export gpu-check demo-voice soak rehearsal images images-check docs docs-check dist clean
+.PHONY: help setup demo speech test check faults lab-test release-test gpu-stack page integrations lint format serve export gpu-check tensorrt-check demo-voice soak rehearsal images images-check docs docs-check dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,11 +80,17 @@ export: ## MODEL=folder [OUT=]: export the ONNX graphs of a model into FOLDER/en
 	$(SETUP)
 	@$(BIN)/token2wav export onnx --model "$(MODEL)" $(if $(OUT),--out "$(OUT)")
 
-gpu-check: ## [ARGS=]: run every check that needs an NVIDIA GPU (20 minutes), with results in benchmarks/results/gpu
+gpu-check: ## [ARGS=]: run every check that needs an NVIDIA GPU (25 minutes), with results in benchmarks/results/gpu
 	$(SETUP)
 	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
 		|| { echo "make gpu-check: torch finds no CUDA device; run it on a machine with an NVIDIA GPU" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
+
+# The environment sees the packages of the container, such as tensorrt.
+tensorrt-check: ## [ARGS=--rehearse]: in a container of NVIDIA with TensorRT, make engines, verify, capture and time them, with a report in out/tensorrt
+	@test -d .venv-tensorrt || python3 -m venv --system-site-packages .venv-tensorrt
+	@.venv-tensorrt/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[export]"
+	.venv-tensorrt/bin/python -m benchmarks.gpu_check --section engines --minutes 30 --out out/tensorrt $(ARGS)
 
 demo-voice: ## DATA=folder: export the newest checkpoints of the recipe as the demo voice, and measure its quality
 	@test -n "$(DATA)" || { echo "make demo-voice: DATA is missing; run: make demo-voice DATA=demo_data" >&2; exit 1; }

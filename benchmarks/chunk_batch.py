@@ -1,9 +1,11 @@
-"""Batches of streams that go through their utterances in step, and the times of their chunks."""
+"""Batches of streams that go through their utterances in step, in the stages of a model or in its
+whole pipeline, and the times of their chunks.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -13,6 +15,9 @@ import torch
 from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row
 from testkit.models.sized import a_voice
 from token2wav import BackendError, Token2Wav, Voice
+from token2wav.serving.audio_output import AudioChunk
+from token2wav.serving.clocks import Load
+from token2wav.serving.utterance import Utterance
 from token2wav.stages.stage import FrameChunk, TokenChunk
 
 _LEAST_REPEATS = 3
@@ -107,6 +112,47 @@ class ChunkBatch:
         self.close()
 
 
+@contextmanager
+def requests_in(model: Token2Wav, voice: Voice, streams: int) -> Iterator[list[Utterance]]:
+    """Opens requests in one voice, each of which may begin with a provisional chunk."""
+    pipeline, requests = model.pipeline, list[Utterance]()
+    try:
+        for _ in range(streams):
+            pipeline.load = Load()  # alone in a load, every request is admitted
+            requests.append(pipeline.utterance(voice))
+            pipeline.open(requests[-1])
+        yield requests
+    finally:
+        for request in requests:
+            pipeline.close(request)
+
+
+def push_first(model: Token2Wav, requests: Sequence[Utterance]) -> int:
+    """Pushes as many random tokens as the first chunk of requests needs, and returns the number."""
+    random, count = np.random.default_rng(0), 0
+    while any(request.chunker.next_chunk is None for request in requests):
+        token, count = model.config.tokens.draw(1, random), count + 1
+        for request in requests:
+            request.chunker.push(token)
+    return count
+
+
+def next_audio(model: Token2Wav, requests: Sequence[Utterance]) -> AudioChunk | None:
+    """Computes the next chunks of requests in one batch, and returns the audio of the first one."""
+    results = model.pipeline.advance(requests)
+    for request, result in zip(requests, results, strict=True):
+        request.chunker.finish_chunk()
+        if isinstance(result, Exception):
+            raise result
+    return results[0]  # type: ignore[return-value]
+
+
+def spread_ms(seconds: Sequence[float]) -> list[float]:
+    """Returns the median, the least and the most of times, in ms."""
+    times = 1000 * np.array(seconds)
+    return [round(float(value), 3) for value in (np.median(times), times.min(), times.max())]
+
+
 def chunk_key(streams: int, hop: int, spoken_s: float, storage: str = "auto") -> str:
     """Returns the row key of a batch's chunks, with the storage type of their pages."""
     pages = "" if storage == "auto" else f", {storage} pages"
@@ -139,14 +185,12 @@ def chunk(
         with spoken(model, streams, round(25 * spoken_s), hop) as batch:
             times.append(batch.advance(hop))
             computed = batch.new_tokens
-    flow, vocoder = (1000 * np.array(seconds) for seconds in zip(*times[1:], strict=True))
+    flow, vocoder = (np.array(seconds) for seconds in zip(*times[1:], strict=True))
     history_s = spoken_s + PROMPT_TOKENS / 25 if spoken_s else 0.0
     row: Row = {"streams": streams, "hop_tokens": hop, "spoken_s": spoken_s, "history_s": history_s}
     row["repeats"] = len(flow)
     for name, column in (("flow_ms", flow), ("vocoder_ms", vocoder), ("total_ms", flow + vocoder)):
-        row[name] = [
-            round(float(value), 3) for value in (np.median(column), column.min(), column.max())
-        ]
+        row[name] = spread_ms(column.tolist())
     return row | {"computed_tokens": computed}
 
 

@@ -2,11 +2,9 @@
 
     stream      time of each chunk by its position in a stream: from the cache, from the cache with
                 a window, and with the whole history recomputed
-    engines     time of a batch of chunks on each engine of this host, and its error against torch
     throughput  seconds of audio that a second computes, for flows of their published sizes
 
     .venv/bin/python -m benchmarks.cost stream --models small --seconds 10 120
-    .venv/bin/python -m benchmarks.cost engines --device cuda
     .venv/bin/python -m benchmarks.cost throughput --families CosyVoice3
 
 Each command prints a line for each measurement, and writes JSON into benchmarks/results.
@@ -16,9 +14,7 @@ Each command prints a line for each measurement, and writes JSON into benchmarks
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import os
 import resource
 import statistics
 import tempfile
@@ -33,21 +29,16 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from benchmarks.chunk_batch import chunk
+from benchmarks.chunk_batch import next_audio, requests_in
 from benchmarks.environment import describe, run_command, save, saved_runs
-from benchmarks.gpu.settings import LeftOut
 from benchmarks.load.subject import CHOICES, model_folder
 from testkit.models.random_weights import fill
 from testkit.models.sized import SIZES, a_voice, public_configs
-from testkit.models.sized import model_folder as sized_folder
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import Assembly, family_for
 from token2wav.backends import LoadContext
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.errors import Token2WavError
-from token2wav.execution.cuda_graphs import SWITCH
 from token2wav.layers.streaming import WaveformNetwork
-from token2wav.published.artifacts import EngineFolder
 
 # A stream
 
@@ -166,133 +157,6 @@ def stream(options: argparse.Namespace) -> None:
     save(options.name, {"environment": describe(), "runs": runs})
 
 
-# Engines
-
-HOPS = (25, 100)
-MAX_STREAMS, HISTORY_S = 4, 32.0  # of a TensorRT engine
-REPEATS = 7
-
-
-@dataclass(frozen=True)
-class Case:
-    """Case to measure: an engine, its precision, and whether it uses CUDA graphs."""
-
-    engine: str
-    precision: str
-    graphs: bool = True
-
-    @property
-    def label(self) -> str:
-        return f"{self.engine} {self.precision}{'' if self.graphs else ', no graphs'}"
-
-
-CPU_CASES = [Case("torch", "float32"), Case("onnx", "float32")]
-CUDA_CASES = [
-    Case("torch", "float32", graphs=False),
-    Case("torch", "float16", graphs=False),
-    Case("torch", "float32"),
-    Case("torch", "float16"),
-    Case("onnx", "float16"),
-    Case("tensorrt", "float16", graphs=False),
-    Case("tensorrt", "float16"),
-]
-
-
-@dataclass
-class Result:
-    """Results of one case on one model; `problem` is the reason if there are none."""
-
-    model: str
-    case: Case
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    verification: dict[str, Any] | None = None
-    problem: str | None = None
-
-    def __str__(self) -> str:
-        name, lines = f"{self.model:6} {self.case.label:27}", list[str]()
-        if self.problem:
-            lines.append(f"{name} did not run: {self.problem}")
-        if self.verification:
-            verdict = "; ".join(self.verification["failures"]) or "within all bounds"
-            mel_db = self.verification["mel_db"]
-            lines.append(f"{name} mel {mel_db:.0f} dB from torch in float32: {verdict}")
-        lines += [
-            f"{name} {row['history_s']:5g} s {row['hop_tokens']:4} tokens {row['streams']:3} "
-            f"streams flow {row['flow_ms'][0]:8.1f} ms  vocoder {row['vocoder_ms'][0]:8.1f} ms"
-            for row in self.rows
-        ]
-        return "\n".join(lines)
-
-
-def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result:
-    """Exports the engines of a case, verifies them against torch in float32, and times chunks."""
-    from token2wav_export.verify import verify  # needs packages that the other commands do not
-
-    folder, size, case, device, batches, histories = job
-    os.environ[SWITCH] = "1" if case.graphs else "0"
-    result = Result(size, case)
-    runtime = RuntimeConfig(device=device, backend=case.engine, precision=case.precision)  # type: ignore[arg-type]
-    try:
-        export(folder, case)
-        result.verification = json.loads(verify(folder, runtime, seconds=6.0).as_json())
-        if device.startswith("cuda"):  # the next cache takes a share of the free memory
-            torch.cuda.empty_cache()
-        model = Token2Wav.load(folder, runtime=runtime)
-        for streams, spoken_s in product(batches, histories):
-            for hop in HOPS if spoken_s else HOPS[:1]:
-                result.rows.append(chunk(model, REPEATS, streams, hop, spoken_s))
-    except (LeftOut, Token2WavError, RuntimeError) as error:
-        result.problem = " ".join(str(error).split())[:300]
-    return result
-
-
-def export(folder: Path, case: Case) -> None:
-    """Makes the graphs and engines of a case that the folder has not yet."""
-    from token2wav_export.engines import load_package
-    from token2wav_export.making import Maker
-    from token2wav_export.profiles import ProfileLoad
-
-    maker = Maker(folder, EngineFolder.of(folder), ["benchmarks.cost"])
-    made = {
-        (artifact.graph, artifact.precision, artifact.backend)
-        for artifact in EngineFolder.of(folder).artifacts()
-    }
-    if case.engine == "onnx":
-        for graph, precision in (("step", case.precision), ("vocoder", "float32")):
-            if (graph, precision, "onnx") not in made:
-                maker.onnx(graph, precision)  # type: ignore[arg-type]
-    if case.engine == "tensorrt" and not any(
-        backend.startswith("tensorrt") for _, _, backend in made
-    ):
-        load = ProfileLoad(StreamConfig(), max_streams=MAX_STREAMS, history_seconds=HISTORY_S)
-        maker.tensorrt("step", case.precision, load_package("auto"), load, [])  # type: ignore[arg-type]
-
-
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--sizes", nargs="+", choices=[*SIZES, "full"], default=list(SIZES))
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
-    parser.add_argument(
-        "--histories",
-        type=float,
-        nargs="+",
-        default=[0, 10, 30],
-        help="seconds of audio before the measured chunk",
-    )
-
-
-def engines(options: argparse.Namespace) -> None:
-    cases = CUDA_CASES if options.device.startswith("cuda") else CPU_CASES
-    with tempfile.TemporaryDirectory() as temporary:
-        folders = {size: sized_folder(Path(temporary), size) for size in options.sizes}
-        jobs = [
-            (folders[size], size, case, options.device, options.batches, options.histories)
-            for size, case in product(folders, cases)
-        ]
-        results = [asdict(result) for result in in_processes(run_case, jobs)]
-    save(options.name, {**describe("onnxruntime"), "results": results})
-
-
 # Throughput
 
 _STREAMS = (1, 4)
@@ -320,28 +184,19 @@ def random_model(config: ModelConfig) -> Token2Wav:
 @torch.inference_mode()
 def throughput_of(model: Token2Wav, streams: int) -> dict[str, Any]:
     """Times chunks of streams of one voice in one batch; the first chunk does not count."""
-    config, pipeline = model.config, model.pipeline
-    voice, random = a_voice(config), np.random.default_rng(0)
-    requests = [pipeline.utterance(voice) for _ in range(streams)]
-    for request in requests:
-        pipeline.open(request)
+    config, random = model.config, np.random.default_rng(0)
     rates: list[float] = []
     end = time.perf_counter() + _LONGEST_S
-    while len(rates) < 2 or (len(rates) <= _REPEATS and time.perf_counter() < end):
-        while requests[0].chunker.next_chunk is None:
-            tokens = config.tokens.draw(1, random)
-            for request in requests:
-                request.chunker.push(tokens)
-        seconds = requests[0].chunker.next_tokens / config.token_frame_rate
-        begin = time.perf_counter()
-        for part in pipeline.advance(requests):
-            if isinstance(part, Exception):
-                raise part
-        rates.append(streams * seconds / (time.perf_counter() - begin))
-        for request in requests:
-            request.chunker.finish_chunk()
-    for request in requests:
-        pipeline.close(request)
+    with requests_in(model, a_voice(config), streams) as requests:
+        while len(rates) < 2 or (len(rates) <= _REPEATS and time.perf_counter() < end):
+            while requests[0].chunker.next_chunk is None:
+                tokens = config.tokens.draw(1, random)
+                for request in requests:
+                    request.chunker.push(tokens)
+            seconds = requests[0].chunker.next_tokens / config.token_frame_rate
+            begin = time.perf_counter()
+            next_audio(model, requests)
+            rates.append(streams * seconds / (time.perf_counter() - begin))
     figures = (statistics.median(rates[1:]), min(rates[1:]), max(rates[1:]))
     return {
         "streams": streams,
@@ -376,7 +231,6 @@ def throughput(options: argparse.Namespace) -> None:
 # Options, function and result of each command.
 COMMANDS = {
     "stream": (add_stream_options, stream, "streaming_cost"),
-    "engines": (add_engine_options, engines, "engines"),
     "throughput": (add_throughput_options, throughput, "flow_throughput"),
 }
 

@@ -1,24 +1,25 @@
 """Report of all facts that only a GPU can show, measured unattended in slices of some minutes.
 
 docs/gpu.md describes the report. The project need not be installed. A slice writes results.json
-after every row, then report.md, and ends by itself. Without --slice and --section, all slices run
-one after the other and their results are merged. The exit status is 1 if a test failed, a result is
-beyond its bounds, or a section ended early. Slow results do not change the exit status.
+after every row and report.md after every section, and ends by itself. Without --slice and
+--section, all slices run one after the other and their results are merged. The exit status is 1 if
+a test failed, a result is beyond its bounds, or a section ended early. Slow results do not change
+the exit status.
 
-    python3 -m benchmarks.gpu_check --slice 1 --out out/1      # then 2, 3 and 4
-    python3 -m benchmarks.gpu_check --merge out/1 out/2 out/3 out/4 --out out/report
+    python3 -m benchmarks.gpu_check --slice 1 --out out/1      # then 2 and 3
+    python3 -m benchmarks.gpu_check --merge out/1 out/2 out/3 --out out/report
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,40 +40,45 @@ if not torch.cuda.is_available():  # before the Triton language is imported
 
 from benchmarks.gpu.report import WORDS, faults, markdown, merge, verdicts, write_report  # noqa: E402
 from benchmarks.gpu.sections import SECTIONS  # noqa: E402
-from benchmarks.gpu.settings import LAST_S, MINUTES, REHEARSAL, RESULTS, SLICES, Settings  # noqa: E402
-from benchmarks.gpu.worker import LOG, Results, run_section  # noqa: E402
+from benchmarks.gpu.settings import LAST_S, MINUTES, RESULTS, SLICES, Settings  # noqa: E402
+from benchmarks.gpu.worker import LOG, Results, run_section, without_folders  # noqa: E402
 from testkit.models.sized import TEMPLATE, model_folder  # noqa: E402
 from token2wav.config.values import from_mapping  # noqa: E402
 from token2wav.errors import ConfigError  # noqa: E402
 from token2wav.execution.cuda_graphs import SWITCH  # noqa: E402
 
-# name of a section, its share of the time that is left, and its settings
+# name of a section, its time limit in seconds, and its settings
 Part = tuple[str, float, Settings]
-_NOT_REHEARSED = ("smoke", "chunks", "tests")
 
 
-def parts_of(number: int, settings: Settings, overrides: dict[str, Any]) -> Iterator[Part]:
-    """Yields the sections of a slice with their settings.
+def parts_of(number: int, settings: Settings, overrides: dict[str, Any]) -> list[Part]:
+    """Returns the sections of a slice with their settings.
 
-    Settings of the user (`overrides`) override the changes of the slice.
+    Settings of the user (`overrides`) override the changes of the slice. A rehearsal takes only
+    `setting` from these changes.
     """
-    for name, share, changes in SLICES[number]:
-        if name == REHEARSAL:  # every section that runs a model, and the recovery from an error
-            rehearsed = [name for name in SECTIONS if name not in _NOT_REHEARSED]
-            for section in rehearsed if settings.size == "full" else ["recovery"]:
-                yield name + section, share, settings.rehearsal()
-        else:  # a rehearsal takes only `setting` from the changes of the slice
-            small = {key: value for key, value in changes.items() if key == "setting"}
-            yield (
-                name,
-                share,
-                replace(settings, **(changes if settings.size == "full" else small) | overrides),
-            )
+    full = settings.size == "full"
+    return [
+        (
+            name,
+            seconds,
+            replace(
+                settings,
+                **{key: value for key, value in changes.items() if full or key == "setting"},
+                **overrides,
+            ),
+        )
+        for name, seconds, changes in SLICES[number]
+    ]
 
 
 def run(parts: list[Part], settings: Settings, minutes: float) -> None:
-    """Runs sections in order within a time limit, and writes their results into `settings.out`."""
+    """Runs sections in order within a time limit, and writes their results into `settings.out`.
+
+    With more minutes than `MINUTES`, every section gets more time in proportion.
+    """
     deadline, out = time.monotonic() + 60 * minutes - LAST_S, settings.out
+    stretch = max(1.0, minutes / MINUTES)
     out.mkdir(parents=True, exist_ok=True)
     for path in (out / LOG, *out.glob("trace-*.json.gz")):
         path.unlink(missing_ok=True)
@@ -84,16 +90,20 @@ def run(parts: list[Part], settings: Settings, minutes: float) -> None:
     query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
     # nvidia-smi may be missing
     answer = subprocess.run(query, shell=True, capture_output=True, text=True, check=False)
+    facts["command"] = without_folders(facts["command"])
     results = Results(out / RESULTS, facts | {"driver": answer.stdout.strip() or None, "gpu": None})
     with tempfile.TemporaryDirectory() as temporary:
-        full = model_folder(Path(temporary), "full") if settings.size == "full" else TEMPLATE.parent
-        for name, share, part_settings in parts:
-            folder, seconds = (
-                TEMPLATE.parent if part_settings.size == "tiny" else full,
-                share * (deadline - time.monotonic()),
+        folder = Path(temporary) / settings.size
+        if settings.size == "tiny":  # a copy, because section engines writes into the folder
+            shutil.copytree(TEMPLATE.parent, folder)
+        else:
+            model_folder(folder.parent, settings.size)
+        for name, seconds, part_settings in parts:
+            left = deadline - time.monotonic()
+            run_section(
+                name, folder, part_settings, results, max(0.0, min(stretch * seconds, left))
             )
-            run_section(name, folder, part_settings, results, max(0.0, seconds))
-    (out / "report.md").write_text(markdown(results.content))
+            (out / "report.md").write_text(markdown(results.content))
 
 
 def measure(options: argparse.Namespace, out: Path) -> list[Path]:
@@ -114,12 +124,8 @@ def measure(options: argparse.Namespace, out: Path) -> list[Path]:
     settings = Settings(out, device)
     settings = settings.rehearsal() if options.rehearse else settings
     if options.section:
-        changed, count = replace(settings, **overrides), len(options.section)
-        run(
-            [(name, 1 / (count - at), changed) for at, name in enumerate(options.section)],
-            changed,
-            options.minutes,
-        )
+        changed, seconds = replace(settings, **overrides), 60 * MINUTES / len(options.section)
+        run([(name, seconds, changed) for name in options.section], changed, options.minutes)
         return [out]
     folders = (
         {options.slice: out}
@@ -129,7 +135,7 @@ def measure(options: argparse.Namespace, out: Path) -> list[Path]:
     for number, folder in folders.items():
         slice_settings = replace(settings, out=folder)
         run(
-            list(parts_of(number, slice_settings, overrides)),
+            parts_of(number, slice_settings, overrides),
             replace(slice_settings, **overrides),
             options.minutes,
         )
@@ -161,7 +167,7 @@ def main() -> int:
         "--minutes",
         type=float,
         default=MINUTES,
-        help=f"time limit of a slice in minutes (default: {MINUTES})",
+        help=f"time limit of a slice in minutes (default: {MINUTES:g})",
     )
     parser.add_argument(
         "--rehearse",

@@ -1,10 +1,10 @@
-"""Sections chunks, drift and recompute: time of a chunk by batch, history and length; profiles."""
+"""Sections chunks and drift: time of a chunk by batch, history and length; profiles."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -72,7 +72,7 @@ def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
                 at = 0.0 if streams == 1 else settings.histories[0]
                 yield (
                     f"profile of {streams} streams after {at:g} s{pages}",
-                    partial(profiled, model, settings, streams, at),
+                    partial(profiled_chunk, model, settings, streams, at),
                 )
 
 
@@ -103,32 +103,23 @@ def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     yield "chunks of 25 tokens", measure
 
 
-def recompute(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Measures chunks as public servers compute them: one request at a time, without a cache.
-
-    Every chunk recomputes the whole history.
-    """
-    model, _ = load(folder, settings, StreamConfig(reference=True))
-    hop = settings.hops[-1]
-    for spoken_s in settings.histories:
-        yield (
-            chunk_key(1, hop, spoken_s),
-            partial(chunk, model, settings.repeats, 1, hop, spoken_s, settings.repeat_s),
-        )
+def profiled_chunk(model: Token2Wav, settings: Settings, streams: int, spoken_s: float) -> Row:
+    with spoken(model, streams, round(25 * spoken_s), 25) as batch:
+        row = profiled(partial(batch.advance, 25), settings, str(streams))
+    return {"streams": streams, "spoken_s": spoken_s} | row
 
 
-def profiled(model: Token2Wav, settings: Settings, streams: int, spoken_s: float) -> Row:
-    """Lists the kernels of one chunk by their time, or the operators on a CPU.
+def profiled(run: Callable[[], object], settings: Settings, name: str) -> Row:
+    """Lists the kernels of a call by their time, or the operators on a CPU.
 
     Also writes a trace beside the results.
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if settings.on_gpu else [])]
-    with (
-        spoken(model, streams, round(25 * spoken_s), 25) as batch,
-        profile(activities=activities) as profiler,
-    ):
-        wall_ms = 1000 * sum(batch.advance(25))
-    trace = settings.out / f"trace-{streams}.json.gz"
+    with profile(activities=activities) as profiler:
+        began = time.perf_counter()
+        run()
+        wall_ms = 1000 * (time.perf_counter() - began)
+    trace = settings.out / f"trace-{name}.json.gz"
     profiler.export_chrome_trace(str(trace))
     if trace.stat().st_size > 4_000_000:  # too large to copy from machine to machine
         trace.unlink()
@@ -141,7 +132,7 @@ def profiled(model: Token2Wav, settings: Settings, streams: int, spoken_s: float
     spans = [
         (event.name, event.time_range.start / 1000, event.time_range.end / 1000) for event in events
     ]
-    return {"streams": streams, "spoken_s": spoken_s, "wall_ms": round(wall_ms, 3)} | summary(spans)
+    return {"wall_ms": round(wall_ms, 3)} | summary(spans)
 
 
 def summary(spans: Iterable[tuple[str, float, float]]) -> Row:

@@ -16,14 +16,16 @@ import torch
 
 from benchmarks.chunk_batch import synchronize
 from benchmarks.environment import ROOT
-from benchmarks.gpu.chunks import chunks, drift, recompute
+from benchmarks.gpu.chunks import chunks, drift
+from benchmarks.gpu.first_audio import first_audio
 from benchmarks.gpu.parity import parity
 from benchmarks.gpu.pytest_rows import rows_of_tests
 from benchmarks.gpu.settings import PACE, SETTINGS, LeftOut, Row, Rows, Settings
-from benchmarks.gpu.smoke import smoke
 from benchmarks.gpu.streams import BUFFER_S, STARTS_WITHIN_S, TOKENS_PER_PUSH, streams
 
 ON_PURPOSE = "a deliberate error"
+
+Section = Callable[[Path, Settings, Mapping[str, Row]], Rows]
 
 
 def optional(module: str) -> Any:
@@ -118,23 +120,31 @@ def _load_of(rows: Iterator[Row]) -> Row:
     raise LeftOut("no server runs after the failure of the load before")
 
 
-def codecs(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Measures packets of codec decoders, see `benchmarks.gpu.codecs`."""
-    yield from optional("benchmarks.gpu.codecs").codecs(folder, settings, done)
+def _elsewhere(module: str, section: str) -> Section:
+    """Returns a section of a module that needs further packages, or the lab."""
+
+    def rows(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+        yield from getattr(optional(module), section)(folder, settings, done)
+
+    rows.__name__ = section
+    return rows
 
 
-SECTIONS: dict[str, Callable[[Path, Settings, Mapping[str, Row]], Rows]] = {
+SECTIONS: dict[str, Section] = {
     section.__name__: section
     for section in (
-        smoke,
-        recovery,
-        tests,
+        first_audio,
         chunks,
-        drift,
-        recompute,
-        parity,
-        streams,
-        codecs,
+        _elsewhere("benchmarks.gpu.codecs", "codecs"),
         server,
+        _elsewhere("lab.tiles.measure", "products"),
+        _elsewhere("lab.peers.flow_baselines", "baselines"),
+        _elsewhere("lab.peers.qwen3_decoders", "qwen3_tts"),
+        parity,
+        drift,
+        tests,
+        streams,
+        _elsewhere("benchmarks.gpu.engines", "engines"),
+        recovery,
     )
 }

@@ -23,14 +23,17 @@ class LeftOut(Exception):  # noqa: N818 (it is no error)
 
 PROMPT_TOKENS = 75  # 3 s
 PACE = 25.0  # tokens per second of a language model
-# Ways to serve streams: the configuration of chunks (always whole blocks), and the storage type of
-# cached keys and values.
+# Names of two systems of section baselines: the whole history again for every chunk, and ours.
+LOOP, OURS = "public loop", "token2wav"
+# Ways to serve streams: the configuration of chunks, and the storage type of cached keys and
+# values. All except `default` send whole blocks only.
 _LEAN = StreamConfig(first_tokens=0, left_blocks=2, max_hop_tokens=50)
 SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8", "float8"]]] = {
     "lean": (_LEAN, "int8"),
     "lean8": (_LEAN, "float8"),
     "window": (StreamConfig(first_tokens=0, left_blocks=8), "int8"),
     "exact": (StreamConfig(first_tokens=0), "auto"),
+    "default": (StreamConfig(), "auto"),
 }
 
 
@@ -40,13 +43,13 @@ class Settings:
 
     out: Path = Path()  # folder of the results
     device: str = "cuda"
-    size: Literal["full", "tiny"] = "full"
+    size: Literal["full", "small", "tiny"] = "full"
     precision: Literal["float16", "float32"] = "float16"
     cache_mib: int = 0
     # of chunks: storage type of cached keys and values
     storage: Literal["auto", "int8", "float8"] = "auto"
     # of parity, streams, server
-    setting: Literal["lean", "lean8", "window", "exact"] = "exact"
+    setting: Literal["lean", "lean8", "window", "exact", "default"] = "exact"
     batches: tuple[int, ...] = (1, 16, 64)  # batch sizes of the timed chunks
     histories: tuple[float, ...] = (2.0, 10.0, 30.0)  # seconds of audio before a timed chunk
     hops: tuple[int, ...] = (25, 100)  # new tokens of a timed chunk
@@ -56,8 +59,7 @@ class Settings:
     repeat_s: float = 6.0  # seconds after which a timing that has three repeats gets no more
     drift_chunks: int = 60
     drift_window: int = 8  # `left_blocks` of section drift
-    # batch sizes that use every captured batch shape, some only partly filled
-    parity_batches: tuple[int, ...] = (1, 2, 3, 5, 9, 17, 25, 33, 49, 64)
+    parity_batches: tuple[int, ...] = (1, 33, 64)
     streams_from: int = 128  # first number of real-time streams to try
     most_streams: int = 1024
     batch_streams: int = 64  # streams in one batch, see `LimitConfig`
@@ -115,38 +117,37 @@ class Settings:
 
 
 PLANNED = Settings()
-MINUTES = 4.5  # time limit of a slice, so that two slices fit a call of 10 minutes
+MINUTES = 9.0  # time limit of a slice, for machines that are lent for calls of 10 minutes
 LAST_S = 15.0  # time of a slice that is reserved for ending a section
-REHEARSAL = "rehearsal of "
 RESULTS = "results.json"
-# Sections with their share of the remaining time and their changes to the settings. The most
-# valuable sections come first. A slice takes about four minutes on an H200.
+# Sections with their time limits in seconds and their changes to the settings. The most valuable
+# ones come first, because a machine may be lent for less than the time of all slices.
 SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     1: [
-        ("smoke", 0.25, {}),
-        ("chunks", 0.4, {"batches": (1,)}),
-        ("tests", 0.8, {}),
-        (REHEARSAL, 0.3, {}),
+        ("first_audio", 60, {"batches": (1, 16, 64)}),
+        # 64 streams after 30 s need more pages than a GPU has in float16.
+        ("chunks", 80, {"batches": (64,), "storage": "int8", "hops": (25,), "repeat_s": 3.0}),
+        ("codecs", 150, {}),
+        ("server", 130, {"setting": "lean", "clients": (300, 400, 500)}),
+        ("server", 85, {"setting": "default", "clients": (100, 200)}),
     ],
     2: [
-        # 64 streams after 30 s need more pages than a GPU has in float16.
-        ("chunks", 0.35, {"batches": (64,), "storage": "int8", "hops": (100,), "repeat_s": 3.0}),
-        ("parity", 0.4, {}),
-        ("streams", 0.75, {"setting": "lean", "streams_from": 300}),
-        ("recompute", 1.0, {"repeat_s": 3.0}),
+        ("products", 40, {}),
+        (
+            "baselines",
+            200,
+            {"batches": (1, 8, 32, 64), "histories": (2.0, 10.0), "hops": (25,), "repeat_s": 2.0},
+        ),
+        ("qwen3_tts", 120, {"batches": (1, 32, 64)}),
+        ("parity", 60, {"setting": "lean"}),
+        ("parity", 60, {}),
+        ("drift", 40, {}),
     ],
     3: [
-        ("parity", 0.35, {"setting": "lean"}),
-        ("chunks", 0.5, {"batches": (16, 64), "repeat_s": 3.0}),
-        ("drift", 0.4, {}),
-        ("parity", 1.0, {"precision": "float32"}),
-    ],
-    4: [
-        ("streams", 0.35, {"setting": "window", "streams_from": 64}),
-        ("streams", 0.4, {"streams_from": 32}),
-        ("parity", 0.35, {"setting": "lean8", "parity_batches": (1, 16, 64)}),
-        ("streams", 0.45, {"setting": "lean8", "streams_from": 300}),
-        ("codecs", 0.5, {}),
-        ("server", 1.0, {"setting": "lean"}),
+        ("tests", 160, {}),
+        ("streams", 110, {"setting": "lean", "streams_from": 300}),
+        ("chunks", 60, {"batches": (1,), "repeat_s": 2.0}),
+        ("chunks", 90, {"batches": (16, 64), "repeat_s": 2.0}),
+        ("streams", 90, {"streams_from": 32}),
     ],
 }

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.chunk_batch import push_first, requests_in
 from benchmarks.gpu.chunks import load
 from benchmarks.gpu.settings import PACE, SETTINGS, Row, Rows, Settings
 from testkit.models.sized import a_voice
@@ -117,7 +118,8 @@ def next_number(held: Mapping[int, bool], first: int, most: int) -> int | None:
 
 def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
     """Runs utterances that begin within a few seconds in real time, and measures their playback."""
-    flow = model.config
+    with requests_in(model, a_voice(model.config), 1) as requests:
+        count = push_first(model, requests)
     limits = LimitConfig(
         streams=number, batch_streams=settings.batch_streams, player_buffer_seconds=BUFFER_S
     )
@@ -127,8 +129,7 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
         deadline = time.monotonic() + settings.patience_s
         for listener in listeners:
             listener.over.wait(max(0.0, deadline - time.monotonic()))
-    # Time at which the tokens of a first chunk and of its look-ahead have arrived.
-    count = flow.hops(SETTINGS[settings.setting][0])[0] + flow.lookahead_tokens
+    # time at which the tokens of a first chunk and of its look-ahead have arrived
     needed = min(-(-count // TOKENS_PER_PUSH) * TOKENS_PER_PUSH / PACE, settings.stream_s)
     gaps = [gap for listener in listeners for gap in listener.gaps_s]
     first = [

@@ -10,6 +10,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.sections import SECTIONS
-from benchmarks.gpu.settings import REHEARSAL, LeftOut, Row, Settings
+from benchmarks.gpu.settings import LeftOut, Row, Settings
 
 LOG = "log.txt"  # output of all processes, in the folder of the results
 _GRACE_S = 10.0  # for a server to drain
@@ -78,8 +79,7 @@ def run_section(
     Rows measured before an error or the end of the time are in the results.
 
     Args:
-        name: name of the section, with `REHEARSAL` before it for a rehearsal. The results list its
-            rows under this name.
+        name: name of the section in `SECTIONS`.
         results: receives the rows.
         seconds: time limit. All processes that the section started have ended when this function
             returns.
@@ -176,7 +176,7 @@ def _work(
     problem = None
     try:
         messages.send(("facts", None, _device_facts(settings)))
-        for key, measure in SECTIONS[name.removeprefix(REHEARSAL)](folder, settings, done):
+        for key, measure in SECTIONS[name](folder, settings, done):
             if key in done:
                 continue
             messages.send(("begin", key, None))
@@ -218,7 +218,12 @@ def _text(error: Exception) -> str:
     if not isinstance(error, LeftOut):
         traceback.print_exc()
     name = "" if isinstance(error, LeftOut) else f"{type(error).__name__}: "
-    return f"{name}{' '.join(str(error).split())}"[:600]
+    return without_folders(f"{name}{' '.join(str(error).split())}")[:600]
+
+
+def without_folders(text: str) -> str:
+    """Shortens absolute paths to their last names, because results are published."""
+    return re.sub(r"(?<![\w./:-])/(?:[^\s/:'\"]+/)+", "", text)
 
 
 def _device_facts(settings: Settings) -> Row:

@@ -38,9 +38,14 @@ class EmptyModule(types.ModuleType):
 
 
 def package_folder(package: str) -> Path:
-    """Finds the folder of an installed package, without importing it."""
+    """Finds the folder of an installed package, without importing it.
+
+    Raises:
+        ModuleNotFoundError: the package is not installed.
+    """
     spec = importlib.util.find_spec(package)
-    assert spec is not None
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     [root] = spec.submodule_search_locations or []
     return Path(root)
 

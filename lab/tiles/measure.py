@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
@@ -47,6 +47,34 @@ def tiles(settings: Settings) -> Rows:
         for rows in _ROWS if settings.size == "full" else (8,):
             measure = partial(_product, products, settings, product, dtype, sizes, rows)
             yield f"{product}, {rows} rows", partial(on_device, measure)
+
+
+def products(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Section products of the GPU report: products of an estimator layer by our kernels, and by
+    cuBLAS, which computes neither their norm nor rotation, store or GELU.
+
+    The weights of 22 layers take turns, as in CosyVoice3, so that they do not stay in the L2 cache.
+    """
+    made = import_module("lab.tiles.products")
+    tiny = settings.size == "tiny"
+    sizes, layers = (made.TINY, 1) if tiny else (made.FULL, 22)
+
+    def measure(product: str, outputs: int, rows: int) -> Row:
+        with torch.inference_mode(), torch.device(settings.device):
+            own = [made.LAUNCHES[product](sizes, rows, torch.float16) for _ in range(layers)]
+            x = torch.randn(rows, sizes.dim).half()
+            weights = [torch.randn(outputs, sizes.dim).half() for _ in range(layers)]
+            bias = torch.randn(outputs).half()
+            public = [partial(torch.nn.functional.linear, x, weight, bias) for weight in weights]
+            both = {"own_us": own, "cublas_us": public}
+            times = {name: launch_us(calls, settings, 10.0) for name, calls in both.items()}
+        return {"product": product, "rows": rows} | {
+            name: round(us, 2) for name, us in times.items()
+        }
+
+    for product, outputs in (("heads", 3 * sizes.dim), ("gelu", sizes.hidden)):
+        for rows in (8,) if tiny else _ROWS:
+            yield f"{product}, {rows} rows", partial(measure, product, outputs, rows)
 
 
 def _rates(products: Any, settings: Settings) -> Row:

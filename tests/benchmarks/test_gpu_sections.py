@@ -1,14 +1,17 @@
-"""Sections of the GPU report that run tests."""
+"""Sections of the GPU report that run tests, and the section of engines."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import pytest_rows, sections
+from benchmarks.gpu.engines import engines
 from benchmarks.gpu.pytest_rows import rows_of_tests
-from benchmarks.gpu.settings import LeftOut
+from benchmarks.gpu.settings import LeftOut, Settings
+from testkit.models.golden import TINY
 
 # in two parts, because the report looks for files that contain the whole name
 MARK = "pytest.mark" + ".gpu"
@@ -28,6 +31,7 @@ def test_beyond():
 """
 SLOW = """
 import time
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,3 +95,20 @@ def test_a_missing_package_explains_only_a_file_without_tests(
         row = measure()
         assert row["passed"] == 1
         assert "test_it: ModuleNotFoundError" in row["problem"].replace("\n", " ")
+
+
+def test_an_engine_is_left_out_without_a_gpu_and_torch_is_timed(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(TINY, tmp_path / "tiny"))
+    settings = Settings(tmp_path, "cpu").rehearsal()
+    rows = dict(engines(folder, settings, {}))
+
+    assert list(rows)[:3] == ["ONNX step float32", "ONNX vocoder float32", "TensorRT step float16"]
+    for step, reason in (
+        ("verified", "TensorRT runs engines only on a GPU"),
+        ("the model", "TensorRT runs engines only on a GPU"),
+        ("1 streams, 25 tokens after 2 s", "the model was not loaded"),
+    ):
+        with pytest.raises(LeftOut, match=reason):
+            rows[f"tensorrt float16: {step}"]()
+    assert rows["torch float32: the model"]()["graphs"] == 0
+    assert rows["torch float32: 1 streams, 25 tokens after 2 s"]()["total_ms"][0] > 0

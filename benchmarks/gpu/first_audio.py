@@ -1,0 +1,66 @@
+"""Section first_audio: the first audio of streams with the default settings, the first chunk of a
+whole block, and their errors.
+
+The settings of servers by default give the first audio from a provisional chunk: few tokens, and
+few ODE steps. All other sections send whole blocks only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from benchmarks.chunk_batch import chunk, chunk_key, next_audio, push_first, requests_in, spread_ms
+from benchmarks.gpu.chunks import load
+from benchmarks.gpu.parity import MEL, check, reference
+from benchmarks.gpu.settings import SETTINGS, Row, Rows, Settings
+from testkit.models.sized import a_voice
+from token2wav import Token2Wav
+
+
+def first_audio(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Measures loading, the first audio of some streams, a whole first block, and its error."""
+    model, loaded = load(folder, settings, SETTINGS["default"][0])
+    hop = settings.hops[0]
+    yield "the model", lambda: loaded
+    for streams in settings.batches:
+        yield first_audio_key(streams), partial(first_packet, model, settings, streams)
+    yield (
+        chunk_key(1, hop, 0.0),
+        partial(chunk, model, settings.repeats, 1, hop, 0.0, settings.repeat_s),
+    )
+    yield "one stream against float32 without graphs", partial(_agreement, model, folder, settings)
+
+
+def first_audio_key(streams: int) -> str:
+    return f"{streams} streams, first audio"
+
+
+def first_packet(model: Token2Wav, settings: Settings, streams: int) -> Row:
+    """Times the first audio of streams that begin together: median, least and most, in ms.
+
+    The time begins with tokens in the memory of the host, and ends with audio there. The voice is
+    cached. The streams have as many tokens as the first chunk needs.
+    """
+    times, tokens, chunk_tokens, samples = [], 0, 0, 0
+    for _ in range(settings.repeats + 1):  # the first one computes the prompt and warms up
+        with requests_in(model, a_voice(model.config), streams) as requests:
+            tokens = push_first(model, requests)
+            chunk_tokens = requests[0].chunker.next_tokens
+            began = time.perf_counter()
+            audio = next_audio(model, requests)
+            times.append(time.perf_counter() - began)
+            samples = 0 if audio is None else len(audio.audio)
+    return {
+        "streams": streams,
+        "needed_tokens": tokens,
+        "next_tokens": chunk_tokens,
+        "audio_ms": round(1000 * samples / model.config.sample_rate, 1),
+        "ms": spread_ms(times[1:]),
+    }
+
+
+def _agreement(model: Token2Wav, folder: Path, settings: Settings) -> Row:
+    return check(model, 1, reference(folder, settings, 1), MEL[model.summary.precision])
