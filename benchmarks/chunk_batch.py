@@ -16,7 +16,7 @@ from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row
 from testkit.models.sized import a_voice
 from token2wav import BackendError, Token2Wav, Voice
 from token2wav.serving.audio_output import AudioChunk
-from token2wav.serving.clocks import Load
+from token2wav.serving.clocks import PipelineLoad
 from token2wav.serving.utterance import Utterance
 from token2wav.stages.stage import FrameChunk, TokenChunk
 
@@ -118,7 +118,7 @@ def requests_in(model: Token2Wav, voice: Voice, streams: int) -> Iterator[list[U
     pipeline, requests = model.pipeline, list[Utterance]()
     try:
         for _ in range(streams):
-            pipeline.load = Load()  # alone in a load, every request is admitted
+            pipeline.load = PipelineLoad()  # alone in a load, every request is admitted
             requests.append(pipeline.utterance(voice))
             pipeline.open(requests[-1])
         yield requests
