@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 # An aligner does what its name says for texts with "bad", and aligns other texts letter by letter.
 _CODE = """
@@ -97,8 +101,17 @@ NAMES = (
 )
 
 
-def write_distribution(site: Path) -> None:
-    """Writes what pip would have installed, with an entry point for each of `NAMES`."""
+@contextmanager
+def installed(site: Path) -> Iterator[None]:
+    """Installs them into a folder, with an entry point for each of `NAMES`."""
+    _write_distribution(site)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        patch.setenv("PYTHONPATH", str(site), prepend=":")
+        yield
+
+
+def _write_distribution(site: Path) -> None:
     (site / "made_up_aligners.py").write_text(_CODE)
     (info := site / "made_up_aligners-1.dist-info").mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up-aligners\nVersion: 1\n")

@@ -28,17 +28,25 @@ class Line(ABC):
     Args:
         key: key of the client; empty for none.
         trace: header `traceparent`; empty for none.
+        words: whether the client asks for the times of the words.
 
     Attributes:
+        has_words: whether the door has these times.
+        times: the words of the last text with their starts and ends in milliseconds.
         error: sentence of the last error; empty for none.
         end_reason: limit that cut the last text off; empty for none.
     """
 
+    has_words: ClassVar[bool] = False
     error = ""
     end_reason = ""
 
-    def __init__(self, gateway: GatewayRig, key: str = "", trace: str = "") -> None:
+    def __init__(
+        self, gateway: GatewayRig, key: str = "", trace: str = "", *, words: bool = False
+    ) -> None:
         self.headers: dict[str, str] = {}
+        self.times: list[tuple[str, int, int]] = []
+        self._words = words
         if key:
             self.headers["authorization"] = f"Bearer {key}"
         if trace:
@@ -84,14 +92,16 @@ class CancellableLine(Line):
 class Http(Line):
     """Audio over HTTP."""
 
-    fields: ClassVar[dict[str, Any]] = {}
+    def _fields(self) -> dict[str, Any]:
+        """Returns the fields of a request in addition to its text."""
+        return {}
 
     def _connect(self, gateway: GatewayRig) -> None:
         self._http = gateway.http(headers=self.headers)
 
     def begin(self, text: str) -> None:
         request = self._http.build_request(
-            "POST", "/v1/audio/speech", json=body(input=text, **self.fields)
+            "POST", "/v1/audio/speech", json=body(input=text, **self._fields())
         )
         self._response = self._http.send(request, stream=True)
         if self._response.status_code != httpx.codes.OK:
@@ -110,23 +120,30 @@ class Http(Line):
 class WholeFile(Http):
     """Whole file over HTTP."""
 
-    fields: ClassVar[dict[str, Any]] = {"stream": False}
+    def _fields(self) -> dict[str, Any]:
+        return {"stream": False}
 
 
 class Events(Http):
     """Audio as events of a stream over HTTP."""
 
-    fields: ClassVar[dict[str, Any]] = {"stream_format": "sse"}
+    has_words = True
+
+    def _fields(self) -> dict[str, Any]:
+        return {"stream_format": "sse", "word_timestamps": self._words}
 
     def pieces(self) -> Iterator[bytes]:
         for event in [] if self.error else events_of(self._response.iter_lines()):
             if event["type"] == "speech.audio.delta":
                 yield base64.b64decode(event["audio"])
+                self.times = times_of(event)
             self.end_reason = event.get("end_reason", "")
 
 
 class Socket(CancellableLine):
     """WebSocket for text in pieces."""
+
+    has_words = True
 
     def _connect(self, gateway: GatewayRig) -> None:
         self._socket = connect(
@@ -134,8 +151,9 @@ class Socket(CancellableLine):
             additional_headers=self.headers,
             open_timeout=PATIENCE_SECONDS,
             close_timeout=1,
+            max_queue=1,  # so that a client that does not read takes no messages
         )
-        self._send(**CONFIG)
+        self._send(**CONFIG, word_timestamps=self._words)
 
     def _send(self, **message: Any) -> None:
         with suppress(ConnectionClosed):  # the error of a refusal is received later
@@ -159,6 +177,9 @@ class Socket(CancellableLine):
                 continue
             event = json.loads(message)
             kind = event["type"]
+            if kind == "audio.chunk":
+                yield base64.b64decode(event["audio_b64"])
+                self.times = times_of(event)
             if kind == "error":
                 self.error = event["message"]
             self.end_reason = event.get("end_reason", "")
@@ -171,7 +192,7 @@ class Realtime(CancellableLine):
     """OpenAI's Realtime interface, with OpenAI's package."""
 
     def _connect(self, gateway: GatewayRig) -> None:
-        patient: Any = {"open_timeout": PATIENCE_SECONDS}
+        patient: Any = {"open_timeout": PATIENCE_SECONDS, "max_queue": 1}
         headers = dict(self.headers)
         key = headers.pop("authorization", "Bearer none").removeprefix("Bearer ")
         self._openai = OpenAI(base_url=f"{gateway.url}/v1", api_key=key)
@@ -218,6 +239,8 @@ class Realtime(CancellableLine):
 class Riva(CancellableLine):
     """gRPC interface of Riva, with NVIDIA's package."""
 
+    has_words = True
+
     def _connect(self, gateway: GatewayRig) -> None:
         metadata = [list(header) for header in self.headers.items()]
         self._service = riva.client.SpeechSynthesisService(
@@ -225,7 +248,9 @@ class Riva(CancellableLine):
         )
 
     def begin(self, text: str) -> None:
-        self._call: Any = self._service.synthesize_online(text, VOICE, sample_rate_hz=24_000)
+        self._call: Any = self._service.synthesize_online(
+            text, VOICE, sample_rate_hz=24_000, enable_word_time_offsets=self._words
+        )
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -234,12 +259,20 @@ class Riva(CancellableLine):
         try:
             for piece in self._call:
                 yield piece.audio
+                words = piece.meta.words
+                self.times = [(word.word, word.start_time, word.end_time) for word in words]
         except grpc.RpcError:
             self.error = self._call.details()
         self.end_reason = dict(self._call.trailing_metadata() or ()).get("end-reason", "")
 
     def close(self) -> None:
         self._service.auth.channel.close()
+
+
+def times_of(event: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """Returns the words of an event with their times."""
+    words = event.get("timestamps") or []
+    return [(word["word"], word["start_ms"], word["end_ms"]) for word in words]
 
 
 DOORS: dict[str, type[Line]] = {

@@ -4,6 +4,7 @@ audio, end, refusal and freed resources over HTTP, the WebSocket, Realtime and R
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -13,6 +14,7 @@ import pytest
 
 from testkit.models.golden import TINY
 from testkit.patience import until
+from testkit.rigs import aligners
 from testkit.rigs.gateway_lines import DOORS, CancellableLine, Line
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, tokens_of
 from testkit.rigs.gateway_speech import assert_same, body, error_of, expected
@@ -26,6 +28,11 @@ TEXT = "One two three four five six seven eight."
 SLOW = f"{'slow ' * 600}end."
 LOOP = "Loop."
 MARKS = "Marks within speech."  # text whose tokens have numbers outside the vocabulary among them
+LONG = "long " * 200
+PACE = 5000.0  # tokens per second
+# Tokens of 40 ms that a client that does not read leaves unread, of the 1,200 of LONG: those of
+# `ahead_s`, of a chunk, and of the buffers on the way.
+MOST_AHEAD = 800
 REPEATS = 5
 STREAMS, SERVER_STREAMS, SOCKETS, IDLE_S = 2, 3, 8, 5.0
 KEY, TRACE = "a key", "0af7651916cd43dd8448eb211c80319c"
@@ -33,6 +40,7 @@ STREAMING = [name for name in DOORS if name != "whole file"]
 SESSIONS = ["socket", "realtime"]
 SETTINGS = {
     "voices": {"default": VOICE},
+    "aligner": {"name": "Letters", "timeout_s": 60},
     "limits": {"streams": STREAMS, "sockets": SOCKETS, "idle_s": IDLE_S},
     "keys": [
         key_settings("shop", KEY),
@@ -49,8 +57,9 @@ def said(text: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def speaker() -> LanguageModel:
-    return LanguageModel(said)
+def speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
+    with aligners.installed(tmp_path_factory.mktemp("site")):
+        yield LanguageModel(said, pace=PACE)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +108,30 @@ def test_a_client_that_leaves_cancels_both_requests(
     until(lambda: speaker.cancelled == before + 1)
     until(lambda: rig.ended()["cancelled"] == ended + 1)
     until(lambda: gateway.value("texts_total", outcome="cancelled") == texts + 1)
+
+
+@pytest.mark.parametrize("door", STREAMING)
+def test_a_slow_reader_holds_the_language_model_back(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice, door: str
+) -> None:
+    before = gateway.value("speech_tokens_total")
+    with opened(gateway, door) as line:
+        line.begin(LONG)
+        pieces = line.pieces()
+        first = next(pieces)
+        time.sleep(2)  # in which the whole answer would arrive; the gateway drops a client later
+        assert gateway.value("speech_tokens_total") - before < MOST_AHEAD
+        assert_same(first + b"".join(pieces), expected(model, voice, LONG))
+
+
+@pytest.mark.parametrize("door", [name for name in DOORS if DOORS[name].has_words])
+def test_the_times_of_the_words_follow_the_audio(gateway: GatewayRig, door: str) -> None:
+    with DOORS[door](gateway, KEY, words=True) as line:
+        milliseconds = len(line.say("ab cd")) / 48
+        assert line.times == [  # of an aligner that gives each letter the same time
+            (letter, round(milliseconds / 4 * at), round(milliseconds / 4 * (at + 1)))
+            for at, letter in enumerate("abcd")
+        ]
 
 
 @pytest.mark.parametrize("door", [*SESSIONS, "riva"])

@@ -19,7 +19,7 @@ from examples import demo
 from examples.demo_voice.text import held_out
 from examples.speech import language_model
 from testkit.patience import until
-from testkit.rigs.aligners import write_distribution
+from testkit.rigs.aligners import installed
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving
 from testkit.rigs.gateway_socket import opened
 from testkit.rigs.gateway_speech import events_of
@@ -57,23 +57,20 @@ def speaker(front_end: FrontEnd) -> Iterator[str]:
 def gateways(
     served: Rig, speaker: str, spoken: ClientVoice, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
-    site = tmp_path_factory.mktemp("site")
-    write_distribution(site)
-
     @contextmanager
     def start(**aligner: Any) -> Iterator[GatewayRig]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.syspath_prepend(str(site))
-            patch.setenv("PYTHONPATH", str(site), prepend=":")
-            with GatewayRig.start(
+        with (
+            installed(tmp_path_factory.mktemp("site")),
+            GatewayRig.start(
                 tmp_path_factory.mktemp("gateway"),
                 grpc_url=served.server.grpc_url,
                 language_model_url=speaker,
                 voice=spoken,
                 settings={"aligner": aligner},
                 riva=True,
-            ) as rig:
-                yield rig
+            ) as rig,
+        ):
+            yield rig
 
     return start
 
