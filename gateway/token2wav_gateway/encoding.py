@@ -28,6 +28,9 @@ class Format:
         codec: name that FFmpeg gives to the codec.
         options: options of the container.
         samples: format of the samples that the speech server sends.
+        rates_hz: sample rates that a client may choose.
+        rate_hz: rate if it chooses none.
+        mono: whether the format has one channel only.
     """
 
     media_type: str
@@ -35,17 +38,35 @@ class Format:
     codec: str = ""
     options: tuple[tuple[str, str], ...] = ()
     samples: AudioFormat = "int16"
+    rates_hz: tuple[int, ...] = (8000, 16000, 22050, 24000, 44100, 48000)
+    rate_hz: int = RATE_HZ
+    mono: bool = False
+
+    def check_rate(self, rate_hz: int) -> None:
+        """Raises ValueError for a rate that a client may not choose."""
+        if rate_hz not in self.rates_hz:
+            raise ValueError(f"{rate_hz} is not one of {', '.join(map(str, self.rates_hz))}")
 
 
 FORMATS = {
-    "pcm": Format("audio/pcm"),
+    # Nothing in samples says how many channels they have.
+    "pcm": Format("audio/pcm", mono=True),
     # Without the name of FFmpeg, the header has the 44 bytes that many clients cut off.
     "wav": Format("audio/wav", "wav", "pcm_s16le", (("fflags", "+bitexact"),)),
     "flac": Format("audio/flac", "flac", "flac"),
     # A page of Ogg is sent when it has 20 ms, not a second, of audio.
-    "opus": Format("audio/ogg", "ogg", "libopus", (("page_duration", "20000"),)),
+    "opus": Format(
+        "audio/ogg",
+        "ogg",
+        "libopus",
+        (("page_duration", "20000"),),
+        rates_hz=(8000, 16000, 24000, 48000),
+    ),
     "mp3": Format("audio/mpeg", "mp3", "libmp3lame"),
     "aac": Format("audio/aac", "adts", "aac"),
+    # G.711 of telephones
+    "pcmu": Format("audio/pcmu", "mulaw", "pcm_mulaw", rates_hz=(8000,), rate_hz=8000, mono=True),
+    "pcma": Format("audio/pcma", "alaw", "pcm_alaw", rates_hz=(8000,), rate_hz=8000, mono=True),
 }
 FLOATS = Format("", samples="float32")  # of Triton's tensors
 
@@ -76,28 +97,34 @@ class Encoder:
 
     Args:
         audio_format: one of `FORMATS` by its name, or another format.
-        rate_hz: sample rate; for `opus` 8000, 16000, 24000 or 48000.
+        rate_hz: sample rate, one of those of the format; None for its default.
         whole: whether `finish` returns everything, as a file whose header has its length.
             Otherwise the header has no length, because it is sent before the audio is complete.
-        mono: whether several channels are mixed down to one. Samples without a container always
-            are, because nothing in them says how many channels they have.
+        mono: whether several channels are mixed down to one, as in formats of one channel.
     """
 
     def __init__(
         self,
         audio_format: str | Format,
-        rate_hz: int = RATE_HZ,
+        rate_hz: int | None = None,
         *,
         whole: bool = False,
         mono: bool = False,
     ) -> None:
         self.format = FORMATS[audio_format] if isinstance(audio_format, str) else audio_format
-        self.rate_hz = rate_hz
-        self._mono = mono or not self.format.container
+        self.rate_hz = rate_hz or self.format.rate_hz
+        self._mono = mono or self.format.mono
         self._file = io.BytesIO() if whole else _Pieces()
         self._container: _Container | None = None
         if self.format.container:
-            self._container = _Container(self._file, self.format, rate_hz)
+            self._container = _Container(self._file, self.format, self.rate_hz)
+
+    @property
+    def media_type(self) -> str:
+        """Media type of a response. Only that of bare samples has their rate, if it is unusual."""
+        name = self.format.media_type
+        usual = self.format.container or self.rate_hz == self.format.rate_hz
+        return name if usual else f"{name};rate={self.rate_hz}"
 
     def encode(self, samples: Samples) -> bytes:
         """Encodes the next samples, and returns the bytes that are complete.

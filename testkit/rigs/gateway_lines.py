@@ -21,6 +21,12 @@ from testkit.rigs.gateway_rig import VOICE, GatewayRig
 from testkit.rigs.gateway_socket import CONFIG, address
 from testkit.rigs.gateway_speech import body, events_of
 
+_ENCODINGS = {
+    "pcm": riva.client.AudioEncoding.LINEAR_PCM,
+    "pcmu": riva.client.AudioEncoding.MULAW,
+    "pcma": riva.client.AudioEncoding.ALAW,
+}
+
 
 class Line(ABC):
     """Connection to a door, which says one text after the other.
@@ -29,6 +35,7 @@ class Line(ABC):
         key: key of the client; empty for none.
         trace: header `traceparent`; empty for none.
         words: whether the client asks for the times of the words.
+        audio: format and sample rate of the audio.
 
     Attributes:
         has_words: whether the door has these times.
@@ -42,11 +49,18 @@ class Line(ABC):
     end_reason = ""
 
     def __init__(
-        self, gateway: GatewayRig, key: str = "", trace: str = "", *, words: bool = False
+        self,
+        gateway: GatewayRig,
+        key: str = "",
+        trace: str = "",
+        *,
+        words: bool = False,
+        audio: tuple[str, int] = ("pcm", 24_000),
     ) -> None:
         self.headers: dict[str, str] = {}
         self.times: list[tuple[str, int, int]] = []
         self._words = words
+        self._format, self._rate_hz = audio
         if key:
             self.headers["authorization"] = f"Bearer {key}"
         if trace:
@@ -101,7 +115,14 @@ class Http(Line):
 
     def begin(self, text: str) -> None:
         request = self._http.build_request(
-            "POST", "/v1/audio/speech", json=body(input=text, **self._fields())
+            "POST",
+            "/v1/audio/speech",
+            json=body(
+                input=text,
+                response_format=self._format,
+                sample_rate=self._rate_hz,
+                **self._fields(),
+            ),
         )
         self._response = self._http.send(request, stream=True)
         if self._response.status_code != httpx.codes.OK:
@@ -153,7 +174,8 @@ class Socket(CancellableLine):
             close_timeout=1,
             max_queue=1,  # so that a client that does not read takes no messages
         )
-        self._send(**CONFIG, word_timestamps=self._words)
+        audio = {"response_format": self._format, "sample_rate": self._rate_hz}
+        self._send(**CONFIG, **audio, word_timestamps=self._words)
 
     def _send(self, **message: Any) -> None:
         with suppress(ConnectionClosed):  # the error of a refusal is received later
@@ -199,6 +221,10 @@ class Realtime(CancellableLine):
         self._connection = self._openai.realtime.connect(
             model="gpt-realtime", extra_headers=headers, websocket_connection_options=patient
         ).enter()
+        # OpenAI shows a rate of `audio/pcm` only.
+        rate = {"rate": self._rate_hz} if self._format == "pcm" else {}
+        output: Any = {"format": {"type": f"audio/{self._format}", **rate}}
+        self._response: Any = {"audio": {"output": output}}
 
     def begin(self, text: str) -> None:
         self._text = text
@@ -206,7 +232,7 @@ class Realtime(CancellableLine):
         item: Any = {"type": "message", "role": "user", "content": content}
         with suppress(ConnectionClosed):  # the error of a refusal is received later
             self._connection.conversation.item.create(item=item)
-            self._connection.response.create()
+            self._connection.response.create(response=self._response)
 
     def cancel(self) -> None:
         self._connection.response.cancel()
@@ -249,7 +275,11 @@ class Riva(CancellableLine):
 
     def begin(self, text: str) -> None:
         self._call: Any = self._service.synthesize_online(
-            text, VOICE, sample_rate_hz=24_000, enable_word_time_offsets=self._words
+            text,
+            VOICE,
+            encoding=_ENCODINGS[self._format],
+            sample_rate_hz=self._rate_hz,
+            enable_word_time_offsets=self._words,
         )
 
     def cancel(self) -> None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import httpx
 import numpy as np
 import pytest
+import soxr
 
 from testkit.models.golden import TINY
 from testkit.patience import until
@@ -23,6 +24,7 @@ from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
+from token2wav_client.audio import AudioFormat, decoded
 
 TEXT = "One two three four five six seven eight."
 SLOW = f"{'slow ' * 600}end."
@@ -122,6 +124,22 @@ def test_a_slow_reader_holds_the_language_model_back(
         time.sleep(2)  # in which the whole answer would arrive; the gateway drops a client later
         assert gateway.value("speech_tokens_total") - before < MOST_AHEAD
         assert_same(first + b"".join(pieces), expected(model, voice, LONG))
+
+
+@pytest.mark.parametrize("audio", [("pcm", 16_000), ("pcmu", 8000), ("pcma", 8000)])
+@pytest.mark.parametrize("door", DOORS)
+def test_audio_of_telephones(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice, door: str, audio: tuple[str, int]
+) -> None:
+    name, rate_hz = audio
+    with DOORS[door](gateway, KEY, audio=audio) as line:
+        content = np.frombuffer(line.say(TEXT), np.int16 if name == "pcm" else np.uint8)
+    formats: dict[str, AudioFormat] = {"pcm": "int16", "pcmu": "mulaw", "pcma": "alaw"}
+    samples = decoded(content, formats[name]).astype(float)
+    reference = soxr.resample(expected(model, voice, TEXT).astype(float), 24_000, rate_hz)
+    assert len(samples) == len(reference)
+    # G.711 keeps 12 bits of large samples, and less of small ones.
+    assert 10 * np.log10(np.mean(reference**2) / np.mean((samples - reference) ** 2)) > 25
 
 
 @pytest.mark.parametrize("door", [name for name in DOORS if DOORS[name].has_words])

@@ -81,12 +81,12 @@ def updated(**fields: Any) -> dict[str, Any]:
             "session.audio.output.speed: must be from 0.5 to 2",
         ),
         (
-            updated(audio={"output": {"format": {"type": "audio/pcmu"}}}),
-            "session.audio.output.format.type: Input should be 'audio/pcm'",
+            updated(audio={"output": {"format": {"type": "audio/opus"}}}),
+            "session.audio.output.format.type: Input should be 'audio/pcm', 'audio/pcmu' or ",
         ),
         (
-            updated(audio={"output": {"format": {"type": "audio/pcm", "rate": 16_000}}}),
-            "session.audio.output.format.rate: Input should be 24000",
+            updated(audio={"output": {"format": {"type": "audio/pcm", "rate": 11_025}}}),
+            "session.audio.output.format.rate: 11025 is not one of 8000, ",
         ),
         (updated(model="gpt-5"), "model: 'gpt-5' is not one of: token2wav"),
         (updated(instructions="x" * 1001), "session.instructions: 1001 characters; at most 1000"),

@@ -194,11 +194,15 @@ def test_the_id_of_a_request_comes_back(client: riva.client.SpeechSynthesisServi
             "sample_rate_hz: 44100 is not one of 8000, 16000, 24000, 48000",
         ),
         (
-            {"encoding": AudioEncoding.MULAW},
+            {"encoding": AudioEncoding.FLAC},
             "INVALID_ARGUMENT",
-            "encoding: MULAW is not one of LINEAR_PCM, OGGOPUS",
+            "encoding: FLAC is not one of LINEAR_PCM, OGGOPUS, MULAW, ALAW",
         ),
-        ({"encoding": 99}, "INVALID_ARGUMENT", "encoding: 99 is not one of LINEAR_PCM, OGGOPUS"),
+        (
+            {"encoding": 99},
+            "INVALID_ARGUMENT",
+            "encoding: 99 is not one of LINEAR_PCM, OGGOPUS, MULAW, ALAW",
+        ),
         ({"custom_dictionary": "a  b"}, "INVALID_ARGUMENT", "custom_dictionary: not supported"),
         (
             {"custom_configuration": {"exaggeration": "2"}},

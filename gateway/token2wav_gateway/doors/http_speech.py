@@ -46,7 +46,7 @@ async def create_speech(body: SpeechRequest, request: Request) -> Response:
         )
         turn = caller.turn(
             Text(body.input, voice, body.instructions, body.sampling, body.speed),
-            Encoder(body.audio_format, whole=body.delivery == "whole"),
+            Encoder(body.audio_format, body.sample_rate, whole=body.delivery == "whole"),
             words=body.word_timestamps,
         )
         return await _response(request, turn, body.delivery, stack)
@@ -62,7 +62,7 @@ async def run_stage(body: StageRequest, request: Request) -> Response:
         voice = gateway.voices.get(body.voice).tensors if body.voice else None
         turn = caller.turn(
             Codes(body.all_codes, voice, body.speed),
-            Encoder(body.response_format, whole=not body.stream),
+            Encoder(body.response_format, body.sample_rate, whole=not body.stream),
         )
         response = await _response(request, turn, "audio" if body.stream else "whole", stack)
         if body.request_id is not None:

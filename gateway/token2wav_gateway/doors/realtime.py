@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import WebSocket
 
 from token2wav_gateway.doors.realtime_events import (
+    AudioFormat,
     ItemCreate,
     ItemDelete,
     ItemTruncate,
@@ -26,7 +27,6 @@ from token2wav_gateway.doors.realtime_events import (
 )
 from token2wav_gateway.doors.realtime_response import Order, SpokenResponse, new_id
 from token2wav_gateway.edge.channel import Channel, run_until_one_ends
-from token2wav_gateway.encoding import RATE_HZ
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
 from token2wav_gateway.gateway import Caller
 from token2wav_gateway.words.sentences import has_words
@@ -69,7 +69,7 @@ class RealtimeSession:
         self._ending = ending
         self._id, self._conversation_id = new_id("sess"), new_id("conv")
         self._model = socket.query_params.get("model") or gateway.settings.models[0]
-        self._voice_name, self._speed = _VOICE, 1.0
+        self._voice_name, self._speed, self._format = _VOICE, 1.0, AudioFormat()
         self._instructions: str | None = None
         self._items: list[_Item] = []
         self._response: SpokenResponse | None = None
@@ -128,6 +128,7 @@ class RealtimeSession:
             self._voice_name = options.voice_name
         self._model = options.model or self._model
         self._speed = options.speed or self._speed
+        self._format = options.format or self._format
         if options.instructions is not None:
             self._instructions = options.instructions or None
 
@@ -235,6 +236,7 @@ class RealtimeSession:
             self._gateway.voices.get(voice_name),
             voice_name,
             options.speed or self._speed,
+            options.format or self._format,
             self._instructions if options.instructions is None else options.instructions or None,
             self._conversation_id if in_conversation else None,
             self._items[-1].id if self._items else None,
@@ -281,7 +283,6 @@ class RealtimeSession:
         await self._channel.close()
 
     def _session(self) -> dict[str, Any]:
-        audio_format = {"type": "audio/pcm", "rate": RATE_HZ}
         return {
             "id": self._id,
             "object": "realtime.session",
@@ -293,9 +294,13 @@ class RealtimeSession:
             "tool_choice": "none",
             "max_output_tokens": "inf",
             "audio": {
-                "input": {"format": audio_format, "turn_detection": None, "transcription": None},
+                "input": {
+                    "format": AudioFormat().fields,
+                    "turn_detection": None,
+                    "transcription": None,
+                },
                 "output": {
-                    "format": audio_format,
+                    "format": self._format.fields,
                     "voice": self._voice_name,
                     "speed": self._speed,
                 },

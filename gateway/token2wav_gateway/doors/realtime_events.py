@@ -11,11 +11,13 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from token2wav_gateway.doors.requests import Speed, VoiceId, Words, without_nulls
+from token2wav_gateway.encoding import FORMATS
 from token2wav_gateway.errors import RequestError
 from token2wav_gateway.forms import matching
 
@@ -71,10 +73,36 @@ class _Part(BaseModel):
 
 
 class AudioFormat(_Part):
-    """Format of the audio: 16-bit samples at 24 kHz."""
+    """Format of the audio: 16-bit samples, or G.711.
 
-    type: Literal["audio/pcm"]
-    rate: Literal[24000] = 24000
+    Attributes:
+        rate: sample rate; None for 24000, and 8000 for G.711, which has no other rate.
+    """
+
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
+    rate: int | None = None
+
+    @field_validator("rate")
+    @classmethod
+    def _of_the_format(cls, rate: int | None, fields: ValidationInfo) -> int | None:
+        if rate is not None and "type" in fields.data:  # a wrong type has its own error
+            FORMATS[fields.data["type"].removeprefix("audio/")].check_rate(rate)
+        return rate
+
+    @property
+    def name(self) -> str:
+        """Name of the format in `FORMATS`."""
+        return self.type.removeprefix("audio/")
+
+    @property
+    def rate_hz(self) -> int:
+        return self.rate or FORMATS[self.name].rate_hz
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The format as OpenAI shows it: G.711 without a rate."""
+        rate = {"rate": self.rate_hz} if self.name == "pcm" else {}
+        return {"type": self.type, **rate}
 
 
 class AudioInput(_Part):
@@ -132,6 +160,12 @@ class _Options(_Part):
         """Name of the voice; None if the options name no voice."""
         output = self.audio and self.audio.output
         return output.voice_name if output else None
+
+    @property
+    def format(self) -> AudioFormat | None:
+        """Format of the speech; None if the options have none."""
+        output = self.audio and self.audio.output
+        return output.format if output else None
 
     @property
     def speed(self) -> float | None:

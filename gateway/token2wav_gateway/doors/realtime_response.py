@@ -10,7 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from token2wav_gateway.encoding import RATE_HZ, Encoder
+from token2wav_gateway.doors.realtime_events import AudioFormat
+from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.gateway import Caller
 from token2wav_gateway.speech.turn import Audio, Text
@@ -21,7 +22,6 @@ from token2wav_gateway.words.sentences import SentenceSplitter
 Send: TypeAlias = Callable[..., Awaitable[None]]
 Status: TypeAlias = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
 _REASONS = {"length": "max_output_tokens"}  # as OpenAI names the limit
-_SAMPLES_OF_A_MS = RATE_HZ // 1000
 
 
 def new_id(prefix: str) -> str:
@@ -47,6 +47,7 @@ class Order:
     voice: Voice
     voice_name: str
     speed: float
+    format: AudioFormat
     instructions: str | None
     conversation_id: str | None
     previous_item_id: str | None
@@ -73,6 +74,7 @@ class SpokenResponse:
         self._sentences = [*splitter.feed(order.text), *splitter.close()]
         self._transcript = ""
         self._samples = self._tokens = 0
+        self._rate_hz = order.format.rate_hz
         self._speaking: asyncio.Task[None] | None = None
         self._cancelled = False
         self._end_reason: str | None = None
@@ -80,7 +82,7 @@ class SpokenResponse:
     @property
     def audio_ms(self) -> int:
         """Duration of the audio that was sent or is being sent, in milliseconds."""
-        return -(-self._samples // _SAMPLES_OF_A_MS)
+        return -(-1000 * self._samples // self._rate_hz)
 
     def cancel(self) -> None:
         """Stops the speech. `run` then sends the last events."""
@@ -125,7 +127,9 @@ class SpokenResponse:
         for index, (sentence, part) in enumerate(zip(self._sentences, parts, strict=True)):
             text = Text(sentence, order.voice, order.instructions, speed=order.speed)
             # The first sentence was counted with its event.
-            turn = self._caller.turn(text, Encoder("pcm"), further=index > 0)
+            turn = self._caller.turn(
+                text, Encoder(order.format.name, self._rate_hz), further=index > 0
+            )
             turn.admit()
             self._transcript += part
             await self._send_of_part("response.output_audio_transcript.delta", delta=part)
@@ -187,7 +191,7 @@ class SpokenResponse:
         }
 
     def _response(self, status: Status) -> dict[str, Any]:
-        output = {"format": {"type": "audio/pcm", "rate": RATE_HZ}, "voice": self._order.voice_name}
+        output = {"format": self._order.format.fields, "voice": self._order.voice_name}
         return {
             "id": self.id,
             "object": "realtime.response",

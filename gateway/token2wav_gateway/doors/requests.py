@@ -82,6 +82,13 @@ def known_format(name: str) -> str:
     return name
 
 
+def known_rate(rate_hz: int | None, fields: ValidationInfo) -> int | None:
+    """Checks a rate against the format of the same body. The default formats have all rates."""
+    if rate_hz is not None:
+        FORMATS[fields.data.get("response_format") or "pcm"].check_rate(rate_hz)
+    return rate_hz
+
+
 def _tempo(speed: float) -> float:
     if not 0.5 <= speed <= 2:
         raise ValueError("must be from 0.5 to 2")
@@ -147,9 +154,10 @@ class SpeechFields(Body):
         instructions: how to say the text, for models that follow instructions.
         seed: seed of the language model.
         max_new_tokens: largest number of tokens that the language model may send for a text.
-        response_format: pcm, wav, flac, opus, mp3 or aac; None for the default. `pcm` is 16 bits at
-            24 kHz in one channel.
-        sample_rate: only 24000.
+        response_format: pcm, wav, flac, opus, mp3, aac, or G.711 as pcmu or pcma; None for the
+            default. `pcm` is 16 bits in one channel.
+        sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000 Hz; `opus` has neither 22050 nor
+            44100, and G.711 only 8000. None for 8000 of G.711, and 24000 of all others.
         speed: tempo of the speech, 0.5 to 2; only 1 for a codec.
         language: ISO code or English name of the language, for the abbreviations of its sentences.
     """
@@ -168,7 +176,7 @@ class SpeechFields(Body):
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
     response_format: Annotated[str, AfterValidator(known_format)] | None = None
-    sample_rate: Literal[24000] = 24000
+    sample_rate: int | None = None
     speed: Speed = 1.0
     language: Annotated[str, AfterValidator(_language_code)] = "en"
 
@@ -179,6 +187,11 @@ class SpeechFields(Body):
         if ref_text and fields.data.get("ref_audio", b"") is None:
             raise ValueError("needs the recording of its words in ref_audio")
         return ref_text
+
+    @field_validator("sample_rate")
+    @classmethod
+    def _of_the_format(cls, sample_rate: int | None, fields: ValidationInfo) -> int | None:
+        return known_rate(sample_rate, fields)
 
     @property
     def voice_name(self) -> str | None:

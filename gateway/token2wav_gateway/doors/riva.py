@@ -18,7 +18,7 @@ from riva.client.proto.riva_tts_pb2 import (
 )
 from riva.client.proto.riva_tts_pb2_grpc import RivaSpeechSynthesisServicer
 
-from token2wav_gateway.encoding import RATE_HZ, Encoder
+from token2wav_gateway.encoding import FORMATS, RATE_HZ, Encoder
 from token2wav_gateway.errors import RequestError, TooLargeError
 from token2wav_gateway.gateway import Caller, Gateway
 from token2wav_gateway.speech.turn import Audio, Ended, Text, Words
@@ -29,10 +29,8 @@ _FORMATS = {
     AudioEncoding.ENCODING_UNSPECIFIED: "pcm",
     AudioEncoding.LINEAR_PCM: "pcm",
     AudioEncoding.OGGOPUS: "opus",
-}
-_RATES_HZ = {
-    "pcm": (8000, 16000, 22050, 24000, 44100, 48000),
-    "opus": (8000, 16000, 24000, 48000),
+    AudioEncoding.MULAW: "pcmu",
+    AudioEncoding.ALAW: "pcma",
 }
 _INSTRUCTIONS = "instructions"
 _END_REASON = "end-reason"
@@ -148,15 +146,14 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
             names = {code: name for name, code in AudioEncoding.items()}
             raise RequestError(
                 f"encoding: {names.get(request.encoding, request.encoding)} is not one of "
-                "LINEAR_PCM, OGGOPUS",
+                "LINEAR_PCM, OGGOPUS, MULAW, ALAW",
                 param="encoding",
             )
-        rate_hz = request.sample_rate_hz or RATE_HZ
-        if rate_hz not in _RATES_HZ[audio_format]:
-            rates = ", ".join(map(str, _RATES_HZ[audio_format]))
-            raise RequestError(
-                f"sample_rate_hz: {rate_hz} is not one of {rates}", param="sample_rate_hz"
-            )
+        rate_hz = request.sample_rate_hz or FORMATS[audio_format].rate_hz
+        try:
+            FORMATS[audio_format].check_rate(rate_hz)
+        except ValueError as error:
+            raise RequestError(f"sample_rate_hz: {error}", param="sample_rate_hz") from None
         if request.custom_dictionary:
             raise RequestError(
                 "custom_dictionary: not supported; the language model decides the pronunciation",

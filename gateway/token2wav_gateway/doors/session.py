@@ -29,7 +29,7 @@ from pydantic import BaseModel, ValidationError
 
 from token2wav_gateway.doors.requests import SessionConfig, SocketMessage, problem
 from token2wav_gateway.edge.channel import Channel, FatalError, run_until_one_ends
-from token2wav_gateway.encoding import RATE_HZ, Encoder
+from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.gateway import Caller
 from token2wav_gateway.speech.turn import Audio, Text, Words
@@ -82,7 +82,8 @@ _Waiting: TypeAlias = "_Sentence | _End | _Close"
 class _Chunks:
     """Audio of a sentence as events `audio.chunk` of vLLM-Omni."""
 
-    def __init__(self, sentence: _Sentence) -> None:
+    def __init__(self, sentence: _Sentence, rate_hz: int) -> None:
+        self._rate_hz = rate_hz
         self._sentence = sentence
         self._count = self._samples = 0
         self._began_s = 0.0
@@ -90,7 +91,7 @@ class _Chunks:
     @property
     def due_s(self) -> float:
         """Seconds until a player that started with the first chunk has played all chunks."""
-        return self._began_s + self._samples / RATE_HZ - anyio.current_time()
+        return self._began_s + self._samples / self._rate_hz - anyio.current_time()
 
     def fields(self, piece: bytes, samples: int, times: Any = None) -> dict[str, Any]:
         """Returns the fields of the next chunk.
@@ -104,9 +105,9 @@ class _Chunks:
         fields = {
             **self._sentence.position,
             "chunk_id": self._count,
-            "chunk_start_ms": round(1000 * self._samples / RATE_HZ) if piece else 0,
-            "chunk_end_ms": round(1000 * samples / RATE_HZ),
-            "sample_rate": RATE_HZ,
+            "chunk_start_ms": round(1000 * self._samples / self._rate_hz) if piece else 0,
+            "chunk_end_ms": round(1000 * samples / self._rate_hz),
+            "sample_rate": self._rate_hz,
             "audio_b64": base64.b64encode(piece).decode(),
             "timestamps": times,
         }
@@ -257,9 +258,12 @@ class Session:
         await self._channel.close()
 
     async def _say(self, sentence: _Sentence) -> None:
-        config, chunks = sentence.manner.config, _Chunks(sentence)
+        config = sentence.manner.config
+        whole = not config.stream_audio
+        encoder = Encoder(config.audio_format, config.sample_rate, whole=whole, mono=True)
+        chunks = _Chunks(sentence, encoder.rate_hz)
         start: dict[str, Any] = {"sentence_text": sentence.text, "format": config.audio_format}
-        start |= {"sample_rate": RATE_HZ, "channels": 1}
+        start |= {"sample_rate": encoder.rate_hz, "channels": 1}
         await self._send("audio.start", **sentence.position, **start)
         turn = self._caller.turn(
             Text(
@@ -269,7 +273,7 @@ class Session:
                 config.sampling,
                 config.speed,
             ),
-            Encoder(config.audio_format, whole=not config.stream_audio, mono=True),
+            encoder,
             further=True,
             words=config.word_timestamps,
             # If another sentence follows, the times must be there before its audio is due.

@@ -10,10 +10,12 @@ from pydantic import (
     BeforeValidator,
     Field,
     SkipValidation,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
-from token2wav_gateway.doors.requests import Body, Speed, Words, known_format
+from token2wav_gateway.doors.requests import Body, Speed, Words, known_format, known_rate
 from token2wav_gateway.forms import matching
 
 
@@ -80,7 +82,7 @@ class StageRequest(Body):
         request_id: name of the request, at most 128 visible characters of ASCII. The response has
             the same name in the header `X-Request-Id`.
         voice: name of a voice; None for a codec.
-        response_format: pcm, wav, flac, opus, mp3 or aac.
+        response_format: as in a request to speak a text, and so is `sample_rate`.
         speed: tempo of the speech, 0.5 to 2; only 1 for a codec.
         stream: whether audio is sent in pieces as soon as possible; else as one body with a length.
     """
@@ -94,8 +96,14 @@ class StageRequest(Body):
     ) = None
     voice: Words | None = None
     response_format: Annotated[str, AfterValidator(known_format)] = "wav"
+    sample_rate: int | None = None
     speed: Speed = 1.0
     stream: bool = False
+
+    @field_validator("sample_rate")
+    @classmethod
+    def _of_the_format(cls, sample_rate: int | None, fields: ValidationInfo) -> int | None:
+        return known_rate(sample_rate, fields)
 
     @model_validator(mode="after")
     def _one_form(self) -> StageRequest:

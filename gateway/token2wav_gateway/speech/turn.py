@@ -184,7 +184,7 @@ class Turn:
     @property
     def media_type(self) -> str:
         """Media type of the audio."""
-        return self._encoder.format.media_type
+        return self._encoder.media_type
 
     @property
     def ended(self) -> Ended:
