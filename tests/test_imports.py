@@ -49,7 +49,7 @@ GATEWAY_FLOORS = [
     {"speech"},
     {"voices", "words"},
     {"edge"},
-    {"access", "encoding", "metrics", "readiness", "tracing"},
+    {"access", "encoding", "metrics", "tracing"},
     {"settings"},
     {"errors", "forms", "log"},
 ]

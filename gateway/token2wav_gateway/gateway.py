@@ -10,7 +10,6 @@ from token2wav_gateway.access import Access, Holder
 from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import NotFoundError
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.readiness import Readiness
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech.servers import Servers
 from token2wav_gateway.speech.turn import Codes, Text, Turn
@@ -47,8 +46,11 @@ class Caller:
     def turn(
         self,
         said: Text | Codes,
-        encoder: Encoder,
+        audio_format: str,
+        rate_hz: int | None = None,
         *,
+        whole: bool = False,
+        mono: bool = False,
         further: bool = False,
         words: bool = False,
         words_within: Callable[[], float] = lambda: math.inf,
@@ -56,6 +58,7 @@ class Caller:
         """Returns a turn of the caller.
 
         Args:
+            audio_format, rate_hz, whole, mono: see `Encoder`.
             further: whether the turn counts as a further request.
             words: whether the turn has `Words`.
             words_within: see `Turn`.
@@ -63,7 +66,7 @@ class Caller:
         return Turn(
             self.gateway.servers,
             said,
-            encoder,
+            Encoder(audio_format, rate_hz, whole=whole, mono=mono),
             trace=self._trace,
             holder=self._holder if further else None,
             word_times=self.gateway.word_times if words else None,
@@ -81,7 +84,6 @@ class Gateway:
         self.voices = VoiceFolder(settings.voices)
         self.servers = Servers(settings, metrics)
         self.word_times = WordTimes(settings.aligner, metrics)
-        self.readiness = Readiness(self.servers.check)
 
     async def close(self) -> None:
         """Ends the aligner, and disconnects from both servers."""

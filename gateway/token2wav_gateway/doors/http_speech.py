@@ -7,7 +7,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from token2wav_gateway.doors.requests import Delivery, SpeechRequest
 from token2wav_gateway.doors.stage_request import StageRequest
-from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import INTERNAL, GatewayError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.speech.turn import Audio, Codes, Ended, Event, Text, Turn, Words, check_text
@@ -29,6 +28,8 @@ _USAGE_HEADERS = {
 _END_REASON = "x-end-reason"
 # Headers of whole files, for pages of other hosts.
 HEADERS = (_END_REASON, *_USAGE_HEADERS)
+
+_ResultT = TypeVar("_ResultT")
 
 router = APIRouter()
 
@@ -46,7 +47,9 @@ async def create_speech(body: SpeechRequest, request: Request) -> Response:
         )
         turn = caller.turn(
             Text(body.input, voice, body.instructions, body.sampling, body.speed),
-            Encoder(body.audio_format, body.sample_rate, whole=body.delivery == "whole"),
+            body.audio_format,
+            body.sample_rate,
+            whole=body.delivery == "whole",
             words=body.word_timestamps,
         )
         return await _response(request, turn, body.delivery, stack)
@@ -62,7 +65,9 @@ async def run_stage(body: StageRequest, request: Request) -> Response:
         voice = gateway.voices.get(body.voice).tensors if body.voice else None
         turn = caller.turn(
             Codes(body.all_codes, voice, body.speed),
-            Encoder(body.response_format, body.sample_rate, whole=not body.stream),
+            body.response_format,
+            body.sample_rate,
+            whole=not body.stream,
         )
         response = await _response(request, turn, "audio" if body.stream else "whole", stack)
         if body.request_id is not None:
@@ -162,7 +167,7 @@ class _ClientLeftError(GatewayError):
     status = 499
 
 
-async def unless_left(request: Request, work: Awaitable[Any]) -> Any:
+async def unless_left(request: Request, work: Awaitable[_ResultT]) -> _ResultT:
     """Awaits work, and cancels it as soon as the client disconnects."""
     task = asyncio.ensure_future(work)
     watch = asyncio.create_task(_disconnected(request))

@@ -10,7 +10,6 @@ from token2wav_gateway.doors.http_speech import unless_left
 from token2wav_gateway.doors.requests import Words
 from token2wav_gateway.errors import AccessDeniedError, ModelError
 from token2wav_gateway.gateway import Gateway
-from token2wav_gateway.voices.voice_folder import Voice
 
 router = APIRouter()
 
@@ -62,8 +61,7 @@ async def create_voice(
     with gateway.admitted(request.headers) as caller:
         recording = await audio_sample.read()
         making = gateway.voices.create(name, ref_text, recording, caller.name, consent)
-        voice: Voice = await unless_left(request, making)
-        return voice.summary
+        return (await unless_left(request, making)).summary
 
 
 @router.delete("/v1/audio/voices/{name}")
@@ -84,7 +82,7 @@ async def live() -> dict[str, str]:
 async def ready(request: Request) -> dict[str, str]:
     gateway = _gateway_of(request)
     try:
-        await gateway.readiness.confirm()
+        await gateway.servers.works.get()
     except ModelError as error:
         try:
             gateway.access.check(request.headers.get("authorization"))

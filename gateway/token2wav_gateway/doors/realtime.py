@@ -29,6 +29,7 @@ from token2wav_gateway.doors.realtime_response import Order, SpokenResponse, new
 from token2wav_gateway.edge.channel import Channel, run_until_one_ends
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
 from token2wav_gateway.gateway import Caller
+from token2wav_gateway.speech.turn import Text
 from token2wav_gateway.words.sentences import has_words
 
 _VOICE = "alloy"  # of a session without a voice; the setting `voices.default` speaks for it
@@ -231,13 +232,16 @@ class RealtimeSession:
             self._check_length("response.instructions", options.instructions)
         voice_name = options.voice_name or self._voice_name
         in_conversation = options.conversation == "auto"
+        instructions = options.instructions
         order = Order(
-            text,
-            self._gateway.voices.get(voice_name),
+            Text(
+                text,
+                self._gateway.voices.get(voice_name),
+                self._instructions if instructions is None else instructions or None,
+                speed=options.speed or self._speed,
+            ),
             voice_name,
-            options.speed or self._speed,
             options.format or self._format,
-            self._instructions if options.instructions is None else options.instructions or None,
             self._conversation_id if in_conversation else None,
             self._items[-1].id if self._items else None,
             options.metadata,

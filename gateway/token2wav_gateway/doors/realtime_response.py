@@ -7,15 +7,13 @@ import base64
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from token2wav_gateway.doors.realtime_events import AudioFormat
-from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.gateway import Caller
 from token2wav_gateway.speech.turn import Audio, Text
-from token2wav_gateway.voices.voice_folder import Voice
 from token2wav_gateway.words.sentences import SentenceSplitter
 
 # Sends an event with a type and further fields.
@@ -34,21 +32,15 @@ class Order:
     """Order of a client: a text and its manner.
 
     Attributes:
-        text: text to say.
         voice_name: name of the voice, as the client wrote it.
-        speed: tempo of the speech.
-        instructions: how to say the text; None for the default of the template.
         conversation_id: name of the conversation; None for a speech outside it.
         previous_item_id: item after which the speech stands in the conversation; None for none.
         metadata: names and values of the client.
     """
 
-    text: str
-    voice: Voice
+    said: Text
     voice_name: str
-    speed: float
     format: AudioFormat
-    instructions: str | None
     conversation_id: str | None
     previous_item_id: str | None
     metadata: dict[str, str] | None
@@ -71,7 +63,7 @@ class SpokenResponse:
         self._send = send
         self._order = order
         splitter = SentenceSplitter(caller.gateway.settings.limits.text_characters)
-        self._sentences = [*splitter.feed(order.text), *splitter.close()]
+        self._sentences = [*splitter.feed(order.said.text), *splitter.close()]
         self._transcript = ""
         self._samples = self._tokens = 0
         self._rate_hz = order.format.rate_hz
@@ -123,13 +115,11 @@ class SpokenResponse:
 
     async def _speak(self) -> None:
         order = self._order
-        parts = _slices(order.text, self._sentences)
+        parts = _slices(order.said.text, self._sentences)
         for index, (sentence, part) in enumerate(zip(self._sentences, parts, strict=True)):
-            text = Text(sentence, order.voice, order.instructions, speed=order.speed)
+            text = replace(order.said, text=sentence)
             # The first sentence was counted with its event.
-            turn = self._caller.turn(
-                text, Encoder(order.format.name, self._rate_hz), further=index > 0
-            )
+            turn = self._caller.turn(text, order.format.name, self._rate_hz, further=index > 0)
             turn.admit()
             self._transcript += part
             await self._send_of_part("response.output_audio_transcript.delta", delta=part)
@@ -155,7 +145,7 @@ class SpokenResponse:
         await self._send_of_conversation("conversation.item.done", item)
         await self._send_of_response("response.output_item.done", item=item)
         response = self._response(status)
-        characters = len(self._order.text)
+        characters = len(self._order.said.text)
         response |= {
             "output": [item],
             "status_details": {"type": status, **details} if details else None,

@@ -18,7 +18,7 @@ from riva.client.proto.riva_tts_pb2 import (
 )
 from riva.client.proto.riva_tts_pb2_grpc import RivaSpeechSynthesisServicer
 
-from token2wav_gateway.encoding import FORMATS, RATE_HZ, Encoder
+from token2wav_gateway.encoding import FORMATS, RATE_HZ
 from token2wav_gateway.errors import RequestError, TooLargeError
 from token2wav_gateway.gateway import Caller, Gateway
 from token2wav_gateway.speech.turn import Audio, Ended, Text, Words
@@ -105,9 +105,11 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         If the client asks for the times of the words, they follow in a response without audio.
         If a limit of a server ends the speech, the trailing metadata of the call say so.
         """
-        text, encoder = await self._checked(request)
+        text, audio_format, rate_hz = await self._checked(request)
         caller = Caller(self._gateway, dict(context.invocation_metadata() or ()))
-        turn = caller.turn(text, encoder, words=request.enable_word_time_offsets)
+        turn = caller.turn(
+            text, audio_format, rate_hz, mono=True, words=request.enable_word_time_offsets
+        )
         response = SynthesizeSpeechResponse()
         response.meta.text = response.meta.processed_text = request.text
         async with aclosing(turn.events()) as events:
@@ -128,8 +130,9 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
                 yield response
                 response = SynthesizeSpeechResponse()
 
-    async def _checked(self, request: SynthesizeSpeechRequest) -> tuple[Text, Encoder]:
-        """Checks a request, before its text is spoken. Returns the text, and its encoder.
+    async def _checked(self, request: SynthesizeSpeechRequest) -> tuple[Text, str, int]:
+        """Checks a request, before its text is spoken. Returns the text, and the
+        format and the rate of its audio.
 
         Raises:
             RequestError: a field is out of range, or asks for something that does not exist here.
@@ -171,7 +174,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
             raise RequestError("text: empty; a text is needed", param="text")
         voice = await self._voice_of(request)
         request.zero_shot_data.ClearField("audio_prompt")  # megabytes, while the text is spoken
-        return Text(request.text, voice, instructions), Encoder(audio_format, rate_hz, mono=True)
+        return Text(request.text, voice, instructions), audio_format, rate_hz
 
     async def _voice_of(self, request: SynthesizeSpeechRequest) -> Voice:
         """Returns the voice of a request: that of its recording, the one that it names, or the

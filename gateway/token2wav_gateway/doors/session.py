@@ -20,7 +20,7 @@ import base64
 import math
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
@@ -29,11 +29,9 @@ from pydantic import BaseModel, ValidationError
 
 from token2wav_gateway.doors.requests import SessionConfig, SocketMessage, problem
 from token2wav_gateway.edge.channel import Channel, FatalError, run_until_one_ends
-from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.gateway import Caller
 from token2wav_gateway.speech.turn import Audio, Text, Words
-from token2wav_gateway.voices.voice_folder import Voice
 from token2wav_gateway.words.sentences import SentenceSplitter
 
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
@@ -44,10 +42,10 @@ _SLICE = 256  # characters of a message that are split into sentences at once
 
 @dataclass(frozen=True, eq=False)
 class _Manner:
-    """Configuration of the utterances that follow, with the voice that it names."""
+    """Configuration of the utterances that follow, and a text that is said in this manner."""
 
     config: SessionConfig
-    voice: Voice
+    said: Text
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,8 @@ class Session:
         self._gateway.check_model(config.model)
         voice = await self._gateway.voice_of(config.voice_name, config.ref_audio, config.ref_text)
         # A session may be long, and needs its recording no more.
-        self._manner = _Manner(config.model_copy(update={"ref_audio": None}), voice)
+        said = Text("", voice, config.instructions, config.sampling, config.speed)
+        self._manner = _Manner(config.model_copy(update={"ref_audio": None}), said)
         limit = self._gateway.settings.limits.text_characters
         self._splitter = SentenceSplitter(limit, config.split_granularity, config.language)
 
@@ -259,26 +258,21 @@ class Session:
 
     async def _say(self, sentence: _Sentence) -> None:
         config = sentence.manner.config
-        whole = not config.stream_audio
-        encoder = Encoder(config.audio_format, config.sample_rate, whole=whole, mono=True)
-        chunks = _Chunks(sentence, encoder.rate_hz)
-        start: dict[str, Any] = {"sentence_text": sentence.text, "format": config.audio_format}
-        start |= {"sample_rate": encoder.rate_hz, "channels": 1}
-        await self._send("audio.start", **sentence.position, **start)
         turn = self._caller.turn(
-            Text(
-                sentence.text,
-                sentence.manner.voice,
-                config.instructions,
-                config.sampling,
-                config.speed,
-            ),
-            encoder,
+            replace(sentence.manner.said, text=sentence.text),
+            config.audio_format,
+            config.sample_rate,
+            whole=not config.stream_audio,
+            mono=True,
             further=True,
             words=config.word_timestamps,
             # If another sentence follows, the times must be there before its audio is due.
             words_within=lambda: chunks.due_s - _NEXT_S if self._unspoken else math.inf,
         )
+        chunks = _Chunks(sentence, turn.rate_hz)
+        start: dict[str, Any] = {"sentence_text": sentence.text, "format": config.audio_format}
+        start |= {"sample_rate": turn.rate_hz, "channels": 1}
+        await self._send("audio.start", **sentence.position, **start)
         sent, error = 0, False
         try:
             async with aclosing(turn.events()) as events:

@@ -17,9 +17,12 @@ from token2wav_gateway.errors import (
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech.language_model import LanguageModel
+from token2wav_gateway.speech.recent import Recent
 from token2wav_gateway.speech.template import load_template
-from token2wav_gateway.speech.vocabulary import Vocabulary
 from token2wav_gateway.tracing import Tracer
+
+# Seconds after which a server is asked again. It may then have another model.
+_CHECK_S, _VOCABULARY_S = 1.0, 10.0
 
 
 class Servers:
@@ -29,6 +32,9 @@ class Servers:
 
     Attributes:
         limits: limits of every turn.
+        works: raises ModelError if a server does not work.
+        vocabulary: number of different tokens, or of the codes of each codebook, which bounds the
+            tokens of the language model; () if the speech server has never told them.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
@@ -46,7 +52,10 @@ class Servers:
             tls=None if server.tls is None else server.tls.loaded(),
             response_timeout_s=server.response_timeout_s,
         )
-        self.vocabulary = Vocabulary(self.client.vocabulary)
+        # A check synthesizes three tokens, and clients need no key for the readiness.
+        self.works = Recent(self._check, _CHECK_S)
+        self.vocabulary = Recent(self._ask_vocabulary, _VOCABULARY_S)
+        self._known_vocabulary: tuple[int, ...] = ()
         self.tracer = Tracer()
         self._speaking = 0
 
@@ -54,7 +63,12 @@ class Servers:
         await self.client.close()
         await self.language_model.close()
 
-    async def check(self) -> None:
+    async def _ask_vocabulary(self) -> tuple[int, ...]:
+        """Returns the vocabulary of the speech server, or the last one that it told."""
+        self._known_vocabulary = await self.client.vocabulary() or self._known_vocabulary
+        return self._known_vocabulary
+
+    async def _check(self) -> None:
         """Checks that both servers work.
 
         Raises:

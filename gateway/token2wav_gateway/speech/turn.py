@@ -151,6 +151,7 @@ class Turn:
 
     Attributes:
         samples: samples of a channel that have left the turn.
+        rate_hz: sample rate.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Turn:
         word_times: WordTimes | None = None,
         words_within: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self.samples = 0
+        self.samples, self.rate_hz = 0, encoder.rate_hz
         self._servers = servers
         self._metrics = servers.metrics
         self._said = said
@@ -351,7 +352,7 @@ class Turn:
             "prompt_tokens": voice.tensors.prompt_tokens if voice.tensors else _NO_PROMPT,
         }
         with servers.tracer.span("language model", request.headers) as span:
-            answer, vocabulary = Answer(), await servers.vocabulary.sizes()
+            answer, vocabulary = Answer(), await servers.vocabulary.get()
             batches = servers.language_model.tokens(answer, vocabulary, span.headers, **prompt)
             try:
                 async with aclosing(batches):
