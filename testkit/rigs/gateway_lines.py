@@ -42,11 +42,13 @@ class Line(ABC):
         times: the words of the last text with their starts and ends in milliseconds.
         error: sentence of the last error; empty for none.
         end_reason: limit that cut the last text off; empty for none.
+        heard: text that was heard before an interruption.
     """
 
     has_words: ClassVar[bool] = False
     error = ""
     end_reason = ""
+    heard = ""
 
     def __init__(
         self,
@@ -101,6 +103,10 @@ class CancellableLine(Line):
     @abstractmethod
     def cancel(self) -> None:
         """Cancels the text, and keeps the connection."""
+
+    def report_played(self, milliseconds: int) -> None:
+        """Says how much audio of a text that has ended was played, and learns what was heard."""
+        raise NotImplementedError
 
 
 class Http(Line):
@@ -187,6 +193,10 @@ class Socket(CancellableLine):
     def cancel(self) -> None:
         self._send(type="cancel")
 
+    def report_played(self, milliseconds: int) -> None:
+        self._send(type="cancel", played_ms=milliseconds)
+        assert not b"".join(self.pieces())
+
     def pieces(self) -> Iterator[bytes]:
         kind = ""
         while kind not in ("audio.done", "audio.cancelled"):
@@ -202,6 +212,8 @@ class Socket(CancellableLine):
             if kind == "audio.chunk":
                 yield base64.b64decode(event["audio_b64"])
                 self.times = times_of(event)
+            elif kind == "audio.cancelled":
+                self.heard = event["heard_text"]
             if kind == "error":
                 self.error = event["message"]
             self.end_reason = event.get("end_reason", "")
@@ -237,6 +249,14 @@ class Realtime(CancellableLine):
     def cancel(self) -> None:
         self._connection.response.cancel()
 
+    def report_played(self, milliseconds: int) -> None:
+        self._connection.conversation.item.truncate(
+            item_id=self._item, content_index=0, audio_end_ms=milliseconds
+        )
+        event: Any = self._connection.recv()
+        assert event.type == "conversation.item.truncated"
+        self.heard = event.transcript
+
     def pieces(self) -> Iterator[bytes]:
         while True:
             event: Any = self._connection.recv()
@@ -247,8 +267,11 @@ class Realtime(CancellableLine):
                 return
             elif event.type == "response.done":
                 response = event.response
+                self._item = response.output[0].id
                 if response.status == "failed":
                     self.error = response.status_details.error.message
+                elif response.status == "cancelled":
+                    self.heard = response.status_details.heard
                 elif response.status == "incomplete":
                     reason = response.status_details.reason
                     spoken = response.output[0].content[0].transcript

@@ -28,6 +28,7 @@ from token2wav_client.audio import AudioFormat, decoded
 
 TEXT = "One two three four five six seven eight."
 SLOW = f"{'slow ' * 600}end."
+LISTENED_S, WORD_S = 2.0, 0.065 * len("slow ")
 LOOP = "Loop."
 MARKS = "Marks within speech."  # text whose tokens have numbers outside the vocabulary among them
 LONG = "long " * 200
@@ -173,6 +174,34 @@ def test_cancel_stops_the_speech_and_the_connection_speaks_on(
         until(lambda: speaker.cancelled == before + 1)
         until(lambda: rig.ended()["cancelled"] == ended + 1)
         assert_same(line.say(TEXT), reference)
+
+
+@pytest.mark.parametrize("door", SESSIONS)
+def test_cancel_tells_what_the_listener_has_heard(gateway: GatewayRig, door: str) -> None:
+    """By the clock of a player, at the pace that is assumed of a text of unknown length."""
+    with opened(gateway, door) as line:
+        assert isinstance(line, CancellableLine)
+        line.begin(SLOW)
+        began, pieces = time.monotonic(), line.pieces()
+        assert next(pieces)
+        time.sleep(LISTENED_S)
+        line.cancel()
+        assert b"".join(pieces) is not None
+        longest_s = time.monotonic() - began
+        assert SLOW.startswith(line.heard)
+        words = len(line.heard.split())
+        assert LISTENED_S / WORD_S - 1 < words < longest_s / WORD_S + 1
+
+
+@pytest.mark.parametrize("door", SESSIONS)
+def test_a_client_that_says_what_it_has_played_learns_the_text(
+    gateway: GatewayRig, door: str
+) -> None:
+    with opened(gateway, door) as line:
+        assert isinstance(line, CancellableLine)
+        assert len(line.say(TEXT)) / 48 == 1920  # milliseconds, 48 for each letter
+        line.report_played(1000)
+        assert line.heard == "One two three four"
 
 
 def test_a_client_that_leaves_before_the_first_audio_cancels_its_text(

@@ -73,7 +73,8 @@ class RealtimeSession:
         self._voice_name, self._speed, self._format = _VOICE, 1.0, AudioFormat()
         self._instructions: str | None = None
         self._items: list[_Item] = []
-        self._response: SpokenResponse | None = None
+        self._response: SpokenResponse | None = None  # that is being spoken
+        self._last: SpokenResponse | None = None
         self._orders: asyncio.Queue[SpokenResponse] = asyncio.Queue()
         self._channel = Channel(socket, self._limits.idle_s, self._speaks, "event")
 
@@ -186,12 +187,20 @@ class RealtimeSession:
         self._items.insert(position, item)
 
     async def _truncate(self, event: ItemTruncate) -> None:
-        """Confirms how much the listener has heard. The gateway has no use for it."""
-        audio_ms = self._item(event.item_id).audio_ms
+        """Cuts a speech to what the listener has heard, and tells the client its text.
+
+        The text of an older speech than the last one is not known any more.
+        """
+        item, heard = self._item(event.item_id), {}
+        audio_ms = item.audio_ms
         if audio_ms is None:
             raise RequestError("item_id: only a speech can be truncated", param="item_id")
         if self._response is not None and self._response.item_id == event.item_id:
             audio_ms = self._response.audio_ms
+        else:
+            item.audio_ms = min(audio_ms, event.audio_end_ms)
+        if self._last is not None and self._last.item_id == event.item_id:
+            heard = {"transcript": self._last.playout.heard(event.audio_end_ms / 1000)[1]}
         if event.audio_end_ms > audio_ms:
             raise RequestError(
                 f"audio_end_ms: {event.audio_end_ms} is after the end of the speech, {audio_ms} ms",
@@ -202,6 +211,7 @@ class RealtimeSession:
             item_id=event.item_id,
             content_index=0,
             audio_end_ms=event.audio_end_ms,
+            **heard,
         )
 
     def _respond(self, options: ResponseOptions) -> None:
@@ -251,7 +261,7 @@ class RealtimeSession:
             item.text = None
         if in_conversation:
             self._add(len(self._items), _Item(response.item_id, audio_ms=0))
-        self._response = response
+        self._response = self._last = response
         self._orders.put_nowait(response)
 
     async def _speak_all(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from token2wav_gateway.doors.realtime_events import AudioFormat
 from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.gateway import Caller
+from token2wav_gateway.speech.playout import Playout
 from token2wav_gateway.speech.turn import Audio, Text
 from token2wav_gateway.words.sentences import SentenceSplitter
 
@@ -55,10 +56,12 @@ class SpokenResponse:
     Attributes:
         id: name of the response.
         item_id: name of the item that holds the speech.
+        playout: what the listener has heard.
     """
 
     def __init__(self, caller: Caller, send: Send, order: Order) -> None:
         self.id, self.item_id = new_id("resp"), new_id("item")
+        self.playout = Playout()
         self._caller = caller
         self._send = send
         self._order = order
@@ -94,7 +97,8 @@ class SpokenResponse:
             self._speaking.cancel()
             await asyncio.wait({self._speaking})
         if self._speaking.cancelled():
-            await self._end("cancelled", {"reason": "client_cancelled"})
+            _, heard = self.playout.heard()
+            await self._end("cancelled", {"reason": "client_cancelled", "heard": heard})
         elif isinstance(error := self._speaking.exception(), GatewayError):
             await self._end("failed", {"error": error.body["error"]})
         elif error is not None:
@@ -122,13 +126,16 @@ class SpokenResponse:
             turn = self._caller.turn(text, order.format.name, self._rate_hz, further=index > 0)
             turn.admit()
             self._transcript += part
+            self.playout.begin(part)
             await self._send_of_part("response.output_audio_transcript.delta", delta=part)
             before = self._samples
             try:
                 async with aclosing(turn.events()) as events:
                     async for event in events:
                         if isinstance(event, Audio):
-                            self._samples = before + event.samples
+                            sent = before + event.samples - self._samples
+                            self._samples += sent
+                            self.playout.add(sent / self._rate_hz, turn.whole_s)
                             delta = base64.b64encode(event.content).decode()
                             await self._send_of_part("response.output_audio.delta", delta=delta)
             finally:

@@ -287,15 +287,20 @@ class SocketMessage(Body):
             ends the connection after all earlier utterances, and `cancel` drops all text that was
             not spoken yet.
         text: piece of text of `input.text`; None in other messages.
+        played_ms: milliseconds of audio that the client of `cancel` has played since it connected,
+            or since its last `cancel`; None if it does not know.
     """
 
     type: Literal["input.text", "input.done", "session.close", "cancel"]
     text: Words | None = None
+    played_ms: Annotated[int | None, Field(ge=0)] = None
 
     @model_validator(mode="after")
-    def _text_where_it_belongs(self) -> SocketMessage:
+    def _fields_where_they_belong(self) -> SocketMessage:
         if (self.type == "input.text") != (self.text is not None):
             raise ValueError("input.text needs the field text, and other messages have none")
+        if self.played_ms is not None and self.type != "cancel":
+            raise ValueError("only cancel has the field played_ms")
         return self
 
 

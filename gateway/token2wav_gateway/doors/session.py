@@ -9,8 +9,8 @@ The server sends `audio.start` before the audio of a sentence, then its audio, a
 utterances of the connection, and `sentence_index` the sentences of an utterance.
 
 Beyond vLLM-Omni, `cancel` stops the speech, and drops the text that was not spoken and
-`input.done`; `audio.cancelled` answers it. While audio is streamed, `audio.progress` reports the
-samples and the speech tokens that the client has been sent.
+`input.done`; `audio.cancelled` answers it, with the text that the listener has heard. While audio
+is streamed, `audio.progress` reports the samples and the speech tokens that were sent.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from token2wav_gateway.doors.requests import SessionConfig, SocketMessage, probl
 from token2wav_gateway.edge.channel import Channel, FatalError, run_until_one_ends
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.gateway import Caller
+from token2wav_gateway.speech.playout import Playout
 from token2wav_gateway.speech.turn import Audio, Text, Words
 from token2wav_gateway.words.sentences import SentenceSplitter
 
@@ -131,6 +132,8 @@ class Session:
         self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._unspoken = 0  # sentences that wait
         self._speaking: asyncio.Task[None] | None = None
+        self._playout = Playout()
+        self._heard: dict[str, Any] = {}  # of the last cancel
         # The utterance whose text arrives.
         self._utterance_index = 0
         self._sentences = 0
@@ -196,7 +199,7 @@ class Session:
                 self._closing = True
                 self._waiting.put_nowait(_Close())
         else:
-            await self._cancel()
+            await self._cancel(message.played_ms)
 
     def _append(self, sentences: list[str]) -> None:
         # One place is left for the end of the utterance.
@@ -214,8 +217,9 @@ class Session:
         self._utterance_index += 1
         self._sentences, self._has_text = 0, False
 
-    async def _cancel(self) -> None:
+    async def _cancel(self, played_ms: int | None) -> None:
         """Drops all text that was not spoken, and keeps the end of the connection."""
+        self._heard, self._playout = _heard(self._playout, played_ms), Playout()
         self._splitter.close()
         if self._has_text:
             self._begin_utterance()
@@ -225,7 +229,8 @@ class Session:
             self._waiting.task_done()
         # A sentence that has just ended cannot be cancelled.
         if self._speaking is None or not self._speaking.cancel():
-            await self._send("audio.cancelled", utterance_index=None, sentence_index=None)
+            nothing = {"utterance_index": None, "sentence_index": None}
+            await self._send("audio.cancelled", **nothing, **self._heard)
         if self._closing:
             self._waiting.put_nowait(_Close())
 
@@ -244,7 +249,7 @@ class Session:
                 await asyncio.wait({self._speaking})
                 task, self._speaking = self._speaking, None
                 if task.cancelled():
-                    await self._send("audio.cancelled", **part.position)
+                    await self._send("audio.cancelled", **part.position, **self._heard)
                 else:
                     task.result()
             self._waiting.task_done()
@@ -273,15 +278,20 @@ class Session:
         start: dict[str, Any] = {"sentence_text": sentence.text, "format": config.audio_format}
         start |= {"sample_rate": turn.rate_hz, "channels": 1}
         await self._send("audio.start", **sentence.position, **start)
-        sent, error = 0, False
+        sent, samples, error, playout = 0, 0, False, self._playout
+        playout.begin(f"{sentence.text} ", sentence.utterance_index)
         try:
             async with aclosing(turn.events()) as events:
                 async for event in events:
                     if isinstance(event, Audio):
+                        seconds = (event.samples - samples) / turn.rate_hz
+                        samples = event.samples
+                        playout.add(seconds, turn.whole_s)
                         await self._send_audio(event, chunks, sentence)
                         sent += len(event.content)
                     elif isinstance(event, Words):
                         times = event.fields["timestamps"]
+                        playout.align(times or ())
                         await self._send("audio.chunk", **chunks.fields(b"", turn.samples, times))
         except GatewayError as failure:
             error = True
@@ -321,6 +331,13 @@ class Session:
         except ValidationError as error:
             field, sentence = problem(list(error.errors()))
             raise RequestError(sentence, param=field) from None
+
+
+def _heard(playout: Playout, played_ms: int | None = None) -> dict[str, Any]:
+    """Fields of an event: the utterance that was played last, and what was heard of it."""
+    played_s = None if played_ms is None else played_ms / 1000
+    utterance_index, text = playout.heard(played_s)
+    return {"heard_utterance_index": utterance_index, "heard_text": text.rstrip()}
 
 
 def error_event(error: GatewayError, position: Mapping[str, int] | None = None) -> dict[str, Any]:

@@ -46,6 +46,11 @@ class Backpressure:
         self._waits_since: float | None = None
         self._change = asyncio.Event()
 
+    @property
+    def sent_s(self) -> float:
+        """Seconds of audio of the tokens that have passed."""
+        return self._sent * self._token_s
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Context manager in which the client waits for audio."""
@@ -74,7 +79,7 @@ class Backpressure:
                         await self._wait()
 
     def _is_ahead(self) -> bool:
-        return self._sent * self._token_s - self._taken_s > self._ahead_s
+        return self.sent_s - self._taken_s > self._ahead_s
 
     async def _wait(self) -> None:
         began = time.monotonic()

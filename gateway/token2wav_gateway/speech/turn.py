@@ -180,12 +180,18 @@ class Turn:
         self._pressure = Backpressure(ahead_s, held_back, said.speed)
         self._tokens = self._spoken_tokens = 0
         self._end_reason: EndReason | str | None = None
+        self._complete = False  # all tokens have arrived
         self._shortened = False  # `max_new_tokens` of the client has ended the answer
 
     @property
     def media_type(self) -> str:
         """Media type of the audio."""
         return self._encoder.media_type
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds of the whole audio; 0 before the language model has sent all of its tokens."""
+        return self._pressure.sent_s if self._complete else 0.0
 
     @property
     def ended(self) -> Ended:
@@ -363,6 +369,7 @@ class Turn:
                         self._tokens += len(batch)
                         self._metrics.tokens.inc(len(batch))
                         yield batch
+                self._complete = True
             finally:
                 self._count_skipped(answer.skipped)
             if answer.cut_off:
