@@ -31,11 +31,12 @@ SLOW = f"{'slow ' * 600}end."
 LISTENED_S, WORD_S = 2.0, 0.065 * len("slow ")
 LOOP = "Loop."
 MARKS = "Marks within speech."  # text whose tokens have numbers outside the vocabulary among them
-LONG = "long " * 200
+LONG = "long " * 100
+LENGTH = len(tokens_of(LONG))  # tokens
 PACE = 5000.0  # tokens per second
-# Tokens of 40 ms that a client that does not read leaves unread, of the 1,200 of LONG: those of
-# `ahead_s`, of a chunk, and of the buffers on the way.
-MOST_AHEAD = 800
+AHEAD_S = 5.0
+# Tokens of AHEAD_S, of a chunk of the speech server, and of the buffers on the way; 40 ms each.
+MOST_TOKENS = (AHEAD_S + 12.0) / 0.04
 REPEATS = 5
 STREAMS, SERVER_STREAMS, SOCKETS, IDLE_S = 2, 3, 8, 5.0
 KEY, TRACE = "a key", "0af7651916cd43dd8448eb211c80319c"
@@ -44,7 +45,7 @@ SESSIONS = ["socket", "realtime"]
 SETTINGS = {
     "voices": {"default": VOICE},
     "aligner": {"name": "Letters", "timeout_s": 60},
-    "limits": {"streams": STREAMS, "sockets": SOCKETS, "idle_s": IDLE_S},
+    "limits": {"streams": STREAMS, "sockets": SOCKETS, "idle_s": IDLE_S, "ahead_s": AHEAD_S},
     "keys": [
         key_settings("shop", KEY),
         *(key_settings(door, door, requests_per_minute=2) for door in DOORS),
@@ -114,17 +115,15 @@ def test_a_client_that_leaves_cancels_both_requests(
 
 
 @pytest.mark.parametrize("door", STREAMING)
-def test_a_slow_reader_holds_the_language_model_back(
-    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice, door: str
-) -> None:
+def test_a_slow_reader_holds_the_language_model_back(gateway: GatewayRig, door: str) -> None:
     before = gateway.value("speech_tokens_total")
     with opened(gateway, door) as line:
         line.begin(LONG)
         pieces = line.pieces()
         first = next(pieces)
         time.sleep(2)  # in which the whole answer would arrive; the gateway drops a client later
-        assert gateway.value("speech_tokens_total") - before < MOST_AHEAD
-        assert_same(first + b"".join(pieces), expected(model, voice, LONG))
+        assert gateway.value("speech_tokens_total") - before < MOST_TOKENS < LENGTH
+        assert len(first + b"".join(pieces)) == 2 * 960 * LENGTH
 
 
 @pytest.mark.parametrize("audio", [("pcm", 16_000), ("pcmu", 8000), ("pcma", 8000)])
