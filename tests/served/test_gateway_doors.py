@@ -139,8 +139,8 @@ def test_audio_of_telephones(
     samples = decoded(content, formats[name]).astype(float)
     reference = soxr.resample(expected(model, voice, TEXT).astype(float), 24_000, rate_hz)
     assert len(samples) == len(reference)
-    # G.711 keeps 12 bits of large samples, and less of small ones.
-    assert 10 * np.log10(np.mean(reference**2) / np.mean((samples - reference) ** 2)) > 25
+    # The server resamples before it clips, and G.711 keeps 12 bits of a sample.
+    assert 10 * np.log10(np.mean(reference**2) / np.mean((samples - reference) ** 2)) > 20
 
 
 @pytest.mark.parametrize("door", [name for name in DOORS if DOORS[name].has_words])
