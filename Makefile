@@ -13,7 +13,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo speech test check faults lab-test release-test gpu-stack page integrations lint format serve export gpu-check tensorrt-check demo-voice soak rehearsal images images-check docs docs-check dist clean
+.PHONY: help setup demo speech test check faults lab-test release-test gpu-stack integrations lint format serve export gpu-check tensorrt-check demo-voice soak rehearsal images images-check docs docs-check dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,10 +49,6 @@ release-test: lint gpu-stack ## run the tests that are too slow for `make test`:
 
 gpu-stack: ## rehearse, collect, compile and emulate the GPU path with the packages of a GPU machine (10 minutes, 5 GB; no GPU)
 	@scripts/gpu_stack.sh
-
-page: ## [PORT=8080]: serve a web page that speaks the text you type, with a Triton server, until Ctrl-C
-	$(SETUP)
-	@$(BIN)/python -m examples.browser.demo $(if $(PORT),--port $(PORT))
 
 integrations: ## [ARGS=openai realtime riva ...]: speak with libraries of other projects, and check what is heard
 	$(SETUP)

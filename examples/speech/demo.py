@@ -2,7 +2,8 @@
 
     python -m examples.speech.demo
 
-Then send text with curl, with the package `openai` or over a WebSocket.
+Then open the page of the gateway, or send text with curl, with the package `openai` or over a
+WebSocket.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from examples.browser.demo import TextFrontEnd
 from examples.commands import running, serving
 from examples.demo import MODEL, OUT, PROMPT
 from examples.demo_voice.recordings import PROMPT_TEXT
 from examples.speech import language_model
+from examples.speech.text_front_end import TextFrontEnd
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.voices.voice_folder import VoiceFolder
 from token2wav_server import ServerError
@@ -89,7 +90,7 @@ async def run(
                 raise ServerError("the gateway did not start, see above") from None
             await asyncio.sleep(_POLL_S)
     print(
-        "speech: ready; try:\n"
+        f"speech: ready; open http://127.0.0.1:{port}/ in a browser, or try:\n"
         f"  curl http://127.0.0.1:{port}/v1/audio/speech -H 'Content-Type: application/json' "
         f'-d \'{{"voice": "{VOICE}", "response_format": "wav", '
         '"stream": false, "input": "The first boats were coming home."}\' -o out/gateway.wav',

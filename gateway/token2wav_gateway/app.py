@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from token2wav_gateway.access import Access
-from token2wav_gateway.doors import http_speech, http_voices, sockets
+from token2wav_gateway.doors import http_speech, http_voices, pages, sockets
 from token2wav_gateway.doors.requests import problem
 from token2wav_gateway.doors.sockets import Sockets
 from token2wav_gateway.edge.guard import Guard, PathWithoutSlash, error_response
@@ -53,8 +53,16 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         title="token2wav gateway",
         description="Text in, speech out, while the speech tokens still arrive.",
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's page loads programs of another host
+        redoc_url=None,
     )
-    app.add_middleware(Guard, access=access, limits=settings.limits, metrics=metrics)
+    app.add_middleware(
+        Guard,
+        access=access,
+        limits=settings.limits,
+        metrics=metrics,
+        without_key={*pages.PAGES, "/health/live", "/health/ready", "/openapi.json"},
+    )
     app.add_middleware(OriginCheck, origins=settings.origins, metrics=metrics)
     if settings.origins:
         app.add_middleware(
@@ -65,7 +73,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             expose_headers=["x-request-id", *http_speech.HEADERS],
         )
     app.add_middleware(PathWithoutSlash)
-    for door in (http_speech, http_voices, sockets):
+    for door in (http_speech, http_voices, pages, sockets):
         app.include_router(door.router)
     _report_errors(app, metrics)
     return app

@@ -240,7 +240,7 @@ def test_only_health_and_documents_need_no_key(gateway: GatewayRig) -> None:
         for path in ("/v1/audio/speech", "/v1/audio/voices", "/v1/stage/run"):
             error_of(http.post(path, json={}), 401)
         error_of(http.delete(f"/v1/audio/voices/{VOICE}"), 401)
-        for path in ("/health/live", "/health/ready", "/docs", "/openapi.json"):
+        for path in ("/health/live", "/health/ready", "/", "/docs", "/openapi.json"):
             assert http.get(path).status_code == httpx.codes.OK
         refused = http.get("/v1/models", headers={"authorization": "Bearer two"})
         assert refused.headers["www-authenticate"] == "Bearer"

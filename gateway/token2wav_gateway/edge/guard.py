@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import anyio
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
@@ -18,8 +20,6 @@ from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import LimitSettings
 
 UPLOADS = "/v1/audio/voices"
-# Paths that need no key: health, and the description of the interface. All others need one.
-_OPEN = {"/health/live", "/health/ready", "/docs", "/openapi.json", "/redoc"}
 
 
 class Guard:
@@ -27,15 +27,24 @@ class Guard:
 
     It refuses a request without a valid key before its body is read, and a body that is too large
     or that arrives too slowly. It ends a response if the client takes no more bytes.
+
+    Args:
+        without_key: paths that need no key. All others need one.
     """
 
     def __init__(
-        self, app: ASGIApp, access: Access, limits: LimitSettings, metrics: Metrics
+        self,
+        app: ASGIApp,
+        access: Access,
+        limits: LimitSettings,
+        metrics: Metrics,
+        without_key: Set[str] = frozenset(),
     ) -> None:
         self._app = app
         self._access = access
         self._limits = limits
         self._metrics = metrics
+        self._without_key = without_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,7 +66,7 @@ class Guard:
             await answer(scope, receive, send)
 
     def _check_key(self, scope: Scope) -> None:
-        if scope["path"] not in _OPEN:
+        if scope["path"] not in self._without_key:
             header = dict(scope["headers"]).get(b"authorization")
             self._access.check(None if header is None else header.decode("latin-1"))
 

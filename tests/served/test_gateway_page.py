@@ -1,0 +1,84 @@
+"""Pages of the gateway: a headless Chromium types a text and plays it, in front of a real server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testkit.patience import until
+from testkit.rigs import aligners
+from testkit.rigs.chromium import Page, chromium
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings
+from testkit.rigs.language_model import LanguageModel
+
+KEY = "a key"
+SETTINGS = {
+    "voices": {"default": VOICE},
+    "aligner": {"name": "Letters", "timeout_s": 60},
+    "keys": [key_settings("shop", KEY)],
+}
+
+
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
+    with aligners.installed(tmp_path_factory.mktemp("site")):
+        yield LanguageModel()
+
+
+def speak(page: Page, text: str) -> str:
+    page.evaluate(f"text.value = {text!r}")
+    page.evaluate("speak.click()")
+    page.wait_for("/^(done|error)/.test(state.textContent)")
+    return page.text("state")
+
+
+def test_the_page_plays_a_text_and_shows_its_words(
+    gateway: GatewayRig, speaker: LanguageModel, tmp_path: Path
+) -> None:
+    with chromium(tmp_path / "profile") as page:
+        page.open(gateway.url)
+        page.wait_for("!document.getElementById('keys').hidden")
+        page.evaluate(f"key.value = {KEY!r}; key.onchange()")
+        page.wait_for("voice.options.length == 2")
+        page.evaluate(f"voice.value = {VOICE!r}")
+        assert speak(page, "ab cd") == "done"
+        assert page.text("received") == page.text("played") == str(2 * 6 * 960)
+        assert page.text("words").split() == ["a", "b", "c", "d"]
+        assert page.evaluate("document.querySelectorAll('#words .heard').length") == 4
+        assert re.fullmatch(r"\d+\.\d\d s", page.text("first"))
+        assert page.text("buffer") == "0.00 s"
+        assert float(page.text("loudness")) > 0
+        page.screenshot(tmp_path / "page.png")
+
+        page.evaluate(
+            "(() => { const files = new DataTransfer();"
+            "files.items.add(new File(['no audio'], 'voice.wav'));"
+            "recording.files = files.files; })()"
+        )
+        assert speak(page, "ab cd") == "error: voices: this server creates no voices"
+        page.evaluate("recording.value = ''")
+
+        before = speaker.cancelled
+        page.evaluate(f"text.value = {'slow ' * 300!r}")
+        page.evaluate("speak.click()")
+        page.wait_for("Number(received.textContent) > 0")
+        page.open("about:blank")  # a page that is left cancels its text
+        until(lambda: speaker.cancelled == before + 1)
+        assert page.errors == []
+
+
+def test_the_page_of_all_requests_needs_no_other_host(gateway: GatewayRig, tmp_path: Path) -> None:
+    with chromium(tmp_path / "profile") as page:
+        page.open(f"{gateway.url}/docs")
+        page.wait_for("document.querySelectorAll('h2').length > 5")
+        requests = page.text("requests")
+        assert "POST /v1/audio/speech" in requests
+        assert "word_timestamps" in requests
+        hosts = (
+            "performance.getEntriesByType('resource').map((entry) => new URL(entry.name).origin)"
+        )
+        assert set(page.evaluate(hosts)) == {gateway.url}
+        assert page.errors == []
