@@ -65,7 +65,7 @@ async def run_stage(body: StageRequest, request: Request) -> Response:
         voice = gateway.voices.get(body.voice).tensors if body.voice else None
         turn = caller.turn(
             Codes(body.all_codes, voice, body.speed),
-            body.response_format,
+            body.response_format or "wav",
             body.sample_rate,
             whole=not body.stream,
         )

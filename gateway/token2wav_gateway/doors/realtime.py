@@ -45,11 +45,13 @@ class _Item:
     Attributes:
         text: text that no response has spoken yet; None for other items.
         audio_ms: duration of a speech that has ended; None for an item of the client.
+        cut_ms: what the listener has heard of it, as the client said; None if it said nothing.
     """
 
     id: str
     text: str | None = None
     audio_ms: int | None = None
+    cut_ms: int | None = None
 
 
 class RealtimeSession:
@@ -195,17 +197,18 @@ class RealtimeSession:
         audio_ms = item.audio_ms
         if audio_ms is None:
             raise RequestError("item_id: only a speech can be truncated", param="item_id")
-        if self._response is not None and self._response.item_id == event.item_id:
+        if self._response is not None and self._response.item_id == item.id:
             audio_ms = self._response.audio_ms
-        else:
-            item.audio_ms = min(audio_ms, event.audio_end_ms)
-        if self._last is not None and self._last.item_id == event.item_id:
-            heard = {"transcript": self._last.playout.heard(event.audio_end_ms / 1000)[1]}
+        if item.cut_ms is not None:
+            audio_ms = min(audio_ms, item.cut_ms)
         if event.audio_end_ms > audio_ms:
             raise RequestError(
                 f"audio_end_ms: {event.audio_end_ms} is after the end of the speech, {audio_ms} ms",
                 param="audio_end_ms",
             )
+        item.cut_ms = event.audio_end_ms
+        if self._last is not None and self._last.item_id == item.id:
+            heard = {"transcript": self._last.playout.heard(item.cut_ms / 1000)[1]}
         await self._send(
             "conversation.item.truncated",
             item_id=event.item_id,

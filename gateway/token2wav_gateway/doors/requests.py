@@ -75,18 +75,11 @@ class VoiceId(Body):
     id: Words
 
 
-def known_format(name: str) -> str:
+def _known_format(name: str) -> str:
     """Checks the name of a format."""
     if name not in FORMATS:
         raise ValueError(f"{name[:32]!r} is not one of {', '.join(FORMATS)}")
     return name
-
-
-def known_rate(rate_hz: int | None, fields: ValidationInfo) -> int | None:
-    """Checks a rate against the format of the same body. The default formats have all rates."""
-    if rate_hz is not None:
-        FORMATS[fields.data.get("response_format") or "pcm"].check_rate(rate_hz)
-    return rate_hz
 
 
 def _tempo(speed: float) -> float:
@@ -141,7 +134,30 @@ def _recording(url: Any) -> bytes:
         raise ValueError("is no valid base64") from None
 
 
-class SpeechFields(Body):
+class AudioFields(Body):
+    """Format of audio, in bodies over HTTP and over a WebSocket.
+
+    Attributes:
+        response_format: pcm, wav, flac, opus, mp3, aac, or G.711 as pcmu or pcma; None for the
+            default. `pcm` is 16 bits in one channel.
+        sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000 Hz; `opus` has neither 22050 nor
+            44100, and G.711 only 8000. None for 8000 of G.711, and 24000 of all others.
+        speed: tempo of the speech, 0.5 to 2; only 1 for a codec.
+    """
+
+    response_format: Annotated[str, AfterValidator(_known_format)] | None = None
+    sample_rate: int | None = None
+    speed: Speed = 1.0
+
+    @field_validator("sample_rate")
+    @classmethod
+    def _of_the_format(cls, rate_hz: int | None, fields: ValidationInfo) -> int | None:
+        if rate_hz is not None:  # the default formats have all rates
+            FORMATS[fields.data.get("response_format") or "pcm"].check_rate(rate_hz)
+        return rate_hz
+
+
+class SpeechFields(AudioFields):
     """Fields of a speech, the same over HTTP and over a WebSocket, with the names of OpenAI and
     vLLM-Omni.
 
@@ -154,11 +170,6 @@ class SpeechFields(Body):
         instructions: how to say the text, for models that follow instructions.
         seed: seed of the language model.
         max_new_tokens: largest number of tokens that the language model may send for a text.
-        response_format: pcm, wav, flac, opus, mp3, aac, or G.711 as pcmu or pcma; None for the
-            default. `pcm` is 16 bits in one channel.
-        sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000 Hz; `opus` has neither 22050 nor
-            44100, and G.711 only 8000. None for 8000 of G.711, and 24000 of all others.
-        speed: tempo of the speech, 0.5 to 2; only 1 for a codec.
         language: ISO code or English name of the language, for the abbreviations of its sentences.
     """
 
@@ -175,9 +186,6 @@ class SpeechFields(Body):
     instructions: Words | None = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
-    response_format: Annotated[str, AfterValidator(known_format)] | None = None
-    sample_rate: int | None = None
-    speed: Speed = 1.0
     language: Annotated[str, AfterValidator(_language_code)] = "en"
 
     @field_validator("ref_text")
@@ -187,11 +195,6 @@ class SpeechFields(Body):
         if ref_text and fields.data.get("ref_audio", b"") is None:
             raise ValueError("needs the recording of its words in ref_audio")
         return ref_text
-
-    @field_validator("sample_rate")
-    @classmethod
-    def _of_the_format(cls, sample_rate: int | None, fields: ValidationInfo) -> int | None:
-        return known_rate(sample_rate, fields)
 
     @property
     def voice_name(self) -> str | None:

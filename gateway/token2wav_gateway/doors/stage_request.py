@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
     SkipValidation,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
-from token2wav_gateway.doors.requests import Body, Speed, Words, known_format, known_rate
+from token2wav_gateway.doors.requests import AudioFields, Words
 from token2wav_gateway.forms import matching
 
 
@@ -69,8 +66,8 @@ class StageOutput(BaseModel):
         return output
 
 
-class StageRequest(Body):
-    """Body of `POST /v1/stage/run`: speech tokens, or codes of a codec.
+class StageRequest(AudioFields):
+    """Body of `POST /v1/stage/run`: speech tokens, or codes of a codec. The default format is wav.
 
     Attributes:
         codes: list of tokens, or list of frames with a code for each codebook.
@@ -82,8 +79,6 @@ class StageRequest(Body):
         request_id: name of the request, at most 128 visible characters of ASCII. The response has
             the same name in the header `X-Request-Id`.
         voice: name of a voice; None for a codec.
-        response_format: as in a request to speak a text, and so is `sample_rate`.
-        speed: tempo of the speech, 0.5 to 2; only 1 for a codec.
         stream: whether audio is sent in pieces as soon as possible; else as one body with a length.
     """
 
@@ -95,15 +90,7 @@ class StageRequest(Body):
         Annotated[str, matching(r"[!-~]{1,128}", "1 to 128 visible characters of ASCII")] | None
     ) = None
     voice: Words | None = None
-    response_format: Annotated[str, AfterValidator(known_format)] = "wav"
-    sample_rate: int | None = None
-    speed: Speed = 1.0
     stream: bool = False
-
-    @field_validator("sample_rate")
-    @classmethod
-    def _of_the_format(cls, sample_rate: int | None, fields: ValidationInfo) -> int | None:
-        return known_rate(sample_rate, fields)
 
     @model_validator(mode="after")
     def _one_form(self) -> StageRequest:
