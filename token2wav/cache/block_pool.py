@@ -247,7 +247,7 @@ class CommonReserve:
         self._lock = threading.Lock()
 
     def limit(self, chunks: int) -> None:
-        """Sets the largest number of chunks that the caller computes at the same time. Without a
+        """Sets how many chunks the caller computes at the same time. Without a
         limit, all streams may compute a chunk at the same time.
         """
         with self._lock:

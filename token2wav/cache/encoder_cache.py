@@ -65,7 +65,6 @@ class EncoderCache:
         """Returns the context in which the encoder computes a chunk.
 
         Args:
-            start: first token of a block.
             table: block table of the first block of the chunk.
         """
         return EncoderContext(
@@ -87,11 +86,11 @@ class EncoderContext:
     ) -> None:
         self.start, self.past = start, grid.visible_spans(start)
         self._layers = layers
-        # Number of padding tokens in front of the first key that is read. Only the first page of
+        # Padding tokens in front of the first key that is read. Only the first page of
         # a stream begins with padding, and a window of past blocks may no longer include that page.
         first_key = self.past[0][0] if self.past else start
         self._skipped = grid.prompt_padding if first_key == 0 else 0
-        # Number of padding tokens in front of the chunk.
+        # Padding tokens in front of the chunk.
         self._in_front = grid.prompt_padding if start == 0 else 0
         self._stop = sum(stop - first for first, stop in self.past) + self._skipped + tokens
         if layers:

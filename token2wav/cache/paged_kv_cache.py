@@ -37,7 +37,7 @@ class CacheLayout:
     """Layout of the cache of one model.
 
     Attributes:
-        steps: largest number of ODE steps.
+        steps: most ODE steps.
         block_frames: frames of a page, which holds one attention block.
         storage: int8 has one scale per frame and head, and float8 (e4m3) has one scale per page and
             head.
@@ -152,7 +152,7 @@ class PagedKVCache:
     NaN times 0 is NaN.
 
     Attributes:
-        pages: number of pages, without the null page and the scratch page.
+        pages: pages without the null page and the scratch page.
         null: page that is zero and never written.
         scratch: page that is never read.
     """

@@ -32,9 +32,7 @@ class Chunker:
     Attributes:
         next_chunk: chunk that can run now; None while its tokens are missing, and after the last
             chunk.
-        chunks: chunks computed so far.
         spoken: position after the last token with computed frames, in a chunk of any kind.
-        ended: whether no more tokens will arrive.
         done: whether the last chunk was computed, or `stop` was called.
     """
 

@@ -107,8 +107,6 @@ class Estimates(NamedTuple):
 
     Attributes:
         token_seconds: mean time from one token to the next; 0 if the pace is not known yet.
-        seconds_until_next: time until the next token arrives.
-        whole: time of a whole chunk.
         provisional: time of a provisional chunk, which has fewer ODE steps.
         delay_seconds: mean time of the chunks of all streams, which no estimate falls below.
     """
@@ -134,7 +132,6 @@ class StreamFacts(NamedTuple):
         lookahead: look-ahead tokens that a whole chunk needs.
         optional_lookahead: further look-ahead tokens that a chunk takes if they have arrived.
         audio_seconds: seconds of audio of a token.
-        start: position at which the next chunk starts.
         spoken: as in `Chunker`.
         hops: computed chunks that were not provisional.
         lead: seconds of audio that the listener has left.

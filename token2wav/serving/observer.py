@@ -25,7 +25,6 @@ class Observer:
 
         Args:
             waited: for each chunk, the seconds between its readiness and the start of the batch.
-            seconds: compute time of each stage.
         """
 
     def refused(self, error: Token2WavError) -> None:

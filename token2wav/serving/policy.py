@@ -53,7 +53,7 @@ class Schedulable(Protocol):
 
     @property
     def next_tokens(self) -> int:
-        """Number of tokens in the next chunk."""
+        """Tokens of the next chunk."""
 
     @property
     def ode_steps(self) -> int:
@@ -75,7 +75,7 @@ class Policy(Generic[ChunkT]):
     """Policy that forms batches.
 
     Args:
-        most: largest number of chunks in a batch.
+        most: most chunks in a batch.
         equal_block: tokens of a block, for a model whose batches hold only chunks of equal length;
             0 for other models.
     """

@@ -32,7 +32,7 @@ def next_end(pace: Pace, spoken: int, arrived: int, lead: float, block_seconds: 
     A provisional chunk is computed from the start of its block, so a chunk that ends later in the
     block costs more. The first chunks of a block therefore end as early as possible: each chunk
     adds just enough audio for the listener to wait for the chunk after it, and the last one enough
-    to wait for the whole block. The number of chunks is the smallest possible number.
+    to wait for the whole block. So there are as few chunks as possible.
 
     The ends are found from the last chunk back to the next one. For example, audio for 8 tokens is
     left after each chunk, and the whole block can be heard 6 tokens after position 19. Then chunks

@@ -33,7 +33,7 @@ from token2wav.serving.policy import Policy, has_time
 from token2wav.serving.turn import Answer, Delivery, ResultT, Turn, hang_seconds
 from token2wav.serving.utterance import PendingMessage, Reply, Status, Utterance
 
-# Largest number of messages of one utterance that wait. The server keeps the memory of each waiting
+# Most messages of one utterance that wait. The server keeps the memory of each waiting
 # message allocated until its reply is finished.
 MAX_WAITING_MESSAGES = 64
 # Total time of openings in a row by which they may always delay a chunk that has waited longer.
@@ -76,9 +76,8 @@ class Scheduler:
 
     Attributes:
         utterances: open utterances, in the order of their admission.
-        admitted: number of utterances that were ever admitted.
-        turns: turns that are not over.
-        threads: number of all workers.
+        admitted: utterances that were ever admitted.
+        threads: all workers, senders included.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class Scheduler:
         """Adds tokens (n, *token_shape) to an utterance, and returns the replies that the caller
         must finish now.
 
-        If the largest number of messages waits, the newest waiting message is merged with this one:
+        If so many messages wait already, the newest waiting message is merged with this one:
         its reply is finished at once, and `reply` takes its place. A client that sends single
         tokens faster than the server computes them therefore loses nothing.
 
@@ -219,12 +218,7 @@ class Scheduler:
         seconds: float,
         now: float,
     ) -> list[Delivery[ResultT]]:
-        """Records the computation of a turn, and returns the results to send.
-
-        Args:
-            seconds: time of the computation.
-            now: time at which the results are sent.
-        """
+        """Records the computation of a turn, and returns the results to send."""
         self._computing.discard(turn)
         if turn.opens:
             self._opening_debt += seconds
@@ -380,6 +374,8 @@ class Scheduler:
         alone and first.
         """
         ready = [utterance for utterance in self.utterances if utterance.status is Status.READY]
+        if not ready:
+            return []
         ready = [utterance for utterance in ready if utterance.canary] or ready
         waiting = (
             utterance.admitted if (ends := utterance.playback.plays_until) is None else ends

@@ -28,16 +28,14 @@ def hang_seconds(tokens: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """Turn of a worker: one utterance to open, or the next chunks of several, computed as one
-    batch.
+    """Turn of a worker: one utterance to open, or a batch of the next chunks of several.
 
     Attributes:
         opens: whether the worker opens the utterance in the stages, instead of computing chunks.
         tokens: tokens of the chunks; 0 for an opening, and for provisional chunks. Provisional
             chunks may have fewer ODE steps, so their time predicts no other chunks.
         waited: seconds between the readiness of each chunk and the start of the turn.
-        started: time at which the turn was decided.
-        hangs_after: time after which the turn counts as hung.
+        hangs_after: time, on the clock of `started`, after which the turn counts as hung.
     """
 
     worker: int
@@ -58,7 +56,6 @@ class Computed(NamedTuple):
     Attributes:
         results: audio to send, None, or an error, for each utterance. An opening without an error
             yields None.
-        seconds: time of the computation.
         stages: compute time of each stage; empty for an opening, and if the backend failed.
     """
 

@@ -148,13 +148,13 @@ class Utterance:
         stream_options = StreamOptions(options.steps or steps[0], noise)
         config.check_speed(options.speed)
         speed = exact_speed(options.speed)
-        chunker = Chunker(voice.prompt_tokens, config, schedule, playback, load, options.speed)
         limits = EndLimits.of(stream, options.end_after_repeats, options.end_after_silence_s)
         output = AudioOutput(
             config, options.audio_format, stream.trim_silence_ms, limits.silence_s, speed
         )
         delays = None if options.delays is None else DelayPattern(options.delays, config)
         tempo = None if speed == 1 else Tempo(speed)
+        chunker = Chunker(voice.prompt_tokens, config, schedule, playback, load, options.speed)
         return cls(voice, stream_options, chunker, playback, output, delays, tempo, limits)
 
     def __post_init__(self) -> None:

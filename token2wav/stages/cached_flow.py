@@ -89,7 +89,6 @@ class _FlowStream:
     Attributes:
         grid: block grid, in tokens.
         prefix: None after the stream has released its pages.
-        next_token: position of the first token of the next chunk.
         tokens: tokens of finished chunks, for a stream that must continue without the cache.
         recomputing: handle in `RecomputeFlow`; None while the stream uses the cache.
         busy: whether a thread is computing a chunk of the stream.

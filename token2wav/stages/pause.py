@@ -36,11 +36,7 @@ _LEAST_LEVEL, _LEVELS = 0.25, 0.5  # levels of the signal are 0.25 to 0.75, far 
 
 @dataclass(frozen=True)
 class Pause:
-    """Time of a batch, in milliseconds: `batch_ms`, and `token_ms` for each token of its chunks.
-
-    Attributes:
-        sleep: waits for some seconds.
-    """
+    """Time of a batch, in milliseconds: `batch_ms`, and `token_ms` for each token of its chunks."""
 
     batch_ms: float
     token_ms: float
@@ -83,8 +79,6 @@ class _Signal:
     """Audio of a stream.
 
     Attributes:
-        frames: frames that have arrived.
-        sent: samples that were sent.
         withheld: samples that follow them.
     """
 

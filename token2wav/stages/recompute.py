@@ -36,7 +36,7 @@ from token2wav.voice import Voice
 class _History:
     """History of one stream: its tokens so far."""
 
-    steps: int  # number of ODE steps
+    steps: int
     voice: Voice
     tokens: NDArray[np.int32]  # begins with the tokens of the prompt
 

@@ -97,7 +97,6 @@ class CacheUsage:
     """Use of a stage's cache, in pages.
 
     Attributes:
-        shared: pages that hold prompts.
         idle: prompt pages that no stream references, and that can be evicted.
     """
 
@@ -138,7 +137,7 @@ class Stage(Protocol):
         """Releases an utterance; a handle that is not open is ignored."""
 
     def limit_chunks(self, most: int) -> None:
-        """Sets the largest number of chunks that the caller computes at the same time, in all calls
+        """Sets how many chunks the caller computes at the same time, in all calls
         of `advance` together. A cache may keep less memory for so many chunks.
         """
 

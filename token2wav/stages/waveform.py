@@ -134,7 +134,6 @@ class PieceInput:
     """Piece of a chunk of one stream.
 
     Attributes:
-        start: position of the first frame in the stream.
         frames: (channels, n) new frames.
         shape: shape of a batch that holds only this piece.
         provisional: whether the states after the piece are dropped.

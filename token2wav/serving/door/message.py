@@ -121,8 +121,6 @@ class Message:
     Attributes:
         sequence_id: id that all messages of the utterance share. A message with an empty id (0 or
             "") is a whole utterance.
-        start: whether the utterance starts with this message.
-        end: whether the utterance ends with this message.
         parameters: parameters of the message, not checked yet.
         tokens: tokens, not checked yet; empty if the message has no tokens.
         voice_inputs: arrays that describe a voice, by name, as far as the message has them.
@@ -156,7 +154,7 @@ class Message:
 
         Args:
             name: name of the voice in the options; empty if there is none.
-            config: configuration of the model, which limits the shapes of the voice.
+            config: limits the shapes of the voice.
 
         Raises:
             InputError: the name or the id is unknown; the message gives the voice in more than one

@@ -30,7 +30,7 @@ class VoiceRegistry:
     affected, because each stream has its own reference to its voice.
 
     Args:
-        most_voices: largest number of voices without a name.
+        most_voices: most voices without a name.
     """
 
     def __init__(self, most_voices: int) -> None:
