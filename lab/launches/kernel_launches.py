@@ -190,6 +190,8 @@ class _Kernel:
         """Returns the size of the matrix product that the kernel computes; None for none."""
         arguments = self.arguments
         if self.name in ("_gelu_product", "_project_heads"):
+            if arguments["weight"] is None:  # a library has multiplied
+                return None
             outputs, inputs = arguments["weight"].shape
             return ProductSize(arguments["rows"], outputs, inputs, arguments["weight"].dtype)
         if self.name == "_causal_convolution":

@@ -72,6 +72,61 @@ def _exact_float8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_convert_float", rounded)
 
 
+@pytest.fixture(autouse=True)
+def _fused_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Does not round a product in the interpreter before a sum, if it is the first operand or the
+    other one is no product, as the compiler of a GPU fuses both operations into one.
+
+    From `a * b - c * d` a GPU rounds only the second product. Of equal products of large numbers
+    the difference is then not 0.
+    """
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    multiply = InterpreterBuilder.create_fmul
+
+    def multiplied(builder: Any, a: Any, b: Any) -> Any:
+        product = multiply(builder, a, b)
+        if product.dtype == tl.float32:
+            product.attr["exact"] = np.multiply(a.data, b.data, dtype=np.float64)
+        return product
+
+    def kept(change: Any) -> Any:
+        """Lets a change of the shape keep the exact product."""
+
+        def changed(builder: Any, value: Any, *shape: Any) -> Any:
+            result = change(builder, value, *shape)
+            if (exact := value.attr.get("exact")) is not None:
+                result.attr["exact"] = change(builder, TensorHandle(exact, tl.float64), *shape).data
+            return result
+
+        return changed
+
+    def fused(combine: Any) -> Any:
+        def combined(builder: Any, a: Any, b: Any) -> Any:
+            left, right = (value.attr.get("exact") for value in (a, b))
+            if left is not None:
+                result = combine(left, b.data)
+            elif right is not None:
+                result = combine(a.data, right)
+            else:
+                return builder.binary_op(a, b, combine)
+            return TensorHandle(result.astype(np.float32), tl.float32)
+
+        return combined
+
+    for name, replacement in {
+        "create_fmul": multiplied,
+        "create_fadd": fused(np.add),
+        "create_fsub": fused(np.subtract),
+        **{
+            name: kept(getattr(InterpreterBuilder, name))
+            for name in ("create_expand_dims", "create_broadcast")
+        },
+    }.items():
+        monkeypatch.setattr(InterpreterBuilder, name, replacement)
+
+
 @pytest.fixture
 def nan_in_new_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fills new signals with NaN."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+import triton.language as tl
 
 from testkit.tiles import tiles_of, use_tile
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.execution.block_table import HEADER, Block, frame_positions
+from token2wav.kernels import products
 from token2wav.kernels.norms import NormVectors, gated_norm, modulated_norm
 from token2wav.kernels.position_convolution import PositionConvolution
 from token2wav.kernels.products import project_heads
@@ -123,6 +125,16 @@ def test_projected_keys_and_values_in_pages(
     storage: Storage, heads: int, bias: bool, norms: bool
 ) -> None:
     check_heads(storage, heads, torch.float32, bias=bias, norms=norms)
+
+
+@pytest.mark.parametrize("storage", ["float16", "int8", "float8"])
+@pytest.mark.parametrize(("heads", "bias", "norms"), [(3, True, False), (4, False, True)])
+def test_products_of_a_library_in_pages(
+    storage: Storage, heads: int, bias: bool, norms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "library_rows", 2 * ROWS * BLOCK)
+    monkeypatch.delattr(tl, "dot")  # the kernel multiplies nothing
+    check_heads(storage, heads, torch.float16, bias=bias, norms=norms)
 
 
 def check_heads(

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from testkit.tiles import tiles_of, use_tile
+from token2wav.kernels import products
 from token2wav.kernels.norms import NormVectors, added_norm
 from token2wav.kernels.products import gelu_product
 from token2wav.kernels.tiles import Product, Tile
@@ -58,6 +59,15 @@ def test_product_with_gelu(
         output, expected, atol=CLOSE[dtype], rtol=CLOSE[dtype], equal_nan=True
     )
     assert output.isnan().sum() == 150, "other rows"
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="GELU with tanh by cuBLAS needs a GPU")
+def test_product_with_gelu_by_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "library_rows", 1)
+    layer = torch.nn.Linear(72, 152, device=DEVICE).half().requires_grad_(False)
+    x = 9 * random(3, 48, 72, dtype=torch.float16)
+    output, expected = gelu_product(x, layer, tanh=True), F.gelu(layer(x), approximate="tanh")
+    torch.testing.assert_close(output, expected, atol=5e-3, rtol=5e-3)
 
 
 @pytest.mark.parametrize("dtype", CLOSE)

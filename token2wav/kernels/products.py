@@ -1,5 +1,5 @@
-"""Linear layers in one launch with the operations on their results: GELU, or norms of heads, the
-rotation, and the storing of keys and values.
+"""Linear layers with the operations on their results: GELU, or norms of heads, the rotation, and
+the storing of keys and values. Both take one launch, or with many rows a product of cuBLAS.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -28,6 +29,12 @@ from token2wav.kernels.tiles import ProductSize
 
 # Tile of blocks whose pages have one scale: as many rows as a block, and these outputs and inputs.
 _OF_BLOCK = tiles.Tile(rows=0, outputs=64, inputs=32, warps=4, stages=3)
+# Tile of results of cuBLAS, which are only normalized, rotated and stored.
+_STORED = tiles.Tile(rows=16, outputs=128, inputs=16, warps=4, stages=1)
+# Rows of a float16 product from which cuBLAS multiplies: with 6,400 rows it reached 641 TFLOP/s on
+# an H200, and these kernels 373 and 402. No GPU has measured it inside a layer yet, so a benchmark
+# may set a larger number here.
+library_rows = 800
 
 
 @triton.jit
@@ -106,8 +113,13 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
     assert x.is_contiguous()
     assert layer.weight.is_contiguous()
     outputs, inputs = layer.weight.shape
-    out = x.new_empty(*x.shape[:-1], outputs)
     rows = x.numel() // inputs
+    if tanh and x.is_cuda and x.dtype == torch.float16 and rows >= library_rows:
+        # cuBLAS applies GELU with tanh to its sums in float32. On a CPU this function has no tanh.
+        flat = x.flatten(0, -2)
+        out = torch._addmm_activation(layer.bias, flat, layer.weight.T, use_gelu=True)
+        return out.unflatten(0, x.shape[:-1])
+    out = x.new_empty(*x.shape[:-1], outputs)
     size = ProductSize(rows, outputs, inputs, x.dtype)
     tile = tiles.choose("gelu" if tanh else "gelu_exact", size, x.device)
     _gelu_product[triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs)](
@@ -149,7 +161,7 @@ def _normed_heads(
 @triton.jit(do_not_specialize=(*OF_A_BATCH, "rows"))
 def _project_heads(
     x,  # (branches * blocks * BLOCK_FRAMES, INPUTS)
-    weight,  # (3 * HEADS * DIM, INPUTS) of queries, keys and values
+    weight,  # (3 * HEADS * DIM, INPUTS) of queries, keys and values; None if x is `MULTIPLIED`
     bias,
     query_shift,  # (DIM,) of the norm of a head, or None for no norm
     query_scale,
@@ -176,24 +188,29 @@ def _project_heads(
     HEADS_OF_TILE: tl.constexpr,  # a power of 2 that divides HEADS
     INPUTS_OF_TILE: tl.constexpr,
     BY_BLOCK: tl.constexpr,  # whether the rows of a tile are those of a block
+    MULTIPLIED: tl.constexpr,  # whether x is the product already, (rows, 3 * HEADS * DIM)
 ):
     at = tl.arange(0, ROWS_OF_TILE)
     row = tl.program_id(0) * (BLOCK_FRAMES if BY_BLOCK else ROWS_OF_TILE) + at
     first_head = tl.program_id(1) * HEADS_OF_TILE  # of queries, then of keys, then of values
     output = tl.arange(0, HEADS_OF_TILE * DIM)
-    result = _multiply(
-        x,
-        weight,
-        bias,
-        row,
-        first_head * DIM + output,
-        rows,
-        INPUTS,
-        3 * HEADS * DIM,
-        ROWS_OF_TILE,
-        HEADS_OF_TILE * DIM,
-        INPUTS_OF_TILE,
-    ).to(queries.dtype.element_ty)
+    if MULTIPLIED:
+        at_x = row.to(tl.int64)[:, None] * (3 * HEADS * DIM) + first_head * DIM + output[None, :]
+        result = tl.load(x + at_x, mask=(row < rows)[:, None], other=0.0)
+    else:
+        result = _multiply(
+            x,
+            weight,
+            bias,
+            row,
+            first_head * DIM + output,
+            rows,
+            INPUTS,
+            3 * HEADS * DIM,
+            ROWS_OF_TILE,
+            HEADS_OF_TILE * DIM,
+            INPUTS_OF_TILE,
+        ).to(queries.dtype.element_ty)
     if query_shift is not None and first_head < 2 * HEADS:
         column, of_query = tl.arange(0, DIM), first_head < HEADS
         result = _normed_heads(
@@ -290,6 +307,7 @@ def project_heads(
     Returns:
         (branches * blocks, block_frames, heads * dim_head) queries, not rotated.
     """
+    weight: torch.Tensor | None
     weight, bias = projections
     query_norm, key_norm = norms or (None, None)
     assert norms is None or norms[0].epsilon == norms[1].epsilon
@@ -302,8 +320,13 @@ def project_heads(
     size = ProductSize(rows, 3 * heads * dim_head, inputs, x.dtype)
     # Scales of whole pages need all frames of a block in one tile.
     by_block = view.scales is not None and view.scales.shape[3] == 1
+    multiplied = x.dtype == torch.float16 and rows >= library_rows
+    if multiplied:
+        x, weight, bias = F.linear(x, weight, bias), None, None
     if by_block:
         step, tile = block_frames, replace(_OF_BLOCK, rows=triton.next_power_of_2(block_frames))
+    elif multiplied:
+        step, tile = _STORED.rows, _STORED
     else:
         tile = tiles.choose("heads", size, x.device)
         step = tile.rows
@@ -330,6 +353,7 @@ def project_heads(
         HEADS_OF_TILE=heads_of_tile,
         INPUTS_OF_TILE=tile.inputs,
         BY_BLOCK=by_block,
+        MULTIPLIED=multiplied,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **sizes_of(view),
