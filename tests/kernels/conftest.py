@@ -72,8 +72,8 @@ def _exact_float8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_convert_float", rounded)
 
 
-@pytest.fixture(autouse=True)
-def _fused_products(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def fused_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Does not round a product in the interpreter before a sum, if it is the first operand or the
     other one is no product, as the compiler of a GPU fuses both operations into one.
 

@@ -20,6 +20,7 @@ from token2wav.networks import dit
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # where there is one, among the tests that it must pass
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
+pytestmark += [pytest.mark.usefixtures("fused_products")]
 # Of values around 1: sums in another order, and on a GPU products of three parts, which no GPU has
 # been asked yet.
 EXACT = 2e-6 if DEVICE.type == "cpu" else 1e-5

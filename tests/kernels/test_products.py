@@ -15,6 +15,7 @@ from token2wav.kernels.tiles import Product, Tile
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # on a GPU, the tests belong to the tests that the GPU must pass
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
+pytestmark += [pytest.mark.usefixtures("fused_products")]
 PRODUCTS: dict[str, Product] = {"tanh": "gelu", "none": "gelu_exact"}
 # Sums run in another order, and GELU is computed before the result is rounded to float16.
 CLOSE = {torch.float32: 1e-5, torch.float16: 5e-3}
