@@ -8,7 +8,7 @@
     .venv/bin/python -m benchmarks.cost throughput --families CosyVoice3
 
 Each command prints a line for each measurement, and writes JSON into benchmarks/results.
-`benchmarks.family_table` reads the throughput.
+`scripts.family_table` reads the throughput.
 """
 
 from __future__ import annotations

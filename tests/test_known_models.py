@@ -12,7 +12,7 @@ from importlib import import_module
 import pytest
 
 import token2wav.families
-from benchmarks.family_table import configs
+from scripts.family_table import configs
 from tests.test_commands import run_without
 from token2wav.commands import main
 from token2wav.known_models import KnownModel, known_models

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.family_table import configs
 from examples.demo_voice.recogniser import Signal
+from scripts.family_table import configs
 from token2wav import Token2Wav, UtteranceOptions, Voice
 from token2wav.config.model_config import ModelConfig
 from token2wav.serving.end_limits import audible, window_samples

@@ -5,7 +5,7 @@ README and `docs/models.md` name them, because their streams differ from `synthe
 
 from __future__ import annotations
 
-from benchmarks.family_table import configs
+from scripts.family_table import configs
 from token2wav import StreamConfig
 
 

@@ -1,10 +1,10 @@
-"""The table of `docs/models.md` is the one that `benchmarks.family_table` makes."""
+"""The table of `docs/models.md` is the one that `scripts.family_table` makes."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.family_table import configs, row
+from scripts.family_table import configs, row
 from tests.docs.markdown import ROOT
 
 PAGE = (ROOT / "docs/models.md").read_text(encoding="utf-8")

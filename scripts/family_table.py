@@ -1,6 +1,6 @@
 """The table of `docs/models.md`: families at their published sizes.
 
-    .venv/bin/python -m benchmarks.family_table
+    .venv/bin/python -m scripts.family_table
 
 It has pace, waiting, memory and throughput. It is computed from the configurations, and from the
 states that the networks declare; one column is measured, from `codec_peers.json` and
