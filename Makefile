@@ -125,6 +125,6 @@ dist: ## build wheel and sdist into dist/, and test every extra of the wheel in 
 	@scripts/dist.sh
 
 clean: ## remove all generated files: .venv, out/, caches
-	rm -rf .venv out build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis ./*.egg-info \
+	rm -rf .venv .venv-tensorrt out build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis ./*.egg-info \
 		server/token2wav_server/front/native/*/
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
