@@ -49,7 +49,7 @@ from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.networks.weights import SkipInit, fill
 from token2wav.published.checkpoint_files import weights_file
-from token2wav.published.registry import family_module, read_config
+from token2wav.published.registry import family_of, read_config
 from token2wav.published.sizes import ScheduleConfig
 from token2wav.stages.cached_flow import (
     CachedFlow,
@@ -133,7 +133,7 @@ def exportable(folder: Path) -> Exportable:
 
 def family_for(config: ModelConfig) -> Family:
     """Returns the family of a model, which the type of its configuration determines."""
-    family: Family = family_module(config).FAMILY
+    family: Family = family_of(config)
     return family
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from examples.demo_voice.speech import MEL_PER_TOKEN
-from token2wav.families.nanocodec.config import QuantizerConfig
+from token2wav.families.nanocodec.config import NanoCodecSizes
 from token2wav.families.nanocodec.network import GroupedCodes
 from token2wav_voice.features import PROMPT_BANDS
 
@@ -74,7 +74,7 @@ class Encoder(nn.Module):
     shift: torch.Tensor
     middle: torch.Tensor
 
-    def __init__(self, config: QuantizerConfig) -> None:
+    def __init__(self, config: NanoCodecSizes) -> None:
         super().__init__()
         levels = torch.tensor(config.num_levels_per_group * config.num_groups)[:, None].float()
         self._shape = (config.num_groups, len(config.num_levels_per_group))
@@ -118,7 +118,7 @@ class Autoencoder(nn.Module):
         config: groups and levels of the codes.
     """
 
-    def __init__(self, config: QuantizerConfig) -> None:
+    def __init__(self, config: NanoCodecSizes) -> None:
         super().__init__()
         self.encoder = Encoder(config)
         values = config.num_groups * len(config.num_levels_per_group)

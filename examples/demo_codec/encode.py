@@ -41,7 +41,7 @@ class CodecEncoder:
     """Encoder of the demo codec, read from its model folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._encoder = Encoder(read(folder).sizes.quantizer)
+        self._encoder = Encoder(read(folder).sizes)
         weights = load_file(folder / ENCODER_FILE)
         self._encoder.load_state_dict({name: value.float() for name, value in weights.items()})
 

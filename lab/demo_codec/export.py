@@ -17,7 +17,7 @@ from examples.demo_codec.codes import ENCODER_FILE
 from lab.demo_codec.training import DecoderTraining, EncoderTraining
 from lab.demo_voice.training import averaged_weights
 from token2wav import Token2Wav
-from token2wav.families.nanocodec.archive import CONFIG
+from token2wav.published.nemo_archive import CONFIG
 
 TEMPLATE = Path(__file__).with_name("template")
 _DECODER_FILE, _PROVENANCE = "model.safetensors", "training.json"

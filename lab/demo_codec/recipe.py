@@ -22,7 +22,7 @@ from lab.demo_voice.folder import CORPUS, TRAINING
 from lab.demo_voice.loss_plot import plot_losses
 from lab.demo_voice.recipe import positive_minutes
 from lab.demo_voice.training import averaged_weights, train, trained_steps
-from token2wav.families.nanocodec.config import QuantizerConfig, read
+from token2wav.families.nanocodec.config import NanoCodecSizes, read
 
 _SENTENCES, _ENCODER_STEPS = 2400, 2000
 _SMALL_SENTENCES, _SMALL_STEPS = 8, 20
@@ -55,7 +55,7 @@ def main() -> None:
     recordings = corpus.read(options.data / CORPUS)
     config, folder = read(TEMPLATE), options.data / TRAINING / _FOLDER
     encoder = _trained_encoder(
-        config.sizes.quantizer,
+        config.sizes,
         recordings,
         folder,
         _SMALL_STEPS if minutes is None else _ENCODER_STEPS,
@@ -76,7 +76,7 @@ def _budget(text: str) -> float | None:
 
 
 def _trained_encoder(
-    config: QuantizerConfig, recordings: corpus.Utterances, folder: Path, steps: int
+    config: NanoCodecSizes, recordings: corpus.Utterances, folder: Path, steps: int
 ) -> Encoder:
     """Trains the encoder, unless the folder has one that was trained long enough.
 

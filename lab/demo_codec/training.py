@@ -11,8 +11,9 @@ from lab.demo_voice.corpus import Utterances
 from lab.demo_voice.spectral_losses import SpectralLosses
 from lab.demo_voice.tokenizer_training import audible, distance
 from lab.demo_voice.training import Training
-from token2wav.families.nanocodec.config import NanoCodecConfig, QuantizerConfig
+from token2wav.families.nanocodec.config import NanoCodecSizes
 from token2wav.families.nanocodec.network import HalfSnake, NanoCodec
+from token2wav.published.codec_config import CodecConfig
 from token2wav_voice.features import PROMPT_BANDS
 
 
@@ -31,7 +32,7 @@ class EncoderTraining(Training):
     _BATCH, _LENGTH = 16, 60  # crops of a batch, and frames of codes of a crop
     _PITCH_WEIGHT = 0.3
 
-    def __init__(self, config: QuantizerConfig, corpus: Utterances) -> None:
+    def __init__(self, config: NanoCodecSizes, corpus: Utterances) -> None:
         torch.manual_seed(0)
         self._mel, self._f0 = torch.from_numpy(corpus.mel), torch.from_numpy(corpus.f0)
         self.network = Autoencoder(config)
@@ -66,12 +67,12 @@ class DecoderTraining(Training):
     _FRAMES = 20  # frames of codes of a crop that are compared
     _LEAD_FRAMES = 6  # frames before them, for layers that read to the left
 
-    def __init__(self, config: NanoCodecConfig, corpus: Utterances, encoder: Encoder) -> None:
+    def __init__(self, config: CodecConfig, corpus: Utterances, encoder: Encoder) -> None:
         torch.manual_seed(0)
         self._audio = torch.from_numpy(corpus.audio)
         self._codes = encode_corpus(encoder, corpus)
         self._compare = SpectralLosses(RATE_HZ)
-        self.network = trainable(NanoCodec(config.sizes.decoder, config.sizes.quantizer))
+        self.network = trainable(NanoCodec(config.sizes))
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
         whole = self._LEAD_FRAMES + self._FRAMES

@@ -40,11 +40,11 @@ from testkit.models.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from testkit.models.voxcpm_model import VOXCPM2
 from token2wav.config.values import from_mapping, known_fields
 from token2wav.families.causal_dac.config import CausalDacSizes
-from token2wav.families.dac.config import DacSizes
-from token2wav.families.dac.family import Dac
 from token2wav.families.snac.config import SnacSizes
 from token2wav.families.snac.family import Snac
 from token2wav.layers.streaming import WaveformNetwork
+from token2wav.networks.symmetric_codec import SymmetricCodec
+from token2wav.published.codec_sizes import SymmetricCodecSizes
 from token2wav.published.registry import read_config
 
 VIBEVOICE: dict[str, Any] = {"hidden_size": 64}  # the published sizes are defaults
@@ -127,7 +127,7 @@ def matches() -> list[Match]:
         return Recomputing(decode, codes, 1764)
 
     def dac(published: dict[str, Any], block: int) -> Callable[[torch.Tensor], Contestant]:
-        sizes = from_mapping(DacSizes, published, "")
+        sizes = from_mapping(SymmetricCodecSizes, published, "")
 
         def make(codes: torch.Tensor) -> Contestant:
             model = public_dac.transformers_dac(published)
@@ -136,23 +136,23 @@ def matches() -> list[Match]:
                 codes,
                 sizes.frame_samples,
                 block=block,
-                held=_held(Dac, sizes),
+                held=_held(SymmetricCodec, sizes),
             )
 
         return make
 
     def higgs(codes: torch.Tensor) -> Contestant:
         model = public_dac.transformers_higgs(HIGGS)
-        sizes = DacSizes(downsampling_ratios=HIGGS_RATES, upsampling_ratios=HIGGS_RATES)
+        sizes = SymmetricCodecSizes(downsampling_ratios=HIGGS_RATES, upsampling_ratios=HIGGS_RATES)
         return Recomputing(
             lambda batch: model.decode(batch).audio_values[:, 0],
             codes,
             960,
-            held=_held(Dac, sizes),
+            held=_held(SymmetricCodec, sizes),
         )
 
     def snac(codes: torch.Tensor) -> Contestant:
-        held = _held(Dac, DacSizes(downsampling_ratios=(2, 4, 8, 8)))
+        held = _held(SymmetricCodec, SymmetricCodecSizes(downsampling_ratios=(2, 4, 8, 8)))
         return Recomputing(_public_snac(SNAC_24KHZ), codes, _SNAC_FRAME, _SNAC_CONTEXT, held=held)
 
     def snac_44(codes: torch.Tensor) -> Contestant:
@@ -224,8 +224,8 @@ def matches() -> list[Match]:
     write = {name: codec.write for name, codec in CODECS.items()}
     qwen3 = (16, 2048)
     mimi = (8, 2048)
-    dac_held = _held(Dac, from_mapping(DacSizes, DAC, ""))
-    snac_held = _held(Dac, DacSizes(downsampling_ratios=(2, 4, 8, 8)))
+    dac_held = _held(SymmetricCodec, from_mapping(SymmetricCodecSizes, DAC, ""))
+    snac_held = _held(SymmetricCodec, SymmetricCodecSizes(downsampling_ratios=(2, 4, 8, 8)))
     return [
         Match("Qwen3-TTS", "qwen-tts", QWEN3_TTS, *qwen3, qwen3_tts, write["qwen3_tts"]),
         Match("Qwen3-Omni", "transformers", QWEN3_OMNI, *qwen3, qwen3_omni, write["qwen3_omni"]),

@@ -13,9 +13,9 @@ from token2wav.families.nanocodec.network import NanoCodec
 def test_a_trainable_decoder_computes_the_same() -> None:
     config = read(MODEL)
     torch.manual_seed(0)
-    network = NanoCodec(config.sizes.decoder, config.sizes.quantizer).eval()
+    network = NanoCodec(config.sizes).eval()
     network.freeze()
-    codes = torch.randint(20, (1, config.sizes.quantizer.num_groups, 12)).int()
+    codes = torch.randint(20, (1, config.sizes.num_groups, 12)).int()
     with torch.no_grad():
         expected = network(codes)
         torch.testing.assert_close(trainable(network)(codes), expected, atol=1e-5, rtol=1e-4)

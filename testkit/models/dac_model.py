@@ -13,13 +13,11 @@ from safetensors.torch import save_file
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_dac
-from token2wav.families.dac.family import FAMILY as DAC
-from token2wav.families.higgs.family import FAMILY as HIGGS
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.combine import Residual
 from token2wav.layers.snake import Snake
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
-from token2wav.published.registry import read_config
+from token2wav.published.registry import read_config, unfilled_network
 
 _MODEL_TYPES = {"dac": "dac", "higgs": "higgs_audio_v2_tokenizer"}
 WEIGHT_NORM = (".weight_g", ".weight_v")
@@ -53,9 +51,7 @@ def first_release_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Returns weights of the first release of the Higgs Audio tokenizer, for the `config.json` of a
     folder. The decoder has a weight norm.
     """
-    config: Any = read_config(folder)
-    with torch.device("meta"):
-        network: Any = HIGGS.network(config, "decoder")
+    network = unfilled_network(read_config(folder), "decoder")
     names = ("_codebook.embed", "project_out", "project_in")
     shapes = numbered_shapes(network, ["conv1"], ["snake1", "conv_t1"], WEIGHT_NORM, names)
     renamed = {
@@ -81,9 +77,7 @@ def _write_transformers(folder: Path, sizes: dict[str, Any], family: str) -> Pat
 
 def published_weights(folder: Path, family: str = "dac") -> dict[str, torch.Tensor]:
     """Returns weights under the names of `transformers`, for the `config.json` of a folder."""
-    config: Any = read_config(folder)
-    with torch.device("meta"):
-        network = {"dac": DAC, "higgs": HIGGS}[family].network(config, "decoder")
+    network = unfilled_network(read_config(folder), "decoder")
     names = {
         "dac": ("codebook.weight", "out_proj", "in_proj"),
         "higgs": ("codebook.embed", "project_out", "project_in"),
@@ -123,10 +117,8 @@ def descript_content(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
     metadata = {"kwargs": {**sizes, "quantizer_dropout": 0.5}}
     path = folder / "weights.pth"
     torch.save({"metadata": metadata}, path)
-    config: Any = read_config(folder)
+    network = unfilled_network(read_config(folder), "decoder")
     path.unlink()
-    with torch.device("meta"):
-        network = DAC.network(config, "decoder")
     state = fill_dac(numbered_shapes(network, ["conv1"], ["snake1", "conv_t1"], WEIGHT_NORM))
     return {"state_dict": state, "metadata": metadata}
 

@@ -10,10 +10,8 @@ from safetensors.torch import save_file
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_state
-from token2wav.config.values import from_mapping
-from token2wav.families.mimi.config import MimiSizes
+from token2wav.families.mimi.config import MOSHI, MimiSizes
 from token2wav.families.mimi.family import Mimi
-from token2wav.families.mimi.moshi_config import sizes_of
 from token2wav.layers.codebooks import Codebooks
 from token2wav.layers.streaming import StreamConv, StreamConvTranspose
 from token2wav.layers.window_transformer import TransformerLayer
@@ -35,7 +33,7 @@ _LAYER = {
 def published_weights(golden: FamilyGolden) -> dict[str, torch.Tensor]:
     """Returns the weights under the names that version 0.2.13 of the package saves."""
     with torch.device("meta"):
-        network = Mimi(from_mapping(MimiSizes, sizes_of(golden.sizes), ""))
+        network = Mimi(MOSHI.read(MimiSizes, golden.sizes))
     shapes: dict[str, tuple[int, ...]] = {"encoder.model.0.conv.conv.bias": (3,)}  # not read
     for path, module in network.named_modules():
         if isinstance(module, Codebooks):

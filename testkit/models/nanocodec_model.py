@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_state
-from token2wav.config.values import from_mapping
-from token2wav.families.nanocodec.config import DecoderConfig, QuantizerConfig
+from token2wav.families.nanocodec.config import FORMAT, NanoCodecSizes
 from token2wav.families.nanocodec.network import NanoCodec
 
 _MODULES = "nemo.collections.tts.modules.audio_codec_modules."
@@ -33,12 +32,8 @@ def document(golden: FamilyGolden) -> dict[str, Any]:
 
 def published_weights(golden: FamilyGolden) -> dict[str, torch.Tensor]:
     """Returns the weights under their published names, with weight norm."""
-    sizes = golden.sizes
     with torch.device("meta"):
-        network = NanoCodec(
-            from_mapping(DecoderConfig, sizes["audio_decoder"], ""),
-            from_mapping(QuantizerConfig, sizes["vector_quantizer"], ""),
-        )
+        network = NanoCodec(FORMAT.read(NanoCodecSizes, golden.sizes))
     state: dict[str, torch.Tensor] = {}
     for name, value in network.state_dict().items():
         layer, _, parameter = name.rpartition(".")

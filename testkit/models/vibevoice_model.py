@@ -11,10 +11,13 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_state
 from testkit.models.shards import write_pretrained
 from token2wav.config.values import from_mapping
-from token2wav.families.vibevoice.config import LAYOUTS, VibeVoiceSizes
+from token2wav.families.vibevoice.config import WEIGHT_PREFIXES, VibeVoiceSizes
 from token2wav.families.vibevoice.family import VibeVoiceDecoder
 
 Weights = dict[str, torch.Tensor]
+# Beginning of the names of the decoder, scale of latents, and bias
+MICROSOFT = (WEIGHT_PREFIXES[0], *WEIGHT_PREFIXES[3:5])
+TRANSFORMERS = (WEIGHT_PREFIXES[1], *WEIGHT_PREFIXES[5:7])
 
 
 def tokenizer_weights(golden: FamilyGolden) -> Weights:
@@ -48,12 +51,11 @@ def write_tokenizer(folder: Path, golden: FamilyGolden) -> Path:
 
 def write_transformers(folder: Path, golden: FamilyGolden) -> Path:
     """Writes the folder of a whole model of `transformers`, with latents that are not scaled."""
-    names = LAYOUTS["transformers"]
     weights = {
-        name.replace("decoder.", names.prefix, 1): value
+        name.replace("decoder.", TRANSFORMERS[0], 1): value
         for name, value in tokenizer_weights(golden).items()
     }
-    factors = dict(zip(names.factors, (torch.ones(()), torch.zeros(())), strict=True))
+    factors = dict(zip(TRANSFORMERS[1:], (torch.ones(()), torch.zeros(())), strict=True))
     document = {"model_type": "vibevoice", "audio_config": golden.sizes, "text_config": {}}
     return write_pretrained(folder, document, weights | factors)
 
@@ -68,7 +70,7 @@ def write_microsoft(
         golden: golden set that gives the sizes.
         factors: scale and bias of latents.
     """
-    names, sizes = LAYOUTS["microsoft"], from_mapping(VibeVoiceSizes, golden.sizes, "")
+    sizes = from_mapping(VibeVoiceSizes, golden.sizes, "")
     section = {
         "vae_dim": sizes.hidden_size,
         "encoder_ratios": [1],
@@ -93,13 +95,13 @@ def write_microsoft(
                 if match[2] == "stage."
                 else f"upsample_layers.{stage}.0.convtr{rest}"
             )
-        weights[names.prefix + name] = value
+        weights[MICROSOFT[0] + name] = value
     half = len(weights) // 2
     shards: list[Weights] = [
         {"model.language_model.norm.weight": torch.ones(4)},
         dict(list(weights.items())[:half]),
         dict(list(weights.items())[half:])
-        | dict(zip(names.factors, map(torch.tensor, factors), strict=True)),
+        | dict(zip(MICROSOFT[1:], map(torch.tensor, factors), strict=True)),
     ]
     document = {"model_type": "vibevoice_streaming", "acoustic_tokenizer_config": section}
     return write_pretrained(folder, document, *shards)

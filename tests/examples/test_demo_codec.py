@@ -13,7 +13,7 @@ from examples import demo
 from examples.demo_codec.codes import Encoder, features
 from examples.demo_codec.encode import CodecEncoder
 from token2wav import Token2Wav
-from token2wav.families.nanocodec.config import QuantizerConfig
+from token2wav.families.nanocodec.config import NanoCodecSizes
 from token2wav.families.nanocodec.network import GroupedCodes
 from token2wav_voice import Recording
 from token2wav_voice.features import prompt_mel
@@ -65,7 +65,9 @@ def test_streams_equal_the_whole(codec: Token2Wav, recording: Recording) -> None
 @pytest.mark.parametrize("levels", [(8, 7, 6, 6), (3,), (2, 5)])
 def test_codes_are_those_of_the_rounded_values(levels: tuple[int, ...]) -> None:
     """The decoder's table gives back each value that the encoder rounded."""
-    config = QuantizerConfig(num_groups=2, num_levels_per_group=levels)
+    config = NanoCodecSizes(
+        sample_rate=16000, num_groups=2, num_levels_per_group=levels, input_dim=2 * len(levels)
+    )
     torch.manual_seed(0)
     encoder = Encoder(config)
     torch.nn.init.normal_(encoder.values.weight)

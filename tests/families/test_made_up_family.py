@@ -2,10 +2,12 @@
 and served.
 
 Tone has two stages of its own. Codec has one stage, from codes to audio, and brings a network only.
+Shared has the decoder of DAC, and declares its own sizes and names of weights in one file.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import sysconfig
 import venv
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from testkit.batches import spoken_together
+from testkit.models.dac_model import published_weights
 from testkit.rigs.server_rig import Rig
 from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, InputError, Token2Wav, Voice
@@ -37,8 +40,9 @@ MADE_UP = Path(__file__).with_name("made_up")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Folder with the packages that pip would have installed, for this process only."""
     site = tmp_path_factory.mktemp("site")
-    for name in ("tone", "codec"):
-        (site / f"token2wav_{name}").symlink_to(MADE_UP / f"token2wav_{name}")
+    for name in ("tone", "codec", "shared"):
+        package = f"token2wav_{name}.py" if name == "shared" else f"token2wav_{name}"
+        (site / package).symlink_to(MADE_UP / package)
         (info := site / f"token2wav_{name}-1.dist-info").mkdir()
         (info / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: token2wav-{name}\nVersion: 1\n"
@@ -48,7 +52,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.syspath_prepend(str(site))
         yield site
     for name in [
-        name for name in sys.modules if name.startswith(("token2wav_tone", "token2wav_codec"))
+        name
+        for name in sys.modules
+        if name.startswith(("token2wav_tone", "token2wav_codec", "token2wav_shared"))
     ]:
         del sys.modules[name]
 
@@ -251,3 +257,71 @@ def test_one_stage_is_served(codec_folder: Path, codec: Token2Wav, tmp_path: Pat
             with pytest.raises(ServerError, match="prompt_tokens: given, but this model takes no"):
                 list(client.synthesize([CODES], some_voice))
         rig.wait_until_empty()
+
+
+SHARED_SIZES = {
+    "downsampling_ratios": [2, 3],
+    "decoder_hidden_size": 8,
+    "hidden_size": 6,
+    "codebook_dim": 4,
+}
+
+
+@pytest.fixture
+def shared_folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Folders of one model: in the format of DAC, and in the format of the made-up codec."""
+    dac, shared = tmp_path / "dac", tmp_path / "shared"
+    for folder in (dac, shared):
+        folder.mkdir()
+    sizes = {**SHARED_SIZES, "n_codebooks": 2, "codebook_size": 16, "sampling_rate": 6000}
+    (dac / "config.json").write_text(json.dumps({"model_type": "dac", **sizes}))
+    weights = published_weights(dac)
+    save_file(weights, dac / "model.safetensors")
+    codec = {**SHARED_SIZES, "books": 2, "entries": 16, "activation": "snake", "loss_weight": 0.5}
+    document = {"model_type": "made_up_codec", "rate": 6000, "codec": codec, "dim": 4096}
+    (shared / "config.json").write_text(json.dumps(document))
+    names = {
+        "quantizer.quantizers.": "codec.books.",
+        "codebook.weight": "table",
+        "out_proj.": "outward.",
+        "in_proj.": "inward.",
+        "decoder.": "codec.generator.",
+    }
+    renamed = {}
+    for name, value in weights.items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        renamed[name] = value
+    save_file(renamed, shared / "model.safetensors")
+    return dac, shared
+
+
+def test_a_codec_with_a_shared_decoder_is_one_short_file(
+    shared_folders: tuple[Path, Path],
+) -> None:
+    assert len((MADE_UP / "token2wav_shared.py").read_text().splitlines()) <= 100
+    dac, shared = (Token2Wav.load(folder) for folder in shared_folders)
+    assert off(shared.synthesize(CODES), dac.synthesize(CODES)) <= AUDIO
+    chunks = chunks_of(shared, portions(CODES, [6]))
+    assert len(chunks) > 1
+
+
+def test_its_folders_are_refused_by_the_names_of_its_format(
+    shared_folders: tuple[Path, Path],
+) -> None:
+    path = shared_folders[1] / "config.json"
+    document = json.loads(path.read_text())
+    for key, value, sentence in (
+        ("books", 0, r"codec\.books: 0 is not between 1 and 64"),
+        (
+            "bookz",
+            2,
+            r"codec\.bookz: unknown key; did you mean codec\.books\?",
+        ),
+        ("activation", "elu", r"codec\.activation: 'elu' is not supported; expected 'snake'"),
+        ("decoder_hidden_size", 6, r"codec\.decoder_hidden_size: 6 cannot be halved 2 times"),
+    ):
+        changed = {**document, "codec": {**document["codec"], key: value}}
+        path.write_text(json.dumps(changed))
+        with pytest.raises(ConfigError, match=rf"^{path}: {sentence}"):
+            read_config(path.parent)

@@ -191,23 +191,31 @@ head_dim = 7                         | head_dim: 7 is odd
 frame_rate = 13.0                    | upsampling_ratios give
 num_hidden_layers = 1000000000       | is not between 1 and 256
 sliding_window = 1                   | is not between 2
-rope_parameters = {"rope_type": "yarn"} | rope_type: 'yarn' is not default
+rope_parameters = {"rope_type": "yarn"} | rope_parameters.rope_type: 'yarn' is not supported
 hidden_size = "16"                   | expected int
 upsampling_ratios = []               | empty; at least 1
 model_type = "bert"                  | has the model_type 'bert', expected one of ... mimi
+model_type = "csm"; codec_config = {"model_type": "mimi"}
+    | that of a whole model, 'csm', whose codec is mimi (codec_config); use a folder of the codec
+model_type = "moshi"; audio_encoder_config = {"model_type": "mimi"}
+    | 'moshi', whose codec is mimi (audio_encoder_config); use ... alone, such as mimi
+hidden_sise = 16                     | hidden_sise: unknown key; did you mean hidden_size?
+rope_theta = 5000.0
+    | rope_theta: 5000.0, but rope_parameters.rope_theta is 10000.0; they must be equal
 [mimi_of_moshi: config.json]
 mimi_name = "../x.safetensors"       | mimi_name: '../x.safetensors' is no file of the folder
 mimi_name = "hf://kyutai/moshi/x"    | mimi_name: 'hf://kyutai/moshi/x' is no file of the folder
 mimi_name = 3                        | mimi_name: 3 is no file of the folder
 mimi_config_name = "none.json"       | mimi_config_name: 'none.json' is no file of the folder
 [mimi_of_moshi: mimi_config.json]
-seanet.causal = false                | use_causal_conv: False is not supported
-seanet.true_skip = false             | use_conv_shortcut: True is not supported
-seanet.norm = "weight_norm"          | seanet.norm: ... is not one of none
-seanet.dimension = 1000000000        | seanet.dimension: 1000000000 is not between
+seanet.causal = false                | seanet.causal: False is not supported; expected True
+seanet.true_skip = false             | seanet.true_skip: False is not supported; expected True
+seanet.norm = "weight_norm"          | seanet.norm: 'weight_norm' is not supported; expected
+seanet.dimension = 1000000000; transformer.d_model = 1000000000
+    | seanet.dimension: 1000000000 is not between
 seanet.trim_right_ratio = 0.5        | seanet.trim_right_ratio: 0.5 is not between
 transformer.causal = false           | transformer.causal: False is not supported
-transformer.gating = "silu"          | transformer.gating: ... is not one of none
+transformer.gating = "silu"          | transformer.gating: 'silu' is not supported; expected
 transformer.d_model = 32             | but seanet.dimension is 16; they must be equal
 quantizer.bins = "16"                | quantizer.bins: expected int
 [dac: config.json]
@@ -234,7 +242,7 @@ target_bandwidths = [0.01]           | target_bandwidths: number of codebooks: 0
 target_bandwidths = [1000]           | target_bandwidths: number of codebooks: 3125 is not
 target_bandwidths = [1000000000]     | is not between 0.001 and 1000
 target_bandwidths = 2                | target_bandwidths: expected
-codebook_size = 1                    | codebook_size: 1 is below 2
+codebook_size = 1                    | codebook_size: 1 is not between 2 and
 codebook_dim = 0                     | codebook_dim: 0 is not between 1 and
 sample_rate = 768000                 | frames per second: 25600.0 is not between
 acoustic_model_config = [1]          | acoustic_model_config: expected an object
@@ -250,7 +258,7 @@ codebook_dim = null                  | codebook_dim: missing
 codebook_dim = 1000000000            | codebook_dim: 1000000000 is not between
 bins = [8, 5, 5]                     | bins: expected int
 n_q = 65                             | n_q: 65 is not between 1 and 64
-ratios = []                          | downsampling_ratios: empty
+ratios = []                          | ratios: empty; at least 1 is needed
 ratios = [3, 1000000000]             | ratios ... is not between 1 and 4096
 D = 0                                | D: 0 is not between
 vq_scale = 1000                      | vq_scale: 1000 leaves no channel of 780
@@ -269,7 +277,7 @@ codebook_size = 0                    | is not between 1 and
 noise = "yes"                        | noise: expected
 sampling_rate = 1000000000           | is not between 1 and 768000
 sampling_rate = 1; decoder_rates = [64, 64]; encoder_rates = [64, 64]
-    | tokens per second: ... is not between 0.01 and 1000
+    | frames per second: ... is not between 0.01 and 1000
 [snac_attention: config.json]
 attn_window_size = 10                | attn_window_size: 10 is no multiple of 4, the latents of a
 attn_window_size = 1048576           | attn_window_size: 1048576 is not between 1 and 1024
@@ -289,8 +297,9 @@ mel_bands = 100                      | num_mels is 80 instead of 100
 [nanocodec_unpacked: model_config.yaml]
 audio_decoder._target_ = "nemo.HiFiGANDecoder" | expected CausalHiFiGANDecoder
 vector_quantizer._target_ = 3        | expected GroupFiniteScalarQuantizer
-audio_decoder.input_dim = 7          | vector_quantizer gives 6 values
-audio_decoder.base_channels = 36     | 36 is not a multiple of 8
+audio_decoder.input_dim = 7
+    | audio_decoder.input_dim: 7, but num_groups and num_levels_per_group give 6; they must
+audio_decoder.base_channels = 36     | audio_decoder.base_channels: 36 cannot be halved 3 times
 audio_decoder.up_sample_rates = []   | empty; at least 1
 audio_decoder.activation = "elu"     | is not one of half_snake
 audio_decoder.up_sample_rates = [4, 1000000000] | is not between 1 and 4096
@@ -311,10 +320,11 @@ downsample_rate = 0                  | downsample_rate: 0 is not between 1 and
 sampling_rate = 1000000000           | sampling_rate: 1000000000 is not between
 causal_transformer_context_duration = 0.05 | [0]: a window of 1 positions
 causal_transformer_context_duration = 10000 | a window of 125000 positions; 2 to 65536
-decoder_kwargs = {}                  | decoder_kwargs: expected a list of 1 to 64
+decoder_kwargs = {}                  | decoder_kwargs: expected a list, got dict
+decoder_kwargs = []                  | decoder_kwargs: empty; at least 1 is needed
 decoder_kwargs = [3]                 | decoder_kwargs[0]: expected an object, got int
 decoder_kwargs = [{"module_type": "Flow"}] | 'Flow' is neither Transformer nor Patched
-quantizer_kwargs = [1]               | quantizer_kwargs: expected an object, got list
+quantizer_kwargs = [1]               | quantizer_kwargs: expected a mapping, got list
 quantizer_kwargs.codebook_size = 0   | quantizer_kwargs.codebook_size: 0 is not between
 quantizer_kwargs.num_quantizers = 65 | num_quantizers: 65 is not between 1 and 64
 quantizer_kwargs.output_dim = 9      | input_dimension: 8, but the part before it has 9
@@ -342,19 +352,21 @@ codec_post_n_layer = 1000000         | codec_post_n_layer: 1000000 is not betwee
 causal = false                       | causal: False is not supported; expected True
 layernorm = "LN"                     | layernorm: 'LN' is not supported
 encoder_depths = "3-x"               | '3-x' is no list of numbers such as 3-3-8
-encoder_depths = "3-3"               | depths: 2 stages, but downsampling_ratios have 3
-decoder_ratios = [0, 1, 1]           | downsampling_ratios[2]: 0 is not between
-vae_dim = "64"                       | hidden_size: expected int
+encoder_depths = "3-3"
+    | config.encoder_depths: 2 items, but downsampling_ratios has 3; 4 are needed
+decoder_ratios = [0, 1, 1]           | decoder_ratios[2]: 0 is not between
+vae_dim = "64"                       | vae_dim: expected int
 channels = 2                         | channels: 2 is not between 1 and 1
 decoder_n_filters = 32768            | more than 65536 channels after 3 doublings
-layernorm_eps = 0                    | rms_norm_eps: 0.0 is not between
+layernorm_eps = 0                    | layernorm_eps: 0.0 is not between
 [vibevoice_of_transformers: config.json]
 audio_config = -                     | this folder has no acoustic decoder
 audio_config = []                    | audio_config: expected an object
 [voxcpm_safetensors: config.json: audio_vae_config]
-out_sample_rate = 24000              | out_sample_rate: 24000 is not supported; expected
-decoder_rates = [8, 6, 5]            | out_sample_rate: ... is not supported; expected
-sample_rate = 24000                  | out_sample_rate: ... is not supported; expected
+out_sample_rate = 24000
+    | out_sample_rate: 24000, but sample_rate, encoder_rates and decoder_rates give 1200;
+decoder_rates = [8, 6, 5]            | out_sample_rate: ... and decoder_rates give 24000
+sample_rate = 24000                  | out_sample_rate: ... and decoder_rates give
 decoder_rates = []                   | decoder_rates: empty
 encoder_rates = []                   | encoder_rates: empty
 decoder_rates = [2, 1000000000]      | is not between 1 and 4096
@@ -416,14 +428,14 @@ token2wav_config = null              | token2wav_config: missing
 token2wav_config = []                | token2wav_config: expected an object, got list
 [ear_tts: config.json: model.speech_generation.model.codec_config]
 rates = -                            | rates: missing
-rates = [3]                          | channel_mult: 2 factors, but rates have 1
+rates = [3]                          | channel_mult: 2 items, but rates has 1; 1 are needed
 wav_to_token_ratio = 25              | wav_to_token_ratio: 25, but rates and hop_length give 24
-hop_length = 16; wav_to_token_ratio = 96 | hop_length: 16 with n_fft 16
+hop_length = 16; wav_to_token_ratio = 96 | hop_length: 16 is not below n_fft, 16
 groups = 4                           | groups: 4 does not divide 6 channels
 num_quantizers = 65                  | num_quantizers: 65 is not between 1 and 64
 base_hidden_size = 65536             | more than 65536
 [ear_tts: config.json]
-model.speech_generation = -          | codec_config: expected an object; ... has no codec
+model.speech_generation = -          | codec_config: expected an object; ... has no decoder
 [pocket_tts: config.json]
 latent_dim = 0                       | latent_dim: 0 is not between
 latent_stride = 1000000000           | latent_stride: 1000000000 is not between
@@ -524,9 +536,9 @@ decoder.surplus.weight = ones 3 | 1 unexpected: surplus.weight
 token2wav.code2wav_dit_model.input_embed.proj.weight = ones 3 3
     | wrongly shaped: ... input_embed.proj.weight
 [ear_tts: model.safetensors]
-tts_model.audio_codec.prvq.mus_list.4 = - | prvq.mus_list.4 is missing
-tts_model.audio_codec.prvq.mus_list.5 = ones 16 6 | more codebooks, or other shapes
-tts_model.audio_codec.prvq.mus_list.1 = ones 15 6 | more codebooks, or other shapes
+tts_model.audio_codec.prvq.mus_list.4 = - | 4 codebooks of codebooks, expected 5
+tts_model.audio_codec.prvq.mus_list.5 = ones 16 6 | 6 codebooks of codebooks, expected 5
+tts_model.audio_codec.prvq.mus_list.1 = ones 15 6 | entries has different shapes in the codebooks
 tts_model.audio_codec.decoder.layers.0.weight = - | 1 missing: layers.0.weight
 tts_model.audio_codec.decoder.surplus = ones 3 | 1 unexpected: surplus
 [chatterbox: s3gen.safetensors]
@@ -698,8 +710,8 @@ EDITS: dict[str, list[tuple[Edit, str]]] = {
             "weights.pth: metadata.kwargs.sample_rate: expected int",
         ),
         (set_values("weights.pth", {"metadata": Path("/")}), "nothing was executed"),
-        (set_values("weights.pth", {"metadata": ABSENT}), "metadata.kwargs: expected a mapping"),
-        (set_values("weights.pth", {"metadata.kwargs": 3}), "metadata.kwargs: expected a mapping"),
+        (set_values("weights.pth", {"metadata": ABSENT}), "metadata.kwargs: expected an object"),
+        (set_values("weights.pth", {"metadata.kwargs": 3}), "metadata.kwargs: expected an object"),
         (set_values("weights.pth", {"state_dict": [1]}), "no weight is named quantizer"),
         (set_values("weights.pth", {"state_dict": {}}), "no weight is named quantizer"),
         (set_values("weights.pth", {"state_dict": {"decoder.x": 1}}), "is a int, not a tensor"),
@@ -733,7 +745,7 @@ EDITS: dict[str, list[tuple[Edit, str]]] = {
         (member(tarfile.LNKTYPE), "not a regular file"),
         (member(tarfile.FIFOTYPE), "not a regular file"),
         (member(tarfile.REGTYPE, 5 << 30), "at most 1048576 are allowed"),
-        (content("other.nemo", b""), "2 archives, expected one: codec.nemo, other.nemo"),
+        (content("other.nemo", b""), "2 files of weights, expected one: codec.nemo, other.nemo"),
     ],
     "voxcpm": [
         (set_values("audiovae.pth", {"state_dict": [1]}), "no weight is named decoder.*"),
@@ -753,7 +765,7 @@ EDITS: dict[str, list[tuple[Edit, str]]] = {
                     "architecture": "voxcpm",
                 },
             ),
-            "decoder_rates: latents per second: ... is not",
+            "frames per second: ... is not between 0.01 and",
         ),
     ],
     "chatterbox": [

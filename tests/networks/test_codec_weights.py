@@ -1,4 +1,4 @@
-"""Published weights of DAC's decoder: their names in `SymmetricDecoder`, and their shapes."""
+"""Published weights of codecs: their names in the network, and their shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from token2wav.networks.codec_weights import BOOK, converted, transformers_name
+from token2wav.families.dac.config import WEIGHTS
+from token2wav.networks.codec_weights import converted_weights, layer_name
+from token2wav.networks.symmetric_codec import SymmetricCodec
+from token2wav.published.codec_sizes import SymmetricCodecSizes
+
+SIZES = SymmetricCodecSizes(
+    downsampling_ratios=(2, 3), decoder_hidden_size=8, hidden_size=4, n_codebooks=2
+)
 
 
 @pytest.mark.parametrize(
@@ -23,25 +30,56 @@ from token2wav.networks.codec_weights import BOOK, converted, transformers_name
         ("model.5.bias", "model.5.bias"),
         ("model.1.alpha", "model.1.alpha"),
         ("model.1.block.2.block.4.bias", "model.1.block.2.block.4.bias"),
+        ("model.1.block.0.block.1.bias", "model.1.block.0.block.1.bias"),
+        ("model.1.block.5.bias", "model.1.block.5.bias"),
     ],
 )
 def test_names_of_two_blocks(published: str, name: str) -> None:
-    assert transformers_name(f"decoder.{published}", blocks=2) == f"decoder.{name}"
+    assert layer_name(published, SymmetricCodec(SIZES).decoder) == name
 
 
-def test_codebooks_are_joined_and_slopes_are_flat() -> None:
-    shapes = {"codebook.weight": (5, 3), "out_proj.weight": (4, 3, 1), "out_proj.bias": (4,)}
-    published = {
-        f"quantizer.quantizers.{number}.{name}": torch.full(shape, float(number))
-        for number in (1, 0)
-        for name, shape in shapes.items()
-    }
-    published["decoder.snake1.alpha"] = torch.ones(1, 6, 1)
-    weights = converted(published, BOOK, Path("weights"))
-    assert {name: tuple(value.shape) for name, value in weights.items()} == {
-        "decoder.snake1.alpha": (6,),
-        "quantizer.entries": (2, 5, 3),
-        "quantizer.weight": (2, 3, 4),
-        "quantizer.bias": (2, 4),
-    }
-    assert weights["quantizer.bias"][:, 0].tolist() == [0.0, 1.0]
+def published_weights(network: SymmetricCodec) -> dict[str, torch.Tensor]:
+    """Returns weights under the names of `transformers`, with a number for each codebook."""
+    published = {}
+    for name, value in network.state_dict().items():
+        if not name.startswith("quantizer."):
+            slopes = name.endswith(".alpha")
+            published[name] = torch.ones(1, *value.shape, 1) if slopes else value
+    shapes = {"codebook.weight": (1024, 8), "out_proj.weight": (4, 8, 1), "out_proj.bias": (4,)}
+    for number in (1, 0):
+        for name, shape in shapes.items():
+            book = torch.full(shape, float(number))
+            published[f"quantizer.quantizers.{number}.{name}"] = book
+    return published
+
+
+def spelled(weights: dict[str, torch.Tensor], ends: tuple[str, str]) -> dict[str, torch.Tensor]:
+    """Divides the weights of convolutions into lengths and directions of a weight norm."""
+    divided = {}
+    for name, value in weights.items():
+        if value.dim() == 3 and name.endswith(".weight") and "out_proj" not in name:
+            stem = name.removesuffix(".weight")
+            divided[stem + ends[0]] = value.norm(dim=(1, 2), keepdim=True)
+            divided[stem + ends[1]] = 2 * value  # the length of a direction has no effect
+        else:
+            divided[name] = value
+    return divided
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        (".weight_g", ".weight_v"),
+        (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
+    ],
+)
+def test_weight_norm_has_any_spelling(ends: tuple[str, str]) -> None:
+    network = SymmetricCodec(SIZES)
+    published = published_weights(network)
+    folded = converted_weights(network, published, Path("weights"), WEIGHTS)
+    normed = converted_weights(network, spelled(published, ends), Path("weights"), WEIGHTS)
+    assert folded.keys() == normed.keys() == network.state_dict().keys()
+    for name, value in folded.items():
+        torch.testing.assert_close(normed[name], value)
+    assert folded["quantizer.bias"][:, 0].tolist() == [0.0, 1.0]
+    assert folded["decoder.snake1.alpha"].shape == (2,)

@@ -8,10 +8,20 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from token2wav.errors import ConfigError
 
@@ -40,41 +50,65 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Length:
-    """Largest number of items in a list, in the annotation of its type."""
+    """Largest and least number of items in a list, in the annotation of its type."""
 
     most: int
+    least: int = 0
 
     def check(self, value: Any, name: str) -> None:
-        """Raises ConfigError if a list is too long; `name` is its key path for messages."""
+        """Raises ConfigError if a list is too long or short; `name` is its key path."""
         if len(value) > self.most:
             raise ConfigError(f"{name}: {len(value)} items; at most {self.most} are allowed")
+        if len(value) < self.least:
+            count = f"{len(value)} items" if value else "empty"
+            raise ConfigError(f"{name}: {count}; at least {self.least} is needed")
 
 
-def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
-    """Builds a dataclass from a mapping, with nested dataclasses from nested mappings.
+class Relation(Protocol):
+    """Relation of a field to the other fields of its dataclass, in the annotation of its type.
+
+    `check_bounds` checks it when the dataclass is complete.
+    """
+
+    def check_in(self, config: Any, value: Any, name: str) -> None:
+        """Raises ConfigError if the relation does not hold for the value of a field of `config`;
+        `name` is its key path for messages.
+        """
+
+
+def from_mapping(
+    cls: type[_Config], data: Any, name: str, labels: Mapping[str, str] | None = None
+) -> _Config:
+    """Builds a dataclass from a mapping, with nested dataclasses from nested mappings. Keys that
+    are listed in `WITHOUT_EFFECT` of the dataclass are skipped.
 
     Args:
         data: mapping from field names to values.
         name: key path of the mapping for messages; empty for a whole file.
+        labels: names of fields in messages, if they have another name in the file.
 
     Raises:
-        ConfigError: `data` is not a mapping, a key is unknown, or a value is wrong.
+        ConfigError: `data` is not a mapping, a key is unknown or missing, or a value is wrong.
     """
     if not isinstance(data, dict):
         raise ConfigError(f"{name or 'file'}: expected a mapping, got {type(data).__name__}")
     hints = kinds(cls)
+    skipped = getattr(cls, "WITHOUT_EFFECT", ())
+    data = {key: value for key, value in data.items() if key not in skipped}
     if unknown := [str(key) for key in data if key not in hints]:
         raise ConfigError(
             f"{name or 'file'}: unknown key {shown(unknown[0])}; expected one of {', '.join(hints)}"
         )
-    values = {}
-    for key, value in data.items():
-        path = f"{name}.{key}" if name else key
-        nested = dataclasses.is_dataclass(hints[key])
-        values[key] = (
-            from_mapping(hints[key], value, path) if nested else convert(value, hints[key], path)
-        )
-    return cls(**values)
+    paths = {key: (labels or {}).get(key, key) for key in hints}
+    if name:
+        paths = {key: f"{name}.{path}" for key, path in paths.items()}
+    values = {key: convert(value, hints[key], paths[key]) for key, value in data.items()}
+    definition: Any = cls
+    for field in dataclasses.fields(definition):
+        if field.name not in values and field.default is field.default_factory is MISSING:
+            raise ConfigError(f"{paths[field.name]}: missing")
+    with prefixed(f"{name}." if name else ""):
+        return cls(**values)
 
 
 def known_fields(config: type, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,29 +126,32 @@ def kinds(config: type) -> Mapping[str, Any]:
 
 @cache  # because Python evaluates the annotations of all fields at every call
 def _evaluated(config: Any) -> Mapping[str, Any]:
-    return get_type_hints(config, include_extras=True)
+    hints = get_type_hints(config, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 
 
 def check_bounds(config: Any, name: str) -> None:
-    """Raises ConfigError if a field of a dataclass is out of its bounds.
+    """Raises ConfigError if a field of a dataclass is out of its bounds, or breaks a relation.
 
     `convert` checks the values of files. This function also checks configurations that are created
-    in code. `name` is the key path of the dataclass for messages.
+    in code. `name` is the key path of the dataclass for messages; empty for a whole file.
     """
     for field in dataclasses.fields(config):
-        _check_value(
-            getattr(config, field.name), kinds(type(config))[field.name], f"{name}.{field.name}"
-        )
+        path = f"{name}.{field.name}" if name else field.name
+        _check_value(config, getattr(config, field.name), kinds(type(config))[field.name], path)
 
 
-def _check_value(value: Any, kind: Any, name: str) -> None:
+def _check_value(config: Any, value: Any, kind: Any, name: str) -> None:
     if get_origin(kind) is Annotated:
         kind, *bounds = get_args(kind)
         for bound in bounds if value is not None else ():
-            bound.check(value, name)
+            if isinstance(bound, Bounds | Length):
+                bound.check(value, name)
+            else:
+                bound.check_in(config, value, name)
     if get_origin(kind) is tuple:
         for index, item in enumerate(value):
-            _check_value(item, get_args(kind)[0], f"{name}[{index}]")
+            _check_value(config, item, get_args(kind)[0], f"{name}[{index}]")
 
 
 @contextmanager
@@ -131,8 +168,8 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
     Args:
         value: value as a YAML reader returns it.
-        kind: int, float, bool, str, a Literal, a tuple or a dict with such items. It may allow
-            None, and may be annotated with bounds. A whole float is accepted as an int.
+        kind: int, float, bool, str, a Literal, a dataclass, a tuple or a dict with such items. It
+            may allow None, and may be annotated with bounds. A whole float is accepted as an int.
         name: key path of the value for messages.
 
     Raises:
@@ -142,12 +179,17 @@ def convert(value: Any, kind: Any, name: str) -> Any:
         kind, *bounds = get_args(kind)
         converted = convert(value, kind, name)
         for bound in bounds if converted is not None else ():
-            bound.check(converted, name)
+            if isinstance(bound, Bounds | Length):
+                bound.check(converted, name)
         return converted
+    if dataclasses.is_dataclass(kind):
+        return from_mapping(cast("type[Any]", kind), value, name)
     if get_origin(kind) is UnionType:
         if value is None:
             return None
-        [kind] = [member for member in get_args(kind) if member is not NoneType]
+        members = [member for member in get_args(kind) if member is not NoneType]
+        kind = members[0] if len(members) == 1 else _variant(members, value, name)
+        return convert(value, kind, name)
     if get_origin(kind) is Literal:
         if value in (allowed := get_args(kind)):
             return value
@@ -177,6 +219,18 @@ def convert(value: Any, kind: Any, name: str) -> Any:
     if kind is str and isinstance(value, str):
         return value
     raise ConfigError(f"{name}: expected {kind.__name__}, got {shown(value)}")
+
+
+def _variant(members: list[Any], value: Any, name: str) -> Any:
+    """Returns the dataclass whose first field, a Literal, has the same value as a mapping."""
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name}: expected an object, got {type(value).__name__}")
+    field = next(iter(kinds(members[0])))
+    variants = {get_args(kinds(member)[field])[0]: member for member in members}
+    if (kind := value.get(field)) not in variants:
+        names = " nor ".join(variants)
+        raise ConfigError(f"{name}.{field}: {shown(kind)} is neither {names}")
+    return variants[kind]
 
 
 def shown(value: Any) -> str:

@@ -158,7 +158,9 @@ class Pull:
 
         Each pattern of a family is a list of alternatives in order of preference.
         """
-        patterns = getattr(family, "DOWNLOADS", (*_DEFAULT_FILES, "|".join(family.FILES)))
+        patterns = getattr(
+            family, "DOWNLOADS", (*_DEFAULT_FILES, "|".join(getattr(family, "FILES", ())))
+        )
         if self.part == "front_end":
             patterns = _FRONT_END_FILES
         needed: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -86,13 +87,27 @@ class ProjectedCodebooks(nn.Module):
 
 
 def stacked_projections(
-    books: dict[int, dict[str, torch.Tensor]], names: tuple[str, str, str], path: Path
+    books: dict[int, dict[str, torch.Tensor]], names: Sequence[str], path: Path
 ) -> dict[str, torch.Tensor]:
     """Joins the tensors of codebooks with projections to the weights of `ProjectedCodebooks`.
 
     Args:
         names: names of the entries (size, dim), the projection (width, dim[, 1]), and its bias
             (width,).
+
+    Raises:
+        CheckpointError: a codebook is missing or incomplete, or shapes differ.
+    """
+    entries, weight, bias = stacked_parts(books, names, path)
+    # (count, width, dim[, 1]) to (count, dim, width)
+    weight = weight.flatten(2).transpose(1, 2) if weight.dim() > 2 else weight
+    return {"entries": entries, "weight": weight, "bias": bias}
+
+
+def stacked_parts(
+    books: dict[int, dict[str, torch.Tensor]], names: Sequence[str], path: Path
+) -> list[torch.Tensor]:
+    """Joins the tensors of codebooks, one tensor for each name.
 
     Raises:
         CheckpointError: a codebook is missing or incomplete, or shapes differ.
@@ -106,10 +121,7 @@ def stacked_projections(
         if len({value.shape for value in tensors}) > 1:
             raise CheckpointError(f"{path}: {name} has different shapes in the codebooks")
         stacked.append(torch.stack(tensors) if tensors else torch.empty(0))
-    entries, weight, bias = stacked
-    # (count, width, dim[, 1]) to (count, dim, width)
-    weight = weight.flatten(2).transpose(1, 2) if weight.dim() > 2 else weight
-    return {"entries": entries, "weight": weight, "bias": bias}
+    return stacked
 
 
 def stacked_entries(

@@ -118,7 +118,9 @@ class WindowTransformerAttention(nn.Module):
 
     def __init__(self, sizes: TransformerSizes) -> None:
         super().__init__()
-        key_heads, dim_head = sizes.key_heads or sizes.heads, sizes.dim_head
+        self.heads = sizes.heads
+        self.key_heads = key_heads = sizes.key_heads or sizes.heads
+        dim_head = sizes.dim_head
         self.q_proj, self.k_proj, self.v_proj = (
             nn.Linear(sizes.width, heads * dim_head, bias=False)
             for heads in (sizes.heads, key_heads, key_heads)

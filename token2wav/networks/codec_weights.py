@@ -1,100 +1,145 @@
-"""Published weights of codebooks and of a symmetric decoder, as `transformers`,
-`descript-audio-codec` and `snac` name them.
-"""
+"""Reader of the published weights of all codecs, by the table of names of a codec."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
-from token2wav.layers.codebooks import stacked_projections
-from token2wav.networks.weights import fold_weight_norm
-
-BOOK = ("codebook.weight", "out_proj.weight", "out_proj.bias")  # weights of a codebook
-_IN_BLOCK = ("snake1", "conv_t1")  # layers of a block before its residual units
-_CODEBOOK = re.compile(r"quantizer\.quantizers\.(\d{1,3})\.(.+)")
+from token2wav.errors import CheckpointError
+from token2wav.layers.codebooks import stacked_entries, stacked_parts, stacked_projections
+from token2wav.networks.moshi_layers import attention_rows
+from token2wav.networks.symmetric_decoder import SymmetricDecoder
+from token2wav.networks.weights import (
+    fitting_weights,
+    floating_tensors,
+    fold_weight_norm,
+    read_state,
+)
+from token2wav.published.weight_names import Codebooks, WeightNames
 
 # decoder.model.LAYER.NAME, decoder.model.LAYER.block.INDEX.NAME for a layer of a block, and
 # decoder.model.LAYER.block.INDEX.block.INDEX.NAME for a layer of a residual unit
-_LAYER = re.compile(r"decoder\.model\.(\d{1,2})\.(?:block\.(\d)\.)?(?:block\.(\d)\.)?(.+)")
+_LAYER = re.compile(r"model\.(\d{1,2})\.(?:block\.(\d)\.)?(?:block\.(\d)\.)?(.+)")
 _IN_UNIT = ("snake1", "conv1", "snake2", "conv2")
 
 
-def decoder_name(name: str, layers: Sequence[str], in_block: Sequence[str]) -> str:
-    """Returns the name that a weight has in `SymmetricDecoder`. A name of another form stays as it
-    is.
+def codec_weights(network: nn.Module, path: Path, names: WeightNames) -> dict[str, torch.Tensor]:
+    """Reads the weights of a network.
 
-    Args:
-        layers: names of the layers in their published order; "block" for an upsampling block.
+    Raises:
+        CheckpointError: a file is unreadable, or names and shapes differ from the network.
     """
+    return converted_weights(
+        network, read_state(path, names.parts, wrappers=names.wrappers), path, names
+    )
+
+
+def converted_weights(
+    network: nn.Module, state: Mapping[str, Any], path: Path, names: WeightNames
+) -> dict[str, torch.Tensor]:
+    """Converts published weights to weights of a network. It renames them, folds weight norm, joins
+    codebooks, splits projections of attention, and removes dimensions of one.
+
+    Raises:
+        CheckpointError: names and shapes differ from the network.
+    """
+    decoders = {
+        f"{name}.": module
+        for name, module in network.named_modules()
+        if isinstance(module, SymmetricDecoder)
+    }
+
+    def current_name(name: str) -> str:
+        for pattern, replacement in names.renamed:
+            name = re.sub(pattern, replacement, name)
+        for start, decoder in decoders.items():
+            if name.startswith(start):
+                name = start + layer_name(name.removeprefix(start), decoder)
+        return name
+
+    wanted = {
+        name: value for name, value in state.items() if not re.search(names.unused, str(name))
+    }
+    weights = fold_weight_norm(floating_tensors(wanted, path, current_name), path)
+    for codebooks in names.codebooks:
+        weights |= dict(_joined(network, weights, codebooks, path))
+    shapes = {name: value.shape for name, value in network.state_dict().items()}
+    split: dict[str, torch.Tensor] = {}
+    for name, value in weights.items():
+        split |= attention_rows(name, _squeezed(value, shapes.get(name)), network)
+    return fitting_weights(network, split, path)
+
+
+def layer_name(name: str, decoder: SymmetricDecoder) -> str:
+    """Returns the name in `SymmetricDecoder` of a weight of `descript-audio-codec` or `snac`, which
+    number their layers. A name of another form stays as it is.
+    """
+    layers = [
+        (child, block)
+        for child, layer in decoder.named_children()
+        for block in (range(len(layer)) if child == "block" else (None,))  # type: ignore[arg-type]
+    ]
     match = _LAYER.fullmatch(name)
     if match is None or int(match[1]) >= len(layers):
         return name
-    layer, (block_layer, unit_layer, parameter) = int(match[1]), match.groups()[1:]
-    if layers[layer] != "block":
-        return f"decoder.{layers[layer]}.{parameter}" if block_layer is None else name
-    start = f"decoder.block.{layers[:layer].count('block')}"
-    if block_layer is None:
+    (child, block), (inner, in_unit, parameter) = layers[int(match[1])], match.groups()[1:]
+    if block is None:
+        return f"{child}.{parameter}" if inner is None else name
+    start = f"block.{block}"
+    if inner is None:
+        return f"{start}.{parameter}" if parameter.startswith("scale.") else name
+    blocks: Any = decoder.block
+    children = [layer for layer, _ in blocks[block].named_children() if layer != "scale"]
+    if int(inner) >= len(children):
         return name
-    if unit_layer is None:
-        return (
-            f"{start}.{in_block[int(block_layer)]}.{parameter}"
-            if int(block_layer) < len(in_block)
-            else name
-        )
-    if int(unit_layer) >= len(_IN_UNIT):
+    layer = children[int(inner)]
+    if layer.startswith("res_unit") != (in_unit is not None):
         return name
-    unit = int(block_layer) - len(in_block) + 1
-    return f"{start}.res_unit{unit}.{_IN_UNIT[int(unit_layer)]}.{parameter}"
+    if in_unit is None:
+        return f"{start}.{layer}.{parameter}"
+    return f"{start}.{layer}.{_IN_UNIT[int(in_unit)]}.{parameter}" if int(in_unit) < 4 else name
 
 
-def transformers_name(name: str, blocks: int, *, depthwise: bool = False) -> str:
-    """Converts a name of `descript-audio-codec`, for a decoder of plain DAC, to the name in
-    `transformers`.
-    """
-    first = ["conv0", "conv1"] if depthwise else ["conv1"]
-    return decoder_name(name, [*first, *["block"] * blocks, "snake1", "conv2"], _IN_BLOCK)
-
-
-def converted(
-    published: Mapping[str, torch.Tensor], book: tuple[str, str, str], path: Path
-) -> dict[str, torch.Tensor]:
-    """Converts published weights to weights of a network with `ProjectedCodebooks` and
-    `SymmetricDecoder`: folds weight norm, joins codebooks, and flattens slopes.
-
-    Args:
-        published: weights, in the decoder under the names of `SymmetricDecoder`.
-        book: names of the weights of a codebook, as for `stacked_projections`.
+def _joined(
+    network: nn.Module, weights: dict[str, torch.Tensor], codebooks: Codebooks, path: Path
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Moves the weights of codebooks out of `weights`, and yields them as weights of one module.
 
     Raises:
-        CheckpointError: a codebook is incomplete, or two weights do not fit each other.
+        CheckpointError: a codebook is missing or incomplete, there are too many, or shapes differ.
     """
-    weights: dict[str, torch.Tensor] = {}
     books: dict[int, dict[str, torch.Tensor]] = {}
-    for name, value in plain_weights(published, path).items():
-        match = _CODEBOOK.fullmatch(name)
-        if match and match[2] in book:
-            books.setdefault(int(match[1]), {})[match[2]] = value
-        else:
-            weights[name] = value
-    joined = stacked_projections(books, book, path)
-    return weights | {f"quantizer.{name}": value for name, value in joined.items()}
+    for name in list(weights):
+        match = re.match(codebooks.pattern, name)
+        if match and (part := name[match.end() :]) in codebooks.parts:
+            books.setdefault(int(match[1]), {})[part] = weights.pop(name)
+    if not books:
+        return
+    module, parts = codebooks.module, codebooks.parts
+    if len(parts) == 3:
+        joined = stacked_projections(books, parts, path)
+    elif len(parts) == 2:
+        kind = module.rpartition(".")[2]
+        joined = {"entries": stacked_entries(books, *parts, kind, path)}
+    else:
+        [entries] = stacked_parts(books, parts, path)
+        joined = {"entries": entries}
+    expected = len(network.get_submodule(module).get_parameter("entries"))
+    if len(books) != expected:
+        raise CheckpointError(f"{path}: {len(books)} codebooks of {module}, expected {expected}")
+    yield from ((f"{module}.{name}", value) for name, value in joined.items())
 
 
-def plain_weights(published: Mapping[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
-    """Folds weight norm, and flattens slopes.
-
-    Raises:
-        CheckpointError: two weights do not fit each other.
+def _squeezed(value: torch.Tensor, shape: Sequence[int] | None) -> torch.Tensor:
+    """Removes dimensions of one that the network does not have, such as those of a convolution with
+    a kernel of one, or of the slopes (1, channels, 1) of an activation.
     """
-    folded = fold_weight_norm(published, path)
-    return {name: _flat_slopes(name, value) for name, value in folded.items()}
-
-
-def _flat_slopes(name: str, value: torch.Tensor) -> torch.Tensor:
-    # slopes (1, channels, 1) of an activation
-    slopes = name.endswith(".alpha") and value.dim() == 3 and value.shape[::2] == (1, 1)
-    return value.flatten() if slopes else value
+    if shape is None or value.dim() <= len(shape):
+        return value
+    sizes = [size for size in value.shape if size != 1]
+    return value.reshape(shape) if sizes == [size for size in shape if size != 1] else value

@@ -52,6 +52,19 @@ def weights_file(folder: Path, names: Sequence[str] = PUBLISHED) -> Path:
     raise CheckpointError(f"{inside}: contains none of {files}")
 
 
+def only_file(folder: Path, patterns: Sequence[str]) -> Path | None:
+    """Returns the only file of a folder that has a name of some patterns; None if there is none.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths[:4])
+        raise ConfigError(f"{folder}: {len(paths)} files of weights, expected one: {names}")
+    return paths[0] if paths else None
+
+
 def weight_files(
     path: Path, prefixes: tuple[str, ...] = ("",)
 ) -> Mapping[Path, frozenset[str] | None]:

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.config.values import from_mapping, known_fields, prefixed
-from token2wav.errors import ConfigError
+from token2wav.config.values import prefixed
 from token2wav.published.checkpoint_files import PUBLISHED
-from token2wav.published.codec_sizes import SeanetSizes
+from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.formats import Format
 from token2wav.published.registry import unfilled_network
 from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 # A decoder that reads at most this far ahead holds back its whole reach by default. This is exact.
 _LONGEST_WAIT_SECONDS = 0.12
 
-SizesT = TypeVar("SizesT", bound=SeanetSizes)
+ConfigT = TypeVar("ConfigT", bound="CodecConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig(ModelConfig):
     """Configuration of a codec. It has one stage, no voices and no prompts.
 
-    A family derives its own class, with `sizes` of its own type.
+    A family derives its own class if its models differ in other facts than their sizes.
 
     Attributes:
         sizes: sizes of the decoder, which identify an exported artefact together with the weights.
@@ -37,6 +38,61 @@ class CodecConfig(ModelConfig):
     weights: tuple[str, ...] = PUBLISHED
     stages: tuple[StageName, ...] = ("decoder",)
     hop_blocks: tuple[int, int] = (1, 16)
+
+    @classmethod
+    def of(cls: type[ConfigT], sizes: CodecSizes, **fields: Any) -> ConfigT:
+        """Makes the configuration of a codec.
+
+        Args:
+            fields: further fields of the class.
+
+        Raises:
+            ConfigError: the number of frames per second is out of range.
+        """
+        _ = sizes.frames_per_second  # checks its range
+        return cls(
+            tokens=sizes.tokens,
+            sample_rate=sizes.audio_rate,
+            samples_per_token=sizes.frame_samples,
+            sizes=sizes,
+            **fields,
+        )
+
+    @classmethod
+    def reader(
+        cls: type[ConfigT],
+        sizes: type[CodecSizes],
+        formats: Format | Mapping[str, Format],
+        **fields: Any,
+    ) -> Callable[[Path], ConfigT]:
+        """Returns the function `read` of a family, which reads the `config.json` of a folder.
+
+        Args:
+            sizes: dataclass of the sizes.
+            formats: the format, or formats by the value of `model_type`.
+            fields: further fields of the class.
+        """
+
+        def read(folder: Path) -> ConfigT:
+            """Reads the configuration of a folder.
+
+            Raises:
+                ConfigError: as `Format.read` and `of`.
+            """
+            path = folder / CONFIG_JSON
+            document = read_json(path)
+            kind = str(document.get("model_type"))
+            with prefixed(f"{path}: "):
+                format_ = formats if isinstance(formats, Format) else formats[kind]
+                return cls.of(format_.read(sizes, document), **fields)
+
+        return read
+
+    @property
+    def module(self) -> str:
+        """Module of the family: that of its own class of configurations, or of its sizes."""
+        own = type(self).__module__
+        return type(self.sizes).__module__ if own == __name__ else own
 
     def stage_config(self, stage: StageName) -> Any:
         return self.sizes
@@ -99,22 +155,3 @@ class SymmetricCodecConfig(CodecConfig):
         held = self.withheld_frames(stream) or self.reach_frames
         first += self.block_tokens * math.ceil(held / self.block_tokens)
         return min(first, longest), longest
-
-
-def read_seanet_sizes(folder: Path, kind: type[SizesT]) -> SizesT:
-    """Reads the sizes of a SEANet decoder from the `config.json` of a `transformers` folder. Other
-    settings are skipped.
-
-    Raises:
-        ConfigError: a value is of another type, out of range, or of an unsupported variant.
-    """
-    path = folder / CONFIG_JSON
-    document = read_json(path)
-    with prefixed(f"{path}: "):
-        rope = document.get("rope_parameters")
-        if isinstance(rope, dict):  # its place since transformers 5
-            if (variant := rope.get("rope_type", "default")) != "default":
-                raise ConfigError(f"rope_parameters.rope_type: {variant!r} is not default")
-            if "rope_theta" in rope:
-                document["rope_theta"] = rope["rope_theta"]
-        return from_mapping(kind, known_fields(kind, document), "")

@@ -3,15 +3,79 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from token2wav.config.values import Bounds, check_bounds
-from token2wav.errors import ConfigError
-from token2wav.published.sizes import Heads, Kernel, Layers, Rate, Rates, SampleRate, Width
+from token2wav.config.token_format import TokenFormat
+from token2wav.config.values import Bounds, check_bounds, convert
+from token2wav.published.relations import Divides, Equals, Even, Gives, Halves, Only, SameProduct
+from token2wav.published.sizes import (
+    PAIRS,
+    CodebookCount,
+    CodebookSize,
+    CodeRate,
+    Epsilon,
+    Heads,
+    Kernel,
+    Layers,
+    OptionalWidth,
+    Rate,
+    Rates,
+    RopeBase,
+    SampleRate,
+    SomeRates,
+    Width,
+    Window,
+)
 
-_ROPE_BASE = 10000.0
+
+class CodecSizes(ABC):
+    """Sizes of a codec. A codec derives a dataclass, whose fields have bounds and relations in
+    their annotations.
+
+    Attributes:
+        RATE: field with the samples of audio per second.
+        CODES: fields with the number of codes of a token and with the entries of a codebook.
+        FEWER_CODES: whether a stream may have fewer codes in each token.
+        LATENT: field with the length of a latent, for a decoder of latents; else empty.
+    """
+
+    RATE: ClassVar[str] = "sampling_rate"
+    CODES: ClassVar[tuple[str, str]] = ("num_quantizers", "codebook_size")
+    FEWER_CODES: ClassVar[bool] = False
+    LATENT: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "")
+
+    @property
+    def tokens(self) -> TokenFormat:
+        """Format of the tokens."""
+        if self.LATENT:
+            return TokenFormat.latents(getattr(self, self.LATENT))
+        count, size = (getattr(self, name) for name in self.CODES)
+        return TokenFormat.codes(count, size, fewer=self.FEWER_CODES)
+
+    @property
+    def audio_rate(self) -> int:
+        """Samples of audio per second."""
+        return int(getattr(self, self.RATE))
+
+    @property
+    @abstractmethod
+    def frame_samples(self) -> int:
+        """Samples of each channel for each frame of codes or latents."""
+
+    @property
+    def frames_per_second(self) -> float:
+        """Frames of codes or latents per second.
+
+        Raises:
+            ConfigError: it is out of range.
+        """
+        rate = self.audio_rate / self.frame_samples
+        return float(convert(rate, CodeRate, "frames per second"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +90,11 @@ class SymmetricSizes:
         upsampling_ratios: factor of each upsampling; empty for the reversed factors of the encoder.
     """
 
-    encoder_hidden_size: Width = 64
-    downsampling_ratios: Rates = (2, 4, 8, 8)
-    decoder_hidden_size: Width = 1536
-    hidden_size: Annotated[int | None, Bounds(1, 1 << 16)] = None
-    upsampling_ratios: Rates = ()
+    encoder_hidden_size: Annotated[Width, Gives("latents", 1 << 16, "channels of the latents")] = 64
+    downsampling_ratios: SomeRates = (2, 4, 8, 8)
+    decoder_hidden_size: Annotated[Width, Halves("rates")] = 1536
+    hidden_size: OptionalWidth = None
+    upsampling_ratios: Annotated[Rates, SameProduct("downsampling_ratios")] = ()
 
     @classmethod
     def of_decoder(cls, rates: tuple[int, ...], channels: int, latents: int) -> SymmetricSizes:
@@ -45,23 +109,6 @@ class SymmetricSizes:
 
     def __post_init__(self) -> None:
         check_bounds(self, "")
-        if not self.rates:
-            raise ConfigError("downsampling_ratios: empty; at least 1 is needed")
-        if math.prod(self.rates) != math.prod(self.downsampling_ratios):
-            raise ConfigError(
-                f"upsampling_ratios: {self.frame_samples} samples for each frame, but "
-                f"downsampling_ratios give {math.prod(self.downsampling_ratios)}"
-            )
-        if self.decoder_hidden_size % (1 << len(self.rates)):
-            raise ConfigError(
-                f"decoder_hidden_size: {self.decoder_hidden_size} cannot be halved "
-                f"{len(self.rates)} times"
-            )
-        if self.latents > 1 << 16:
-            raise ConfigError(
-                f"encoder_hidden_size: {self.encoder_hidden_size} gives {self.latents} channels of "
-                f"the latents; at most {1 << 16} are allowed"
-            )
 
     @property
     def rates(self) -> tuple[int, ...]:
@@ -79,8 +126,27 @@ class SymmetricSizes:
         return math.prod(self.rates)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SymmetricCodecSizes(SymmetricSizes, CodecSizes):
+    """Sizes of codebooks and a symmetric decoder. Fields and defaults are those of DAC in
+    `transformers`.
+
+    Attributes:
+        n_codebooks, codebook_size, codebook_dim: codebooks, their entries, and the length of an
+            entry.
+    """
+
+    CODES = ("n_codebooks", "codebook_size")
+    FEWER_CODES = True
+
+    sampling_rate: SampleRate = 16000
+    n_codebooks: CodebookCount = 9
+    codebook_size: CodebookSize = 1024
+    codebook_dim: Width = 8
+
+
 @dataclass(frozen=True)
-class SeanetSizes:
+class SeanetSizes(CodecSizes):
     """Sizes for a transformer and a SEANet decoder. Fields and defaults are those of Mimi in
     `transformers`.
 
@@ -104,51 +170,31 @@ class SeanetSizes:
     hidden_size: Width = 512
     num_filters: Width = 64
     num_residual_layers: Layers = 1
-    upsampling_ratios: Rates = (8, 6, 5, 4)
+    upsampling_ratios: SomeRates = (8, 6, 5, 4)
     kernel_size: Kernel = 7
     last_kernel_size: Kernel = 3
     residual_kernel_size: Kernel = 3
     dilation_growth_rate: Rate = 2
-    use_causal_conv: bool = True
+    use_causal_conv: Annotated[bool, Only(True)] = True
     pad_mode: Literal["constant"] = "constant"
     compress: Rate = 2
     trim_right_ratio: Annotated[float, Bounds(1, 1)] = 1.0
-    use_conv_shortcut: bool = False
-    upsample_groups: Width = 512
+    use_conv_shortcut: Annotated[bool, Only(False)] = False
+    upsample_groups: Annotated[Width, Divides("hidden_size")] = 512
     num_hidden_layers: Layers = 8
     intermediate_size: Width = 2048
     num_attention_heads: Heads = 8
-    num_key_value_heads: Heads = 8
-    head_dim: Annotated[int | None, Bounds(1, 1 << 16)] = None
+    num_key_value_heads: Annotated[Heads, Equals("num_attention_heads")] = 8
+    head_dim: OptionalWidth = None
     hidden_act: Literal["gelu", "gelu_pytorch_tanh"] = "gelu"
-    norm_eps: Annotated[float, Bounds(1e-12, 1)] = 1e-5
-    rope_theta: Annotated[float, Bounds(1, 1e9)] = _ROPE_BASE
-    sliding_window: Annotated[int, Bounds(2, 1 << 16)] = 250
-    attention_bias: bool = False
+    norm_eps: Epsilon = 1e-5
+    rope_theta: RopeBase = 10000.0
+    sliding_window: Window = 250
+    attention_bias: Annotated[bool, Only(False)] = False
 
     def __post_init__(self) -> None:
-        check_bounds(self, "")
-        for name, only in (
-            ("use_causal_conv", True),
-            ("use_conv_shortcut", False),
-            ("attention_bias", False),
-        ):
-            if getattr(self, name) != only:
-                raise ConfigError(f"{name}: {not only} is not supported; expected {only}")
-        if not self.upsampling_ratios:
-            raise ConfigError("upsampling_ratios: empty; at least 1 is needed")
-        if self.num_key_value_heads != self.num_attention_heads:
-            raise ConfigError(
-                f"num_key_value_heads: {self.num_key_value_heads}, but num_attention_heads is "
-                f"{self.num_attention_heads}; they must be equal"
-            )
-        if self.hidden_size % self.upsample_groups:
-            raise ConfigError(
-                f"upsample_groups: {self.upsample_groups} does not divide hidden_size, "
-                f"{self.hidden_size}"
-            )
-        if self.dim_head % 2:
-            raise ConfigError(f"head_dim: {self.dim_head} is odd; rotary positions need pairs")
+        super().__post_init__()
+        Even(PAIRS).check_in(self, self.dim_head, "head_dim")
 
     @property
     def dim_head(self) -> int:
@@ -161,5 +207,4 @@ class SeanetSizes:
 
     @property
     def frame_samples(self) -> int:
-        """Audio samples for each frame of codes or latents."""
         return self.stride * math.prod(self.upsampling_ratios)

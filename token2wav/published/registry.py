@@ -2,8 +2,8 @@
 
 The package of a family has these members:
 
-- `FILES`: file names, or patterns such as `*.nemo`. A folder with any of these files holds a model
-  of the family. It is empty if `MODEL_TYPES` or `CONFIG_KEYS` alone identify the family.
+- `FILES`, optional: file names, or patterns such as `*.nemo`. A folder with any of these files
+  holds a model of the family. `MODEL_TYPES` or `CONFIG_KEYS` alone may identify a family, too.
 - `MODEL_TYPES`, optional: values of `model_type` in a `config.json` of Hugging Face, by which a
   folder is recognised too.
 - `CONFIG_KEYS`, optional: keys of a `config.json` without `model_type`, by which a folder is
@@ -15,7 +15,8 @@ The package of a family has these members:
   `.safetensors` file on the hub, only these are fetched.
 - `read(folder)`: returns its subclass of `ModelConfig`, without importing torch.
 - a module `family` with `FAMILY`, a `token2wav.families.family.Family`: networks, weights and
-  noise.
+  noise. A codec whose decoder exists has instead `DECODER`, the class of its network as
+  `module:class`, and `WEIGHTS`, the names of its weights. It may be a module without a package.
 
 The packages in `token2wav.families` are families. An installed distribution can add further
 families by entry points of the group `token2wav.families`.
@@ -37,7 +38,7 @@ from typing import Any
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.config.values import shown
 from token2wav.errors import ConfigError
-from token2wav.known_models import suggestion
+from token2wav.known_models import known_models, suggestion
 from token2wav.published.transformers_json import CONFIG_JSON, has_keys, has_model_type, read_json
 
 GROUP = "token2wav.families"  # of the entry points, and the package of the families here
@@ -89,14 +90,31 @@ def _reason(folder: Path, families: Sequence[Any]) -> str:
     if (config := folder / CONFIG_JSON).is_file():
         document = read_json(config)  # a pointer of Git LFS, or a page, has its own sentence
         if (kind := document.get("model_type")) is not None:
+            for key, section in document.items():
+                inner = section.get("model_type") if isinstance(section, dict) else None
+                if inner in types:
+                    return (
+                        f"{CONFIG_JSON} is that of a whole model, {shown(kind)}, whose codec is "
+                        f"{inner} ({key}); use a folder of the codec alone{_published(inner)}"
+                    )
             return (
                 f"{CONFIG_JSON} has the model_type {shown(kind)}, expected one of "
                 f"{', '.join(types)}"
             )
-    files = ", ".join(file for family in families for file in family.FILES)
+    files = ", ".join(file for family in families for file in _files(family))
     return (
         f"it contains none of {files}, nor a {CONFIG_JSON} with the model_type {', '.join(types)}"
     )
+
+
+def _published(model_type: str) -> str:
+    """Names published models of a codec, which `token2wav pull` fetches."""
+    for family in _own_families():
+        if model_type in _model_types(family):
+            name = family.__name__.rpartition(".")[2]
+            aliases = [model.alias for model in known_models() if model.family == name][:3]
+            return f", such as {' or '.join(aliases)}" if aliases else ""
+    return ""
 
 
 def find_remote_family(names: Set[str], config: Mapping[str, Any]) -> Any | None:
@@ -108,7 +126,7 @@ def find_remote_family(names: Set[str], config: Mapping[str, Any]) -> Any | None
     """
     families = [*_own_families(), *_other_families()]
     for family in families:
-        if any(fnmatchcase(name, file) for file in family.FILES for name in names):
+        if any(fnmatchcase(name, file) for file in _files(family) for name in names):
             return family
     for family in families:
         if config.get("model_type") in _model_types(family):
@@ -140,9 +158,14 @@ def weight_prefixes(config: ModelConfig) -> tuple[str, ...]:
     return tuple(getattr(import_module(_package(config)), "WEIGHT_PREFIXES", ("",)))
 
 
-def family_module(config: ModelConfig) -> Any:
-    """Imports the module `family` of the family of a configuration, and torch with it."""
-    return import_module(f"{_package(config)}.family")
+def family_of(config: ModelConfig) -> Any:
+    """Imports the `Family` of a configuration, and torch with it."""
+    package = import_module(_package(config))
+    if decoder := getattr(package, "DECODER", None):
+        module, _, name = decoder.partition(":")
+        network = getattr(import_module(module), name)
+        return import_module(f"{GROUP}.codec_family").CodecFamily(network, package.WEIGHTS)
+    return import_module(f"{package.__name__}.family").FAMILY
 
 
 @lru_cache(maxsize=8)
@@ -155,23 +178,28 @@ def unfilled_network(config: ModelConfig, stage: StageName) -> Any:
     import torch
 
     with torch.device("meta"):
-        return family_module(config).FAMILY.network(config, stage)
+        return family_of(config).network(config, stage)
 
 
 def _package(config: ModelConfig) -> str:
     """Returns the import name of the package that a configuration belongs to."""
-    return str(import_module(type(config).__module__).__package__)
+    module = import_module(getattr(config, "module", type(config).__module__))
+    return module.__package__ or module.__name__
 
 
 def _files_of(folder: Path, family: Any) -> list[str]:
     """Returns the names of the files by which a folder is one of a family."""
-    return [path.name for file in family.FILES for path in folder.glob(file) if path.is_file()]
+    return [path.name for file in _files(family) for path in folder.glob(file) if path.is_file()]
 
 
 def _has_known_configuration(folder: Path, family: Any) -> bool:
     return has_model_type(folder, *_model_types(family)) or has_keys(
         folder, *getattr(family, "CONFIG_KEYS", ())
     )
+
+
+def _files(family: Any) -> tuple[str, ...]:
+    return getattr(family, "FILES", ())
 
 
 def _model_types(family: Any) -> tuple[str, ...]:

@@ -8,23 +8,61 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.values import Bounds, check_bounds, from_mapping, known_fields, prefixed
+from token2wav.config.values import Bounds, prefixed, shown
 from token2wav.errors import ConfigError
 from token2wav.published.codec_config import CodecConfig
-from token2wav.published.codec_sizes import SymmetricSizes
-from token2wav.published.sizes import CodebookSize, Heads, Layers, Rates, SampleRate, Width
+from token2wav.published.codec_sizes import CodecSizes, SymmetricSizes
+from token2wav.published.formats import Format
+from token2wav.published.relations import Divides, Equals, Even, Halves
+from token2wav.published.sizes import (
+    PAIRS,
+    CodebookSize,
+    Heads,
+    Layers,
+    Rates,
+    SampleRate,
+    SomeRates,
+    Width,
+    Window,
+)
 from token2wav.published.transformers_json import CONFIG_JSON, read_json
+from token2wav.published.weight_names import Codebooks, WeightNames
 
-WEIGHTS = "codec.pth"
-FILES = (WEIGHTS,)
+FILES = ("codec.pth",)
 MODEL_TYPES = ("dual_ar", "fish_qwen3_omni", "arktts")  # Fish Audio's S1 and S2-Pro, Audio8
-
-_HOP_BLOCKS = (1, 32)  # the longest hop has 1.5 s
-_AUDIO8 = {"codec_post_n_local_heads": 8, "codec_post_intermediate_size": 1216}  # defaults
+FORMAT = Format()
+AUDIO8 = Format(
+    defaults={"codec_post_n_local_heads": 8, "codec_post_intermediate_size": 1216},
+)
+_PARTS = ("semantic_quantizer", "quantizer", "post_module", "upsample")
+WEIGHTS = WeightNames(
+    parts=tuple(
+        f"{wrapper}{part}."
+        for wrapper in ("", "generator.")
+        for part in ("decoder", *(f"quantizer.{part}" for part in _PARTS))
+    ),
+    # Projections that make codes, and tables that only files of Fish Audio have
+    unused=r"\.in_proj\.|\.freqs_cis$|\.causal_mask$",
+    renamed=(
+        (r"^generator\.", ""),
+        (rf"^quantizer\.(?={'|'.join(_PARTS)})", ""),
+        (r"\.conv\.", "."),  # wrapper
+        (r"^post_module\.norm\.", "norm."),
+        (r"\.attention\.wqkv\.", ".self_attn.in_proj."),
+        (r"\.attention\.wo\.", ".self_attn.o_proj."),
+        (r"\.feed_forward\.", ".mlp."),
+        (r"\.attention_norm\.", ".input_layernorm."),
+        (r"\.ffn_norm\.", ".post_attention_layernorm."),
+        (r"\.attention_layer_scale\.gamma$", ".self_attn_layer_scale.scale"),
+        (r"\.ffn_layer_scale\.gamma$", ".mlp_layer_scale.scale"),
+    ),
+    codebooks=tuple(Codebooks(rf"{part}\.quantizers\.(\d{{1,3}})\.", part) for part in _PARTS[:2]),
+    wrappers=("state_dict", "generator"),
+)
 
 
 @dataclass(frozen=True)
-class CausalDacSizes:
+class CausalDacSizes(CodecSizes):
     """Sizes of the decoder. Fields have the names of `config.json`, and defaults are those of Fish
     Audio. Published files have at most the fields up to `codec_post_intermediate_size`; the public
     code fixes the others.
@@ -32,7 +70,7 @@ class CausalDacSizes:
     Attributes:
         num_codebooks: a semantic codebook and residual ones.
         codebook_size: entries of the semantic codebook.
-        codec_sample_rate: samples per second.
+        codec_frame_size: samples of audio for each frame of codes.
         codec_post_n_layer, codec_post_intermediate_size: layers of the transformer, and channels of
             their feed-forward parts.
         codec_post_n_head, codec_post_n_local_heads: heads of its queries, and of its keys.
@@ -47,45 +85,35 @@ class CausalDacSizes:
         codec_decoder_rates: factors of the upsampling of the decoder.
     """
 
+    RATE = "codec_sample_rate"
+
     num_codebooks: Annotated[int, Bounds(2, 64)] = 10
     codebook_size: CodebookSize = 4096
     codec_filename: Literal["codec.pth"] = "codec.pth"
     codec_sample_rate: SampleRate = 44_100
+    codec_frame_size: Annotated[
+        int | None, Equals("frame_samples", "codec_downsample_factor and codec_decoder_rates")
+    ] = None
     codec_post_n_layer: Layers = 8
     codec_post_n_head: Heads = 16
-    codec_post_n_local_heads: Heads = 16
+    codec_post_n_local_heads: Annotated[Heads, Divides("codec_post_n_head")] = 16
     codec_post_intermediate_size: Width = 3072
-    codec_head_dim: Width = 64
-    codec_window_size: Annotated[int, Bounds(2, 1 << 16)] = 128
+    codec_head_dim: Annotated[Width, Even(PAIRS)] = 64
+    codec_window_size: Window = 128
     codec_residual_codebook_size: CodebookSize = 1024
     codec_codebook_dim: Width = 8
     codec_latent_dim: Width = 1024
     codec_downsample_factor: Rates = (2, 2)
-    codec_decoder_dim: Width = 1536
-    codec_decoder_rates: Rates = (8, 8, 4, 2)
+    codec_decoder_dim: Annotated[Width, Halves("codec_decoder_rates")] = 1536
+    codec_decoder_rates: SomeRates = (8, 8, 4, 2)
 
-    def __post_init__(self) -> None:
-        check_bounds(self, "")
-        if self.codec_post_n_head % self.codec_post_n_local_heads:
-            raise ConfigError(
-                f"codec_post_n_local_heads: {self.codec_post_n_local_heads} does not divide "
-                f"codec_post_n_head, {self.codec_post_n_head}"
-            )
-        if self.codec_head_dim % 2:
-            raise ConfigError(
-                f"codec_head_dim: {self.codec_head_dim} is odd; rotary positions need pairs"
-            )
-        halvings = len(self.codec_decoder_rates)
-        if not halvings:
-            raise ConfigError("codec_decoder_rates: empty; at least 1 is needed")
-        if self.codec_decoder_dim % (1 << halvings):
-            raise ConfigError(
-                f"codec_decoder_dim: {self.codec_decoder_dim} cannot be halved {halvings} times"
-            )
+    @property
+    def tokens(self) -> TokenFormat:
+        residual = (self.codec_residual_codebook_size,) * (self.num_codebooks - 1)
+        return TokenFormat.uneven_codes((self.codebook_size, *residual))
 
     @property
     def frame_samples(self) -> int:
-        """Samples of audio for each frame of codes."""
         return math.prod(self.codec_downsample_factor) * math.prod(self.codec_decoder_rates)
 
     @property
@@ -95,48 +123,33 @@ class CausalDacSizes:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CausalDacConfig(CodecConfig):
-    """Configuration of the causal DAC."""
-
-    sizes: CausalDacSizes
-    weights: tuple[str, ...] = FILES
-
-
-def read(folder: Path) -> CausalDacConfig:
+def read(folder: Path) -> CodecConfig:
     """Reads the configuration of a folder, which is that of Fish Audio if there is no
-    `config.json`. Settings of the language model are skipped.
+    `config.json`.
 
     Raises:
-        ConfigError: a value is of another type, out of range, or does not fit another one; or the
-            folder is one of another model.
+        ConfigError: as `CodecConfig.reader`; or the folder is one of another model.
     """
     path = folder / CONFIG_JSON
     document = read_json(path) if path.is_file() else {}
     with prefixed(f"{path}: "):
         kind = document.get("model_type", MODEL_TYPES[0])
         if kind not in MODEL_TYPES:
+            names = ", ".join(MODEL_TYPES)
             raise ConfigError(
-                f"model_type: {kind!r:.80} is not supported; expected one of "
-                f"{', '.join(MODEL_TYPES)}"
+                f"model_type: {shown(kind)} is not supported; expected one of {names}"
             )
         if isinstance(section := document.get("text_config"), dict):  # of S2-Pro
             document = {**section, **document}
-        fields = known_fields(CausalDacSizes, document)
-        if kind == "arktts":
-            fields = {**_AUDIO8, **fields}
-        sizes = from_mapping(CausalDacSizes, fields, "")
-        samples = sizes.frame_samples
-        if (stated := document.get("codec_frame_size", samples)) != samples:
-            raise ConfigError(
-                f"codec_frame_size: {stated!r:.80}, but codec_downsample_factor and "
-                f"codec_decoder_rates give {samples}"
-            )
-    residual = (sizes.codec_residual_codebook_size,) * (sizes.num_codebooks - 1)
-    return CausalDacConfig(
-        tokens=TokenFormat.uneven_codes((sizes.codebook_size, *residual)),
-        sample_rate=sizes.codec_sample_rate,
-        samples_per_token=samples,
-        hop_blocks=_HOP_BLOCKS,
-        sizes=sizes,
-    )
+        # The other keys belong to the language model.
+        document = {
+            key: value
+            for key, value in document.items()
+            if key in ("num_codebooks", "codebook_size") or key.startswith("codec_")
+        }
+        format_ = AUDIO8 if kind == "arktts" else FORMAT
+        return CodecConfig.of(
+            format_.read(CausalDacSizes, document),
+            weights=FILES,
+            hop_blocks=(1, 32),  # the longest hop has 1.5 s
+        )

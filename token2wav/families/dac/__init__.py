@@ -2,6 +2,6 @@
 Snake.
 """
 
-from token2wav.families.dac.config import FILES, MODEL_TYPES, read
+from token2wav.families.dac.config import DECODER, FILES, MODEL_TYPES, WEIGHTS, read
 
-__all__ = ["FILES", "MODEL_TYPES", "read"]
+__all__ = ["DECODER", "FILES", "MODEL_TYPES", "WEIGHTS", "read"]

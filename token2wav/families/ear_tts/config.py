@@ -6,35 +6,48 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from token2wav.config.token_format import TokenFormat
-from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, prefixed
+from token2wav.config.values import Bounds
 from token2wav.errors import ConfigError
 from token2wav.published.codec_config import CodecConfig
+from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.formats import Format
+from token2wav.published.relations import AsLong, Below, Equals, Even
 from token2wav.published.sizes import (
     CodebookCount,
     CodebookSize,
+    FrameSamples,
     Kernel,
     Layers,
     Rate,
     Rates,
     SampleRate,
+    SomeRates,
     Width,
 )
-from token2wav.published.transformers_json import CONFIG_JSON, read_json
+from token2wav.published.weight_names import Codebooks, WeightNames
 
-FILES: tuple[str, ...] = ()
 CONFIG_KEYS = ("data", "model")
+FORMAT = Format(
+    section="model.speech_generation.model.codec_config",
+    names={"sample_rate": "/model.speech_generation.data.target_sample_rate"},
+)
 PREFIX = "tts_model.audio_codec."  # beginning of the names of the weights
+WEIGHTS = WeightNames(
+    parts=(f"{PREFIX}prvq.mus_list.", f"{PREFIX}decoder."),
+    renamed=(
+        (rf"^{PREFIX}(decoder\.)?", ""),
+        (r"^(prvq\.mus_list\.\d+)$", r"\1.entries"),
+    ),
+    codebooks=(Codebooks(r"prvq\.mus_list\.(\d{1,3})\.", "codebooks", ("entries",)),),
+)
 
-_SECTION = "model.speech_generation.model.codec_config"
-_RATE = "model.speech_generation.data.target_sample_rate"
+_EVEN = "a hop and a window have halves"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarTtsSizes:
+class EarTtsSizes(CodecSizes):
     """Sizes of the codec. Fields are those of the published configuration.
 
     Attributes:
@@ -49,36 +62,24 @@ class EarTtsSizes:
         wav_to_token_ratio: samples of audio for each frame of codes.
     """
 
+    RATE = "sample_rate"
+
     latent_size: Width
-    n_fft: Annotated[int, Bounds(4, 4096)]
-    hop_length: Rate
+    n_fft: Annotated[int, Bounds(4, 4096), Even(_EVEN)]
+    hop_length: Annotated[Rate, Even(_EVEN), Below("n_fft")]
     base_hidden_size: Width
-    channel_mult: Rates
-    rates: Rates
+    channel_mult: Annotated[Rates, AsLong("rates")]
+    rates: SomeRates
     num_blocks: Layers
     kernel_size: Kernel
     groups: Width = 1
     codebook_size: CodebookSize
     num_quantizers: CodebookCount
-    wav_to_token_ratio: Annotated[int, Bounds(1, 1 << 20)]
+    wav_to_token_ratio: Annotated[FrameSamples, Equals("frame_samples", "rates and hop_length")]
+    sample_rate: SampleRate = 22_050
 
     def __post_init__(self) -> None:
-        check_bounds(self, "")
-        if not self.rates or len(self.channel_mult) != len(self.rates):
-            raise ConfigError(
-                f"channel_mult: {len(self.channel_mult)} factors, but rates have "
-                f"{len(self.rates)}; the same number, at least 1, is needed"
-            )
-        if self.frame_samples != self.wav_to_token_ratio:
-            raise ConfigError(
-                f"wav_to_token_ratio: {self.wav_to_token_ratio}, but rates and hop_length give "
-                f"{self.frame_samples}"
-            )
-        if self.n_fft % 2 or self.hop_length % 2 or not self.hop_length < self.n_fft:
-            raise ConfigError(
-                f"hop_length: {self.hop_length} with n_fft {self.n_fft}; expected even numbers, "
-                "and windows that overlap"
-            )
+        super().__post_init__()
         for width in (self.latent_size, *self.widths):
             if width > 1 << 16 or width % self.groups:
                 raise ConfigError(
@@ -96,43 +97,4 @@ class EarTtsSizes:
         return math.prod(self.rates) * self.hop_length
 
 
-@dataclass(frozen=True, kw_only=True)
-class EarTtsConfig(CodecConfig):
-    """Configuration of EAR-TTS's codec."""
-
-    sizes: EarTtsSizes
-
-
-def read(folder: Path) -> EarTtsConfig:
-    """Reads the configuration of a folder. Settings of the language models are skipped.
-
-    Raises:
-        ConfigError: a value is missing, of another type, out of range, or does not fit another one.
-    """
-    path = folder / CONFIG_JSON
-    document = read_json(path)
-    with prefixed(f"{path}: "):
-        values = _nested(document, _SECTION)
-        if not isinstance(values, dict):
-            raise ConfigError(f"{_SECTION}: expected an object; this folder has no codec")
-        fields = EarTtsSizes.__dataclass_fields__
-        with prefixed(f"{_SECTION}."):
-            if missing := [name for name in fields if name not in values and name != "groups"]:
-                raise ConfigError(f"{missing[0]}: missing")
-            known = {name: values[name] for name in fields if name in values}
-            sizes = from_mapping(EarTtsSizes, known, "")
-        rate = _nested(document, _RATE)
-        rate = convert(22050 if rate is None else rate, SampleRate, _RATE)
-    return EarTtsConfig(
-        tokens=TokenFormat.codes(sizes.num_quantizers, sizes.codebook_size),
-        sample_rate=rate,
-        samples_per_token=sizes.frame_samples,
-        sizes=sizes,
-    )
-
-
-def _nested(document: Any, keys: str) -> Any:
-    """Returns the value at a path such as `model.data`; None if there is none."""
-    for key in keys.split("."):
-        document = document.get(key) if isinstance(document, dict) else None
-    return document
+read = CodecConfig.reader(EarTtsSizes, FORMAT)

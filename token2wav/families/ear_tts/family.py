@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.config.model_config import StageName
-from token2wav.errors import CheckpointError
-from token2wav.families.ear_tts.config import PREFIX, EarTtsSizes
-from token2wav.families.family import Family
+from token2wav.families.codec_family import CodecFamily
+from token2wav.families.ear_tts.config import WEIGHTS, EarTtsSizes
 from token2wav.layers.codebooks import Codebooks
 from token2wav.layers.combine import placed, run
 from token2wav.layers.convnext import ConvNeXt
@@ -26,12 +21,8 @@ from token2wav.layers.streaming import (
     WaveformNetwork,
     causal_conv,
 )
-from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
 _MOST_MAGNITUDE = 100.0
-_CODEBOOK = "prvq.mus_list."
-_DECODER = "decoder."
-_POINTWISE = re.compile(r"layers\.\d+\.pwconv\d\.weight")
 
 
 class EarTtsDecoder(WaveformNetwork):
@@ -105,31 +96,4 @@ class Synthesis(OverlapAdd):
         return self.add(frames, step)
 
 
-class EarTtsFamily(Family):
-    """Family of EAR-TTS."""
-
-    def network(self, config: Any, stage: StageName) -> nn.Module:
-        return EarTtsDecoder(config.sizes)
-
-    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        published = read_state(
-            path, (PREFIX + _CODEBOOK, PREFIX + _DECODER)
-        )  # the rest makes codes
-        weights = floating_tensors(published, path, lambda name: name.removeprefix(PREFIX))
-        current, books = {}, {}
-        for name, value in weights.items():
-            if name.startswith(_CODEBOOK):
-                books[name] = value
-            else:
-                name = name.removeprefix(_DECODER)
-                current[name] = value.flatten(1) if _POINTWISE.fullmatch(name) else value
-        names = [f"{_CODEBOOK}{number}" for number in range(network.input_channels)]
-        if missing := [name for name in names if name not in books]:
-            raise CheckpointError(f"{path}: {PREFIX}{missing[0]} is missing")
-        if len({book.shape for book in books.values()}) > 1 or len(books) > len(names):
-            raise CheckpointError(f"{path}: {PREFIX}{_CODEBOOK}*: more codebooks, or other shapes")
-        current["codebooks.entries"] = torch.stack([books[name] for name in names])
-        return fitting_weights(network, current, path)
-
-
-FAMILY = EarTtsFamily()
+FAMILY = CodecFamily(EarTtsDecoder, WEIGHTS)

@@ -2,8 +2,8 @@
 with projections, and the decoder of DAC.
 """
 
-from token2wav.families.higgs.config import CONFIG_KEYS, FILES, MODEL_TYPES, read
+from token2wav.families.higgs.config import CONFIG_KEYS, MODEL_TYPES, read
 
-__all__ = ["CONFIG_KEYS", "FILES", "MODEL_TYPES", "WEIGHT_PREFIXES", "read"]
+__all__ = ["CONFIG_KEYS", "MODEL_TYPES", "WEIGHT_PREFIXES", "read"]
 
 WEIGHT_PREFIXES = ("quantizer.quantizers.", "fc2.", "acoustic_decoder.")

@@ -2,6 +2,6 @@
 and causal transformers with patches.
 """
 
-from token2wav.families.moss.config import FILES, MODEL_TYPES, read
+from token2wav.families.moss.config import MODEL_TYPES, read
 
-__all__ = ["FILES", "MODEL_TYPES", "read"]
+__all__ = ["MODEL_TYPES", "read"]

@@ -4,46 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
 from token2wav.config.token_format import TokenFormat
-from token2wav.config.values import (
-    Bounds,
-    check_bounds,
-    convert,
-    from_mapping,
-    known_fields,
-    prefixed,
-)
+from token2wav.config.values import Bounds, Length, check_bounds
 from token2wav.errors import ConfigError
 from token2wav.published.codec_config import CodecConfig
+from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.formats import TRANSFORMERS, Format
+from token2wav.published.relations import Multiple, Only
 from token2wav.published.sizes import (
     CodebookCount,
     CodebookSize,
+    FrameSamples,
     Heads,
     Layers,
+    OptionalWidth,
     Rate,
+    RopeBase,
     SampleRate,
-    TokenRate,
     Width,
 )
-from token2wav.published.transformers_json import CONFIG_JSON, read_json
+from token2wav.published.weight_names import MOSHI_LAYERS, Codebooks, WeightNames
 
 MODEL_TYPES = ("moss-audio-tokenizer",)
-FILES: tuple[str, ...] = ()
+FORMAT = Format(
+    names={"sampling_rate": ("sampling_rate", "sample_rate")},
+    without_effect=(
+        *(*TRANSFORMERS, "version", "encoder_kwargs", "quantizer_type", "attention_backend"),
+        *("compute_dtype", "codec_weight_dtype", "codec_compute_dtype", "codec_load_dtype"),
+        *("channels_numbers", "reversed_decoder_kwargs", "sample_rate"),
+    ),
+)
+WEIGHTS = WeightNames(
+    parts=("quantizer.", "decoder."),
+    unused=r"^quantizer\.(quantizers\.\d+\.in_proj|input_proj)\.",  # make codes
+    renamed=((r"^quantizer\.output_proj\.", "output_proj."), *MOSHI_LAYERS),
+    codebooks=(Codebooks(r"quantizer\.quantizers\.(\d{1,3})\.", "quantizer"),),
+)
 
-_MOST_PARTS = 64
-_TRANSFORMER, _PATCHES = "Transformer", "PatchedPretransform"
-_CODES, _PARTS = "quantizer_kwargs", "decoder_kwargs"
-Seconds = Annotated[float, Bounds(0.001, 10_000)]
-Channels = Annotated[int, Bounds(1, 2)]
+_PARTS = "decoder_kwargs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizerSizes:
-    """Sizes of the codebooks. Fields and defaults are the published ones. All kinds of codebooks
-    (`quantizer_type`) have the same decoder.
+    """Sizes of the codebooks. All kinds of codebooks (`quantizer_type`) have the same decoder.
 
     Attributes:
         num_quantizers, codebook_size, codebook_dim: codebooks, their entries, and the length of an
@@ -53,15 +58,20 @@ class QuantizerSizes:
         input_dim: channels of the encoder's output.
     """
 
+    WITHOUT_EFFECT: ClassVar = (
+        *("quantizer_type", "quantizer_dropout", "commitment", "decay", "epsilon", "threshold_ema"),
+        *("kmeans_init", "kmeans_iters", "commitment_loss_weight", "codebook_loss_weight"),
+    )
+
     input_dim: Width = 768
-    rvq_dim: Annotated[int | None, Bounds(1, 1 << 16)] = 512
-    output_dim: Annotated[int | None, Bounds(1, 1 << 16)] = 768
+    rvq_dim: OptionalWidth = 512
+    output_dim: OptionalWidth = 768
     num_quantizers: CodebookCount = 32
     codebook_size: CodebookSize = 1024
     codebook_dim: Width = 8
 
     def __post_init__(self) -> None:
-        check_bounds(self, _CODES)
+        check_bounds(self, "")
 
     @property
     def width(self) -> int:
@@ -76,47 +86,46 @@ class QuantizerSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerPart:
-    """Part of the decoder that is a transformer. Fields have the published names.
+    """Part of the decoder that is a transformer.
 
     Attributes:
         input_dimension, output_dimension: channels before and after the part.
         d_model, dim_feedforward: channels inside.
         max_period: base of rotary positions.
         context_duration: seconds that a position attends to; None for the value of the model.
-        layer_scale: first value of the scales in the training; None for no scales.
-        causal, norm, positional_embedding, gating: variants, of which only the published one is
-            supported.
+        layer_scale: first value of the scales in the training. A part has scales.
     """
 
+    WITHOUT_EFFECT: ClassVar = ("conv_layout",)
+
+    module_type: Literal["Transformer"] = "Transformer"
     input_dimension: Width
     output_dimension: Width
-    d_model: Width
+    d_model: Annotated[Width, Multiple("pairs", "twice num_heads; rotary positions need pairs")]
     dim_feedforward: Width
     num_heads: Heads
     num_layers: Layers
-    max_period: Annotated[float, Bounds(1, 1e9)] = 10_000.0
+    max_period: RopeBase = 10_000.0
     context_duration: Annotated[float | None, Bounds(0.001, 10_000)] = None
     layer_scale: Annotated[float, Bounds(-1e9, 1e9)]
-    causal: bool = True
+    causal: Annotated[bool, Only(True)] = True
     norm: Literal["layer_norm"] = "layer_norm"
     positional_embedding: Literal["rope"] = "rope"
     gating: Literal["none"] = "none"
 
     def __post_init__(self) -> None:
         check_bounds(self, "")
-        if not self.causal:
-            raise ConfigError("causal: False is not supported; expected True")
-        if self.d_model % (2 * self.num_heads):
-            raise ConfigError(
-                f"d_model: {self.d_model} is no multiple of {2 * self.num_heads}, twice num_heads; "
-                "rotary positions need pairs"
-            )
+
+    @property
+    def pairs(self) -> int:
+        return 2 * self.num_heads
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchPart:
     """Part of the decoder that turns channels into `patch_size` times as many positions."""
 
+    module_type: Literal["PatchedPretransform"] = "PatchedPretransform"
     patch_size: Rate
 
     def __post_init__(self) -> None:
@@ -126,51 +135,33 @@ class PatchPart:
 Part = TransformerPart | PatchPart
 
 
-def _published_parts() -> tuple[Part, ...]:
-    def transformer(inputs: int, outputs: int, width: int, layers: int, heads: int) -> Part:
-        return TransformerPart(
-            input_dimension=inputs,
-            output_dimension=outputs,
-            d_model=width,
-            dim_feedforward=4 * width,
-            num_heads=heads,
-            num_layers=layers,
-            layer_scale=0.01,
-        )
-
-    return (
-        transformer(768, 1280, 1280, 32, 20),
-        PatchPart(patch_size=2),
-        transformer(640, 768, 768, 12, 12),
-        PatchPart(patch_size=2),
-        transformer(384, 768, 768, 12, 12),
-        PatchPart(patch_size=2),
-        transformer(384, 240, 768, 12, 12),
-        PatchPart(patch_size=240),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class MossSizes:
+class MossSizes(CodecSizes):
     """Sizes of the decoder.
 
     Attributes:
-        sampling_rate: samples per second.
         downsample_rate: samples of each channel for a frame of codes.
-        channels: channels of the audio: 1, or 2 in version 2 of the codec. The decoder makes the
-            samples of two channels in turn.
-        context_duration: seconds that a position of a transformer attends to.
-        parts: parts of the decoder, in their order.
+        number_channels: channels of the audio: 1, or 2 in version 2 of the codec. The decoder makes
+            the samples of two channels in turn. None for 1.
+        causal_transformer_context_duration: seconds that a position of a transformer attends to.
+        decoder_kwargs: parts of the decoder, in their order; None for the published ones.
     """
 
-    sampling_rate: SampleRate
-    downsample_rate: Annotated[int, Bounds(1, 1 << 20)]
-    channels: Channels = 1
-    context_duration: Seconds
-    quantizer: QuantizerSizes
-    parts: tuple[Part, ...]
+    sampling_rate: SampleRate = 24_000
+    downsample_rate: FrameSamples = 1920
+    number_channels: Annotated[int | None, Bounds(1, 2)] = None
+    enable_channel_interleave: bool | None = None
+    causal_transformer_context_duration: Annotated[float, Bounds(0.001, 10_000)] = 10.0
+    quantizer_kwargs: QuantizerSizes | None = None
+    decoder_kwargs: Annotated[tuple[Part, ...] | None, Length(64, least=1)] = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.channels > 1 and self.enable_channel_interleave is False:
+            raise ConfigError(
+                "enable_channel_interleave: expected true; only decoders that make the samples of "
+                "the channels in turn are supported"
+            )
         channels, samples = self.quantizer.latents, 1
         for index, part in enumerate(self.parts):
             if isinstance(part, TransformerPart):
@@ -200,16 +191,62 @@ class MossSizes:
                     f"{_PARTS}[{index}]: a window of {window} positions; 2 to 65536 are allowed"
                 )
 
+    @property
+    def tokens(self) -> TokenFormat:
+        codes = self.quantizer
+        return TokenFormat.codes(codes.num_quantizers, codes.codebook_size, fewer=True)
+
+    @property
+    def frame_samples(self) -> int:
+        return self.downsample_rate
+
+    @property
+    def channels(self) -> int:
+        return self.number_channels or 1
+
+    @property
+    def quantizer(self) -> QuantizerSizes:
+        return self.quantizer_kwargs or QuantizerSizes()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.decoder_kwargs or _PUBLISHED
+
     def windows(self) -> Iterator[tuple[int, int]]:
         """Yields the index of each transformer, and the number of positions that a position attends
         to, itself included.
         """
         rate = self.sampling_rate / self.downsample_rate
+        seconds = self.causal_transformer_context_duration
         for index, part in enumerate(self.parts):
             if isinstance(part, TransformerPart):
-                yield index, round(rate * (part.context_duration or self.context_duration))
+                yield index, round(rate * (part.context_duration or seconds))
             else:
                 rate *= part.patch_size
+
+
+def _transformer(inputs: int, outputs: int, width: int, layers: int, heads: int) -> Part:
+    return TransformerPart(
+        input_dimension=inputs,
+        output_dimension=outputs,
+        d_model=width,
+        dim_feedforward=4 * width,
+        num_heads=heads,
+        num_layers=layers,
+        layer_scale=0.01,
+    )
+
+
+_PUBLISHED = (
+    _transformer(768, 1280, 1280, 32, 20),
+    PatchPart(patch_size=2),
+    _transformer(640, 768, 768, 12, 12),
+    PatchPart(patch_size=2),
+    _transformer(384, 768, 768, 12, 12),
+    PatchPart(patch_size=2),
+    _transformer(384, 240, 768, 12, 12),
+    PatchPart(patch_size=240),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,78 +260,4 @@ class MossConfig(CodecConfig):
         return self.sizes.channels
 
 
-def read(folder: Path) -> MossConfig:
-    """Reads the configuration of a folder. Settings of the encoder and of the training are skipped.
-
-    Raises:
-        ConfigError: a value is of another type, out of range, or of an unsupported variant.
-    """
-    path = folder / CONFIG_JSON
-    document = read_json(path)
-    with prefixed(f"{path}: "):
-        sizes = _sizes(document)
-        rate = sizes.sampling_rate / sizes.downsample_rate
-        convert(rate, TokenRate, "frames per second")  # checks its range
-    quantizer = sizes.quantizer
-    return MossConfig(
-        tokens=TokenFormat.codes(quantizer.num_quantizers, quantizer.codebook_size, fewer=True),
-        sample_rate=sizes.sampling_rate,
-        samples_per_token=sizes.downsample_rate,
-        sizes=sizes,
-    )
-
-
-def _sizes(document: dict[str, Any]) -> MossSizes:
-    channels = document.get("number_channels")
-    channels = 1 if channels is None else convert(channels, Channels, "number_channels")
-    if channels > 1 and document.get("enable_channel_interleave") not in (None, True):
-        raise ConfigError(
-            "enable_channel_interleave: expected true; only decoders that make the samples of the "
-            "channels in turn are supported"
-        )
-    codes = document.get(_CODES) or {}
-    if not isinstance(codes, dict):
-        raise ConfigError(f"{_CODES}: expected an object, got {type(codes).__name__}")
-    seconds, samples = "causal_transformer_context_duration", "downsample_rate"
-    rate = document.get("sampling_rate", document.get("sample_rate", 24_000))
-    return MossSizes(
-        sampling_rate=convert(rate, SampleRate, "sampling_rate"),
-        downsample_rate=convert(
-            document.get(samples, 1920), Annotated[int, Bounds(1, 1 << 20)], samples
-        ),
-        channels=channels,
-        context_duration=convert(document.get(seconds, 10.0), Seconds, seconds),
-        quantizer=from_mapping(QuantizerSizes, known_fields(QuantizerSizes, codes), _CODES),
-        parts=_parts(document.get(_PARTS)),
-    )
-
-
-def _parts(entries: Any) -> tuple[Part, ...]:
-    if entries is None:
-        return _published_parts()
-    if not isinstance(entries, list) or not 1 <= len(entries) <= _MOST_PARTS:
-        raise ConfigError(f"{_PARTS}: expected a list of 1 to {_MOST_PARTS} objects")
-    parts: list[Part] = []
-    for index, part in enumerate(entries):
-        name = f"{_PARTS}[{index}]"
-        if not isinstance(part, dict):
-            raise ConfigError(f"{name}: expected an object, got {type(part).__name__}")
-        kind = part.get("module_type")
-        if kind not in (_TRANSFORMER, _PATCHES):
-            raise ConfigError(
-                f"{name}.module_type: {kind!r:.40} is neither {_TRANSFORMER} nor {_PATCHES}"
-            )
-        parts.append(_part(TransformerPart if kind == _TRANSFORMER else PatchPart, part, name))
-    return tuple(parts)
-
-
-def _part(kind: type[TransformerPart] | type[PatchPart], part: dict[str, Any], name: str) -> Part:
-    """Reads a part. Settings that only the training needs are skipped."""
-    fields = known_fields(kind, part)
-    required = {"input_dimension", "output_dimension", "d_model", "num_heads", "num_layers"}
-    required |= {"dim_feedforward", "layer_scale"}
-    needed = required if kind is TransformerPart else {"patch_size"}
-    if missing := sorted(needed - fields.keys()):
-        raise ConfigError(f"{name}.{missing[0]}: missing")
-    with prefixed(f"{name}."):
-        return from_mapping(kind, fields, name)
+read = MossConfig.reader(MossSizes, FORMAT)

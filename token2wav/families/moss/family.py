@@ -6,17 +6,13 @@ turn the channels of a position into several positions.
 
 from __future__ import annotations
 
-import re
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from token2wav.config.model_config import StageName
-from token2wav.families.family import Family
-from token2wav.families.moss.config import MossSizes, TransformerPart
+from token2wav.families.codec_family import CodecFamily
+from token2wav.families.moss.config import WEIGHTS, MossSizes, TransformerPart
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.combine import placed
 from token2wav.layers.feed_forward import FeedForward
@@ -29,18 +25,8 @@ from token2wav.layers.streaming import (
     WaveformNetwork,
 )
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
-from token2wav.networks.codec_weights import BOOK, converted
-from token2wav.networks.moshi_layers import attention_rows, layer_name
-from token2wav.networks.weights import (
-    fitting_weights,
-    floating_tensors,
-    read_state,
-)
 
 _NORM_EPS = 1e-5
-_ENCODING = re.compile(r"quantizer\.(?:quantizers\.\d+\.in_proj|input_proj)\..+")  # makes codes
-_OUTPUT = "quantizer.output_proj."
-_PART = re.compile(r"decoder\.(\d{1,3})\.")
 
 
 class Moss(WaveformNetwork):
@@ -90,7 +76,6 @@ class ProjectedTransformer(StreamModule):
 
     def __init__(self, part: TransformerPart, window: int, project_always: bool) -> None:
         super().__init__()
-        self.heads = part.num_heads
         self.input_proj = _projection(part.input_dimension, part.d_model, always=project_always)
         self.transformer = WindowTransformer(
             TransformerSizes(
@@ -139,31 +124,4 @@ def _projection(
     return nn.Linear(inputs, outputs, bias=bias)
 
 
-class MossFamily(Family):
-    """Family of the MOSS Audio Tokenizer."""
-
-    def network(self, config: Any, stage: StageName) -> nn.Module:
-        return Moss(config.sizes)
-
-    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        # The encoder, about half of the weights, stays in the files.
-        state = {
-            name: value
-            for name, value in read_state(path, ("quantizer.", "decoder.")).items()
-            if not _ENCODING.fullmatch(name)
-        }
-        named = floating_tensors(state, path, layer_name)
-        weights: dict[str, torch.Tensor] = {}
-        for name, value in converted(named, BOOK, path).items():
-            if name.startswith(_OUTPUT):
-                # The weight of a convolution with a kernel of 1, and its bias.
-                weights[name.removeprefix("quantizer.")] = value.squeeze(-1).contiguous()
-            elif (match := _PART.match(name)) and match[1] in network.decoder:
-                part = network.decoder[match[1]]
-                weights |= attention_rows(name, value, getattr(part, "heads", 1))
-            else:
-                weights[name] = value
-        return fitting_weights(network, weights, path)
-
-
-FAMILY = MossFamily()
+FAMILY = CodecFamily(Moss, WEIGHTS)

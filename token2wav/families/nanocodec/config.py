@@ -11,28 +11,46 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from token2wav.config.strict_yaml import parse_yaml, read_bounded
-from token2wav.config.token_format import TokenFormat
-from token2wav.config.values import Bounds, Length, check_bounds, convert, from_mapping, prefixed
+from token2wav.config.values import Bounds, Length, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.nanocodec.archive import CONFIG, WEIGHTS, read_member
+from token2wav.published.checkpoint_files import only_file
 from token2wav.published.codec_config import CodecConfig
-from token2wav.published.sizes import Kernel, Kernels, Rates, SampleRate, Width
+from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.formats import Format
+from token2wav.published.nemo_archive import CONFIG, WEIGHTS, read_member
+from token2wav.published.relations import Equals, Gives, Halves
+from token2wav.published.sizes import Kernel, SampleRate, SomeRates, Width
+from token2wav.published.weight_names import WeightNames
 
 ARCHIVE = "*.nemo"
 FILES = (ARCHIVE, CONFIG)
 # Names of files with the weights in a folder without an archive, in order of preference.
 WEIGHTS_FILES = ("model_weights.safetensors", "model.safetensors", WEIGHTS)
+NAMES = WeightNames(
+    parts=("audio_decoder.",),
+    renamed=((r"^audio_decoder\.", ""), (r"\.conv\.", "."), (r"\.activation\.snake_act\.", ".")),
+)
 
-_DECODER, _QUANTIZER = "CausalHiFiGANDecoder", "GroupFiniteScalarQuantizer"
+_SECTIONS = {
+    "audio_decoder": "CausalHiFiGANDecoder",
+    "vector_quantizer": "GroupFiniteScalarQuantizer",
+}
+_QUANTIZER = ("num_groups", "num_levels_per_group")
+_TOP = ("sample_rate", "samples_per_frame")
 
-Levels = Annotated[tuple[Annotated[int, Bounds(2, 4096)], ...], Length(16)]
+SomeKernels = Annotated[tuple[Kernel, ...], Length(16, least=1)]
+Levels = Annotated[tuple[Annotated[int, Bounds(2, 4096)], ...], Length(16, least=1)]
 
 
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Sizes of the decoder, a causal HiFi-GAN. Fields have the published names.
+@dataclass(frozen=True, kw_only=True)
+class NanoCodecSizes(CodecSizes):
+    """Sizes of the decoder, a causal HiFi-GAN, and of the quantiser. Fields have the published
+    names.
 
     Attributes:
+        samples_per_frame: samples of audio for each frame of codes.
+        num_groups: codes of a frame.
+        num_levels_per_group: levels of every value of a group.
         input_dim: channels of the dequantised codes.
         up_sample_rates: factor of every upsampling.
         base_channels: channels of the first convolution; every upsampling halves them.
@@ -46,154 +64,77 @@ class DecoderConfig:
             input channels only.
     """
 
-    input_dim: Width
-    up_sample_rates: Rates = (8, 8, 2, 2)
-    base_channels: Width = 512
+    RATE, CODES = "sample_rate", ("num_groups", "codebook_size")
+
+    sample_rate: SampleRate
+    samples_per_frame: Annotated[
+        int | None, Bounds(1, 1 << 20), Equals("frame_samples", "up_sample_rates")
+    ] = None
+    num_groups: Annotated[int, Bounds(1, 64)]
+    num_levels_per_group: Annotated[Levels, Gives("codebook_size", 1 << 20, "codes")]
+    input_dim: Annotated[Width, Equals("code_values", "num_groups and num_levels_per_group")]
+    up_sample_rates: SomeRates = (8, 8, 2, 2)
+    base_channels: Annotated[Width, Halves("up_sample_rates")] = 512
     in_kernel_size: Kernel = 7
     out_kernel_size: Kernel = 3
-    resblock_kernel_sizes: Kernels = (3, 7, 11)
-    resblock_dilation_sizes: Kernels = (1, 3, 5)
+    resblock_kernel_sizes: SomeKernels = (3, 7, 11)
+    resblock_dilation_sizes: SomeKernels = (1, 3, 5)
     activation: Literal["half_snake"] = "half_snake"
     output_activation: Literal["tanh", "clamp"] = "tanh"
     pad_mode: Literal["zeros"] = "zeros"
     n_groups_equal_to_out_channels: bool = True
 
-    def __post_init__(self) -> None:
-        check_bounds(self, "audio_decoder")
-        for name in ("up_sample_rates", "resblock_kernel_sizes", "resblock_dilation_sizes"):
-            if not getattr(self, name):
-                raise ConfigError(f"audio_decoder.{name}: empty; at least 1 is needed")
-        least = 1 << len(self.up_sample_rates)
-        if self.base_channels % least:
-            raise ConfigError(
-                f"audio_decoder.base_channels: {self.base_channels} is not a multiple of {least}, "
-                f"which {len(self.up_sample_rates)} stages need, because each halves the channels"
-            )
-
     @property
     def frame_samples(self) -> int:
         return math.prod(self.up_sample_rates)
 
-
-@dataclass(frozen=True)
-class QuantizerConfig:
-    """Sizes of the quantiser.
-
-    Attributes:
-        num_groups: codes of a frame.
-        num_levels_per_group: levels of every value of a group.
-    """
-
-    num_groups: Annotated[int, Bounds(1, 64)]
-    num_levels_per_group: Levels
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "vector_quantizer")
-        if not self.num_levels_per_group:
-            raise ConfigError("vector_quantizer.num_levels_per_group: empty; at least 1 is needed")
-        if self.codebook_size > _MOST_CODES:
-            raise ConfigError(
-                f"vector_quantizer.num_levels_per_group: {self.codebook_size} codes; at most "
-                f"{_MOST_CODES} are allowed"
-            )
-
     @property
     def codebook_size(self) -> int:
+        """Values of a code."""
         return math.prod(self.num_levels_per_group)
 
-
-_MOST_CODES = 1 << 20
-
-
-@dataclass(frozen=True)
-class NanoCodecSizes:
-    """Sizes of the decoder, and of the quantiser."""
-
-    decoder: DecoderConfig
-    quantizer: QuantizerConfig
+    @property
+    def code_values(self) -> int:
+        """Values of a frame of codes."""
+        return self.num_groups * len(self.num_levels_per_group)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NanoCodecConfig(CodecConfig):
-    """Configuration of a NanoCodec."""
+_DECODER = set(NanoCodecSizes.__dataclass_fields__) - {*_QUANTIZER, *_TOP}
+FORMAT = Format(
+    names={
+        **{name: f"vector_quantizer.{name}" for name in _QUANTIZER},
+        **{name: f"audio_decoder.{name}" for name in sorted(_DECODER)},
+    },
+    without_effect=tuple(f"{section}._target_" for section in _SECTIONS),
+)
 
-    sizes: NanoCodecSizes
 
-
-def read(folder: Path) -> NanoCodecConfig:
+def read(folder: Path) -> CodecConfig:
     """Reads the configuration of a folder with a `.nemo` archive, or with its unpacked files.
 
     Raises:
-        ConfigError: a value is missing, of another type or out of range; or the codec has another
-            decoder or quantiser.
+        ConfigError: as `CodecConfig.reader`; or the codec has another decoder or quantiser.
         CheckpointError: the archive cannot be read.
     """
-    archive = _archive_in(folder)
+    archive = only_file(folder, (ARCHIVE,))
     path = archive or folder / CONFIG
     content = read_member(archive, CONFIG).getvalue() if archive else read_bounded(path)
     with prefixed(f"{path}: "):
-        return _config_from(parse_yaml(content), (archive.name,) if archive else WEIGHTS_FILES)
-
-
-def _archive_in(folder: Path) -> Path | None:
-    """Returns the archive in a folder; None if there is none.
-
-    Raises:
-        ConfigError: the folder has several.
-    """
-    archives = sorted(folder.glob(ARCHIVE))
-    if len(archives) > 1:
-        names = ", ".join(path.name for path in archives[:4])
-        raise ConfigError(f"{folder}: {len(archives)} archives, expected one: {names}")
-    return archives[0] if archives else None
-
-
-def _config_from(document: Any, weights: tuple[str, ...]) -> NanoCodecConfig:
-    if not isinstance(document, dict):
-        raise ConfigError(f"expected a mapping, got {type(document).__name__}")
-    decoder = from_mapping(
-        DecoderConfig, _section(document, "audio_decoder", _DECODER), "audio_decoder"
-    )
-    quantizer = from_mapping(
-        QuantizerConfig, _section(document, "vector_quantizer", _QUANTIZER), "vector_quantizer"
-    )
-    sample_rate = convert(document.get("sample_rate"), SampleRate, "sample_rate")
-    values = quantizer.num_groups * len(quantizer.num_levels_per_group)
-    if decoder.input_dim != values:
-        raise ConfigError(
-            f"audio_decoder.input_dim: {decoder.input_dim}, but vector_quantizer gives {values} "
-            "values for each frame"
+        document = parse_yaml(content)
+        if not isinstance(document, dict):
+            raise ConfigError(f"expected a mapping, got {type(document).__name__}")
+        for name, kind in _SECTIONS.items():
+            section = document.get(name)
+            target = section.get("_target_") if isinstance(section, dict) else None
+            if not isinstance(target, str) or target.rpartition(".")[2] != kind:
+                raise ConfigError(
+                    f"{name}._target_: {target!r:.80} is not supported; expected {kind}"
+                )
+        # The other keys belong to encoder, discriminator and training.
+        values: dict[str, Any] = {
+            key: value for key, value in document.items() if key in {*_SECTIONS, *_TOP}
+        }
+        return CodecConfig.of(
+            FORMAT.read(NanoCodecSizes, values),
+            weights=(archive.name,) if archive else WEIGHTS_FILES,
         )
-    samples = convert(
-        document.get("samples_per_frame", decoder.frame_samples), _Samples, "samples_per_frame"
-    )
-    if samples != decoder.frame_samples:
-        raise ConfigError(
-            f"samples_per_frame: {samples}, but audio_decoder.up_sample_rates give "
-            f"{decoder.frame_samples}"
-        )
-    return NanoCodecConfig(
-        tokens=TokenFormat.codes(quantizer.num_groups, quantizer.codebook_size),
-        sample_rate=sample_rate,
-        samples_per_token=samples,
-        sizes=NanoCodecSizes(decoder, quantizer),
-        weights=weights,
-    )
-
-
-_Samples = Annotated[int, Bounds(1, 1 << 20)]
-
-
-def _section(document: dict[Any, Any], name: str, kind: str) -> dict[Any, Any]:
-    """Returns a section without its class name.
-
-    Raises:
-        ConfigError: the section is missing, or belongs to another class than `kind`.
-    """
-    section = document.get(name)
-    if not isinstance(section, dict):
-        raise ConfigError(f"{name}: expected a mapping, got {type(section).__name__}")
-    target = section.get("_target_")
-    if not isinstance(target, str) or target.rpartition(".")[2] != kind:
-        raise ConfigError(f"{name}._target_: {target!r:.80} is not supported; expected {kind}")
-    return {key: value for key, value in section.items() if key != "_target_"}

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.families.nanocodec.config import DecoderConfig, QuantizerConfig
+from token2wav.families.nanocodec.config import NanoCodecSizes
 from token2wav.layers.combine import Chain, Mean, Residual, placed, run
 from token2wav.layers.streaming import (
     OFFLINE,
@@ -33,10 +33,10 @@ class NanoCodec(WaveformNetwork):
 
     input_dtype = torch.int32
 
-    def __init__(self, config: DecoderConfig, quantizer: QuantizerConfig) -> None:
+    def __init__(self, config: NanoCodecSizes) -> None:
         super().__init__()
-        self.input_channels, self.frame_samples = quantizer.num_groups, config.frame_samples
-        self.codes = GroupedCodes(quantizer.num_levels_per_group)
+        self.input_channels, self.frame_samples = config.num_groups, config.frame_samples
+        self.codes = GroupedCodes(config.num_levels_per_group)
         channels = config.base_channels
         self.pre_conv = causal_conv(config.input_dim, channels, config.in_kernel_size)
         self.activations, self.up_sample_conv_layers, self.res_layers = (
@@ -121,7 +121,7 @@ class HalfSnake(FreezableLayer):
 class ResidualLayer(StreamModule):
     """Mean of parallel residual blocks with kernels of different sizes."""
 
-    def __init__(self, channels: int, config: DecoderConfig) -> None:
+    def __init__(self, channels: int, config: NanoCodecSizes) -> None:
         super().__init__()
         dilations, kernels = config.resblock_dilation_sizes, config.resblock_kernel_sizes
         self.res_blocks = nn.ModuleList(

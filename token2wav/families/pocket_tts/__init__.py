@@ -1,5 +1,5 @@
 """The codec of Pocket TTS: the decoder of Mimi without codebooks, for continuous latents."""
 
-from token2wav.families.pocket_tts.config import FILES, MODEL_TYPES, read
+from token2wav.families.pocket_tts.config import MODEL_TYPES, read
 
-__all__ = ["FILES", "MODEL_TYPES", "read"]
+__all__ = ["MODEL_TYPES", "read"]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
-from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds
-from token2wav.published.codec_config import CodecConfig, read_seanet_sizes
+from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import SeanetSizes
-from token2wav.published.sizes import Layers, Rates, Width
+from token2wav.published.formats import MIMI
+from token2wav.published.sizes import Layers, SomeRates, Width
+from token2wav.published.weight_names import WRAPPERS, WeightNames
 
-FILES = ()
 MODEL_TYPES = ("pocket_tts_audio_tokenizer",)
+WEIGHTS = WeightNames(
+    parts=("latent_proj.", "decoder."),
+    renamed=((r"^decoder\.", ""), (r"^decoder_seanet\.", "decoder."), WRAPPERS),
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,9 @@ class PocketSizes(SeanetSizes):
         latent_stride: positions of the transformer for each latent.
     """
 
-    upsampling_ratios: Rates = (6, 5, 4)
+    LATENT = "latent_dim"
+
+    upsampling_ratios: SomeRates = (6, 5, 4)
     num_hidden_layers: Layers = 2
     hidden_act: Literal["gelu", "gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
     latent_dim: Width = 32
@@ -36,24 +41,4 @@ class PocketSizes(SeanetSizes):
         return self.latent_stride
 
 
-@dataclass(frozen=True, kw_only=True)
-class PocketConfig(CodecConfig):
-    """Configuration of the codec of Pocket TTS."""
-
-    sizes: PocketSizes
-
-
-def read(folder: Path) -> PocketConfig:
-    """Reads the configuration of a folder. Settings of the encoder are skipped.
-
-    Raises:
-        ConfigError: a value is of another type, out of range, or of an unsupported variant.
-    """
-    sizes = read_seanet_sizes(folder, PocketSizes)
-    samples = sizes.frame_samples
-    return PocketConfig(
-        tokens=TokenFormat.latents(sizes.latent_dim),
-        sample_rate=sizes.sampling_rate,
-        samples_per_token=samples,
-        sizes=sizes,
-    )
+read = CodecConfig.reader(PocketSizes, MIMI)

@@ -2,8 +2,8 @@
 decoder with Snake activations.
 """
 
-from token2wav.families.qwen3.config import FILES, MODEL_TYPES, read
+from token2wav.families.qwen3.config import MODEL_TYPES, read
 
-__all__ = ["FILES", "MODEL_TYPES", "WEIGHT_PREFIXES", "read"]
+__all__ = ["MODEL_TYPES", "WEIGHT_PREFIXES", "read"]
 
 WEIGHT_PREFIXES = ("decoder.", "code2wav.")

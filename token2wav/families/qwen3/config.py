@@ -6,42 +6,77 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from token2wav.config.token_format import TokenFormat
-from token2wav.config.values import (
-    Bounds,
-    check_bounds,
-    convert,
-    from_mapping,
-    known_fields,
-    prefixed,
-)
+from token2wav.config.values import Bounds
 from token2wav.errors import ConfigError
 from token2wav.published.codec_config import CodecConfig
+from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.formats import ROPE_THETA, ROPE_TYPES, TRANSFORMERS, Format
 from token2wav.published.registry import unfilled_network
+from token2wav.published.relations import Equals, Even, Halves, Only
 from token2wav.published.sizes import (
+    PAIRS,
     CodebookCount,
     CodebookSize,
+    Epsilon,
     Heads,
     Layers,
+    OptionalWidth,
     Rates,
+    RopeBase,
     SampleRate,
+    SomeRates,
     Width,
+    Window,
 )
-from token2wav.published.transformers_json import CONFIG_JSON, read_json
+from token2wav.published.weight_names import Codebooks, WeightNames
 
-TOKENIZER, OMNI = "qwen3_tts_tokenizer_12hz", "qwen3_omni_moe"
-MODEL_TYPES = (TOKENIZER, OMNI)
-FILES: tuple[str, ...] = ()
-
-_SECTIONS = {TOKENIZER: "decoder_config", OMNI: "code2wav_config"}
-_OMNI_RATE = 24_000  # Hz; the configuration of Qwen3-Omni does not contain it
+_UNUSED = (
+    *(*TRANSFORMERS, "layer_scale_initial_scale", "num_semantic_quantizers"),
+    *("semantic_codebook_size", "vector_quantization_hidden_dimension", "layer_types"),
+)
+_TOP = ("output_sample_rate", "decode_upsample_rate")
+FORMATS = {
+    "qwen3_tts_tokenizer_12hz": Format(
+        section="decoder_config",
+        names={**ROPE_THETA, **{name: f"/{name}" for name in _TOP}},
+        defaults={"codebook_dim": 512, "latent_dim": 1024},  # the published sizes
+        only=ROPE_TYPES,
+        without_effect=_UNUSED,
+    ),
+    "qwen3_omni_moe": Format(
+        section="code2wav_config",
+        names={**ROPE_THETA, **dict.fromkeys(("codebook_dim", "latent_dim", *_TOP), ())},
+        only=ROPE_TYPES,
+        without_effect=(*_UNUSED, "codebook_dim", "latent_dim"),
+    ),
+}
+MODEL_TYPES = tuple(FORMATS)
+WEIGHTS = WeightNames(
+    parts=("decoder.", "code2wav."),
+    unused=r"\.quantizer\..*(\.input_proj\.|initialized$|inited$)",  # make codes
+    renamed=(
+        (r"^(decoder|code2wav)\.", ""),
+        (r"^(?=quantizer\.|pre_conv\.|code_embedding\.)", "front."),
+        (r"^front\.quantizer\.rvq_first\.", "front.quantizer.semantic."),
+        (r"^front\.quantizer\.rvq_rest\.", "front.quantizer.acoustic."),
+        (r"\.conv\.", "."),  # wrapper
+        (r"^pre_transformer\.layers\.", "pre_transformer.window.layers."),
+    ),
+    codebooks=tuple(
+        Codebooks(
+            rf"front\.quantizer\.{kind}\.vq\.layers\.(\d{{1,3}})\._codebook\.",
+            f"front.quantizer.{kind}",
+            ("embedding_sum", "cluster_usage"),
+        )
+        for kind in ("semantic", "acoustic")
+    ),
+)
 
 
 @dataclass(frozen=True)
-class DecoderSizes:
+class DecoderSizes(CodecSizes):
     """Sizes of a decoder. Fields and defaults are the published ones.
 
     Attributes:
@@ -60,7 +95,10 @@ class DecoderSizes:
         codebook_dim, latent_dim: only of the tokenizer: channels of the sum of entries, and
             channels around the transformer. None for Code2Wav, which averages embeddings of
             `hidden_size` channels.
+        output_sample_rate: samples per second; the configuration of Qwen3-Omni does not contain it.
     """
+
+    RATE = "output_sample_rate"
 
     codebook_size: CodebookSize = 2048
     num_quantizers: CodebookCount = 16
@@ -68,41 +106,30 @@ class DecoderSizes:
     num_hidden_layers: Layers = 8
     intermediate_size: Width = 3072
     num_attention_heads: Heads = 16
-    num_key_value_heads: Heads = 16
-    head_dim: Annotated[int | None, Bounds(1, 1 << 16)] = None
+    num_key_value_heads: Annotated[Heads, Equals("num_attention_heads")] = 16
+    head_dim: OptionalWidth = None
     hidden_act: Literal["silu"] = "silu"
-    rms_norm_eps: Annotated[float, Bounds(1e-12, 1)] = 1e-5
-    rope_theta: Annotated[float, Bounds(1, 1e9)] = 10000.0
-    sliding_window: Annotated[int, Bounds(2, 1 << 16)] = 72
-    attention_bias: bool = False
+    rms_norm_eps: Epsilon = 1e-5
+    rope_theta: RopeBase = 10000.0
+    sliding_window: Window = 72
+    attention_bias: Annotated[bool, Only(False)] = False
     upsampling_ratios: Rates = (2, 2)
-    upsample_rates: Rates = (8, 5, 4, 3)
-    decoder_dim: Width = 1536
-    codebook_dim: Annotated[int | None, Bounds(1, 1 << 16)] = None
-    latent_dim: Annotated[int | None, Bounds(1, 1 << 16)] = None
+    upsample_rates: SomeRates = (8, 5, 4, 3)
+    decoder_dim: Annotated[Width, Halves("upsample_rates")] = 1536
+    codebook_dim: Annotated[
+        int | None, Bounds(1, 1 << 16), Even("a semantic and an acoustic half are needed")
+    ] = None
+    latent_dim: OptionalWidth = None
+    output_sample_rate: SampleRate = 24_000
+    decode_upsample_rate: Annotated[
+        int | None, Equals("frame_samples", "upsample_rates and upsampling_ratios")
+    ] = None
 
     def __post_init__(self) -> None:
-        check_bounds(self, "")
-        if self.attention_bias:
-            raise ConfigError("attention_bias: True is not supported; expected False")
-        if self.num_key_value_heads != self.num_attention_heads:
-            raise ConfigError(
-                f"num_key_value_heads: {self.num_key_value_heads}, but num_attention_heads is "
-                f"{self.num_attention_heads}; they must be equal"
-            )
-        if self.dim_head % 2:
-            raise ConfigError(f"head_dim: {self.dim_head} is odd; rotary positions need pairs")
-        if not self.upsample_rates:
-            raise ConfigError("upsample_rates: empty; at least 1 is needed")
-        if self.decoder_dim % (1 << len(self.upsample_rates)):
-            raise ConfigError(
-                f"decoder_dim: {self.decoder_dim} cannot be halved {len(self.upsample_rates)} times"
-            )
-        if self.codebook_dim is not None:
-            if self.codebook_dim % 2:
-                raise ConfigError(f"codebook_dim: {self.codebook_dim} is odd")
-            if self.num_quantizers < 2:
-                raise ConfigError("num_quantizers: 1; a semantic and an acoustic one are needed")
+        super().__post_init__()
+        Even(PAIRS).check_in(self, self.dim_head, "head_dim")
+        if not self.is_omni and self.num_quantizers < 2:
+            raise ConfigError("num_quantizers: 1; a semantic and an acoustic one are needed")
 
     @property
     def dim_head(self) -> int:
@@ -114,18 +141,12 @@ class DecoderSizes:
         return self.codebook_dim is None
 
     @property
-    def prefix(self) -> str:
-        """Beginning of the published names of the weights."""
-        return "code2wav." if self.is_omni else "decoder."
-
-    @property
     def latents(self) -> int:
         """Channels of the upsampling before the decoder."""
         return self.latent_dim or self.hidden_size
 
     @property
     def frame_samples(self) -> int:
-        """Samples of audio for each frame of codes."""
         return math.prod(self.upsampling_ratios) * math.prod(self.upsample_rates)
 
 
@@ -140,54 +161,4 @@ class Qwen3Config(CodecConfig):
         return int(unfilled_network(self, "decoder").missing_samples)
 
 
-def read(folder: Path) -> Qwen3Config:
-    """Reads the configuration of a folder. Settings of the encoder, of the language model and of
-    the training are skipped.
-
-    Raises:
-        ConfigError: a value is missing, of another type, out of range, or of an unsupported
-            variant.
-    """
-    path = folder / CONFIG_JSON
-    document = read_json(path)
-    kind = str(document.get("model_type"))
-    with prefixed(f"{path}: "):
-        name = _SECTIONS[kind]
-        section = document.get(name)
-        if not isinstance(section, dict):
-            raise ConfigError(f"{name}: expected an object; this folder has no decoder")
-        sizes = _sizes(section, name, tokenizer=kind == TOKENIZER)
-        rate, samples = _OMNI_RATE, sizes.frame_samples
-        if kind == TOKENIZER:
-            rate = convert(
-                document.get("output_sample_rate", rate), SampleRate, "output_sample_rate"
-            )
-            stated = document.get("decode_upsample_rate", samples)
-            if stated != samples:
-                raise ConfigError(
-                    f"decode_upsample_rate: {stated!r:.80}, but upsample_rates and "
-                    f"upsampling_ratios give {samples}"
-                )
-        return Qwen3Config(
-            tokens=TokenFormat.codes(sizes.num_quantizers, sizes.codebook_size),
-            sample_rate=rate,
-            samples_per_token=samples,
-            sizes=sizes,
-        )
-
-
-def _sizes(section: dict[str, Any], name: str, *, tokenizer: bool) -> DecoderSizes:
-    fields = known_fields(DecoderSizes, section)
-    rope = section.get("rope_parameters") or section.get("rope_scaling")
-    if isinstance(rope, dict):
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            raise ConfigError(f"{name}.rope_type: {kind!r:.80} is not supported; expected default")
-        if "rope_theta" in rope:  # its place since transformers 5
-            fields["rope_theta"] = rope["rope_theta"]
-    if tokenizer:
-        fields = {"codebook_dim": 512, "latent_dim": 1024, **fields}  # the published sizes
-    else:
-        fields = {key: fields[key] for key in fields if key not in ("codebook_dim", "latent_dim")}
-    with prefixed(f"{name}."):
-        return from_mapping(DecoderSizes, fields, "")
+read = Qwen3Config.reader(DecoderSizes, FORMATS)

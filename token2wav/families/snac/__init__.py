@@ -2,6 +2,6 @@
 Snake, and noise.
 """
 
-from token2wav.families.snac.config import CONFIG_KEYS, FILES, read
+from token2wav.families.snac.config import CONFIG_KEYS, read
 
-__all__ = ["CONFIG_KEYS", "FILES", "read"]
+__all__ = ["CONFIG_KEYS", "read"]

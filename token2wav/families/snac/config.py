@@ -4,52 +4,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
-from token2wav.config.token_format import TokenFormat
-from token2wav.config.values import (
-    Bounds,
-    Length,
-    check_bounds,
-    convert,
-    from_mapping,
-    known_fields,
-    prefixed,
-)
+from token2wav.config.values import Bounds, Length
 from token2wav.errors import ConfigError
 from token2wav.published.codec_config import SymmetricCodecConfig
-from token2wav.published.codec_sizes import SymmetricSizes
+from token2wav.published.codec_sizes import CodecSizes, SymmetricSizes
+from token2wav.published.formats import Format
 from token2wav.published.registry import unfilled_network
-from token2wav.published.sizes import CodebookSize, Rates, SampleRate, TokenRate, Width
-from token2wav.published.transformers_json import CONFIG_JSON, read_json
+from token2wav.published.relations import Descending, Gives, Halves, Multiple, SameProduct
+from token2wav.published.sizes import CodebookSize, OptionalWidth, SampleRate, SomeRates, Width
+from token2wav.published.weight_names import Codebooks, WeightNames
 
 CONFIG_KEYS = ("vq_strides", "decoder_rates")
-FILES: tuple[str, ...] = ()
+WEIGHTS = WeightNames(
+    parts=("quantizer.", "decoder."),
+    codebooks=(Codebooks(r"quantizer\.quantizers\.(\d{1,3})\.", "quantizer"),),
+)
+HEAD_CHANNELS = 64  # channels of an attention head
 
 _MOST_CODES = 64  # codes of one token
-
-HEAD_CHANNELS = 64  # channels of an attention head
 _LONGEST_WINDOW = 1024  # latents of a window; bounds the work of a short stream
-
-# Tokens in the longest hop (1.4 s at 24 kHz).
-_LONGEST_HOP = 16
-
+_LONGEST_HOP = 16  # tokens in the longest hop (1.4 s at 24 kHz)
 # Tokens of 85 ms that are held back by default. The decoder reads 198 ms ahead (docs/models.md).
 _LOOKAHEAD_FRAMES = 2
 
-Strides = Annotated[tuple[Annotated[int, Bounds(1, _MOST_CODES)], ...], Length(8)]
+Strides = Annotated[tuple[Annotated[int, Bounds(1, _MOST_CODES)], ...], Length(8, least=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnacSizes:
+class SnacSizes(CodecSizes):
     """Sizes of SNAC. The package `snac` has the same fields and defaults.
 
     Attributes:
-        sampling_rate: samples per second.
         encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `SymmetricSizes`.
         attn_window_size: latents of a window of the attention before the first upsampling; None
             for no attention.
@@ -59,47 +48,54 @@ class SnacSizes:
         depthwise: whether the convolutions filter every channel by itself.
     """
 
+    CODES = ("codes", "codebook_size")
+
     sampling_rate: SampleRate = 44100
     encoder_dim: Width = 64
-    encoder_rates: Rates = (3, 3, 7, 7)
-    latent_dim: Annotated[int | None, Bounds(1, 1 << 16)] = None
-    decoder_dim: Width = 1536
-    decoder_rates: Rates = (7, 7, 3, 3)
-    attn_window_size: Annotated[int | None, Bounds(1, _LONGEST_WINDOW)] = 32
+    encoder_rates: SomeRates = (3, 3, 7, 7)
+    latent_dim: OptionalWidth = None
+    decoder_dim: Annotated[
+        Width,
+        Halves("decoder_rates"),
+        Multiple("head_channels", "the channels of an attention head"),
+    ] = 1536
+    decoder_rates: Annotated[SomeRates, SameProduct("encoder_rates")] = (7, 7, 3, 3)
+    attn_window_size: Annotated[
+        int | None,
+        Bounds(1, _LONGEST_WINDOW),
+        Multiple("token_latents", "the latents of a token"),
+    ] = 32
     codebook_size: CodebookSize = 4096
     codebook_dim: Width = 8
-    vq_strides: Strides = (8, 4, 2, 1)
+    vq_strides: Annotated[
+        Strides, Descending(), Gives("codes", _MOST_CODES, "codes for each token")
+    ] = (
+        8,
+        4,
+        2,
+        1,
+    )
     noise: bool = True
     depthwise: bool = True
 
-    def __post_init__(self) -> None:
-        check_bounds(self, "")
-        strides, window = self.vq_strides, self.attn_window_size
-        if not strides:
-            raise ConfigError("vq_strides: empty; at least 1 is needed")
-        for above, below in pairwise(strides):
-            if above % below:
-                raise ConfigError(f"vq_strides: {above} is no multiple of {below}")
-        if self.codes > _MOST_CODES:
-            raise ConfigError(
-                f"vq_strides: {self.codes} codes for each token; at most {_MOST_CODES} are allowed"
-            )
-        if window is None:
-            return
-        if window % strides[0]:
-            raise ConfigError(
-                f"attn_window_size: {window} is no multiple of {strides[0]}, the latents of a token"
-            )
-        if self.decoder_dim % HEAD_CHANNELS:
-            raise ConfigError(
-                f"decoder_dim: {self.decoder_dim} is no multiple of {HEAD_CHANNELS}, the channels "
-                "of an attention head"
-            )
+    @property
+    def frame_samples(self) -> int:
+        return self.token_latents * math.prod(self.decoder_rates)
+
+    @property
+    def token_latents(self) -> int:
+        """Latents of one token."""
+        return self.vq_strides[0]
+
+    @property
+    def head_channels(self) -> int:
+        """Channels of an attention head; 1 without attention."""
+        return 1 if self.attn_window_size is None else HEAD_CHANNELS
 
     @property
     def codes(self) -> int:
         """Codes of one token."""
-        return sum(self.vq_strides[0] // stride for stride in self.vq_strides)
+        return sum(self.token_latents // stride for stride in self.vq_strides)
 
     @property
     def decoder(self) -> SymmetricSizes:
@@ -115,12 +111,7 @@ class SnacSizes:
     @property
     def window_tokens(self) -> int:
         """Tokens of a window of the attention; 1 without attention."""
-        return (self.attn_window_size or self.vq_strides[0]) // self.vq_strides[0]
-
-    @property
-    def token_samples(self) -> int:
-        """Samples of audio for each token."""
-        return self.vq_strides[0] * self.decoder.frame_samples
+        return (self.attn_window_size or self.token_latents) // self.token_latents
 
     def code_places(self) -> list[list[int]]:
         """Returns the place of every code in a token: for each codebook, and each latent of the
@@ -191,26 +182,15 @@ class SnacConfig(SymmetricCodecConfig):
                 "attention"
             )
 
+    @classmethod
+    def of(cls, sizes: Any, **fields: Any) -> Any:
+        block = sizes.window_tokens
+        return super().of(
+            sizes,
+            block_tokens=block,
+            hop_blocks=(1, max(1, _LONGEST_HOP // block)),
+            withheld_frames_default=_LOOKAHEAD_FRAMES if sizes.attn_window_size is None else 0,
+        )
 
-def read(folder: Path) -> SnacConfig:
-    """Reads the configuration of a folder.
 
-    Raises:
-        ConfigError: a value is of another type, out of range, or does not fit another one.
-    """
-    path = folder / CONFIG_JSON
-    document = read_json(path)
-    with prefixed(f"{path}: "):
-        sizes = from_mapping(SnacSizes, known_fields(SnacSizes, document), "")
-        samples = sizes.token_samples
-        convert(sizes.sampling_rate / samples, TokenRate, "tokens per second")  # checks its range
-    block = sizes.window_tokens
-    return SnacConfig(
-        tokens=TokenFormat.codes(sizes.codes, sizes.codebook_size),
-        block_tokens=block,
-        sample_rate=sizes.sampling_rate,
-        samples_per_token=samples,
-        hop_blocks=(1, max(1, _LONGEST_HOP // block)),
-        withheld_frames_default=_LOOKAHEAD_FRAMES if sizes.attn_window_size is None else 0,
-        sizes=sizes,
-    )
+read = SnacConfig.reader(SnacSizes, Format())

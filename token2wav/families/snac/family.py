@@ -1,30 +1,15 @@
-"""Family of SNAC: its decoder, and its weights."""
+"""Decoder of SNAC."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Any
-
 import torch
-from torch import nn
 
-from token2wav.config.model_config import StageName
-from token2wav.families.family import Family
+from token2wav.families.codec_family import CodecFamily
 from token2wav.families.snac.attention import LocalAttention
-from token2wav.families.snac.config import SnacSizes
+from token2wav.families.snac.config import WEIGHTS, SnacSizes
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
-from token2wav.networks.codec_weights import BOOK, converted, decoder_name
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
-from token2wav.networks.weights import (
-    fitting_weights,
-    floating_tensors,
-    read_state,
-)
-
-_PARTS = ("quantizer.", "decoder.")  # the rest makes codes
-_ENCODING = re.compile(r"quantizer\.quantizers\.\d+\.in_proj\..+")  # only makes codes
 
 
 class Snac(WaveformNetwork):
@@ -35,11 +20,11 @@ class Snac(WaveformNetwork):
 
     def __init__(self, sizes: SnacSizes) -> None:
         super().__init__()
-        self.input_channels, self.frame_samples = sizes.codes, sizes.token_samples
+        self.input_channels, self.frame_samples = sizes.codes, sizes.frame_samples
         self.quantizer = ProjectedCodebooks(
             len(sizes.vq_strides), sizes.codebook_size, sizes.codebook_dim, sizes.decoder.latents
         )
-        attention, window, token = None, sizes.attn_window_size, sizes.vq_strides[0]
+        attention, window, token = None, sizes.attn_window_size, sizes.token_latents
         if window is not None:
             attention = LocalAttention(sizes.decoder_dim, window, token)
         self.decoder = SymmetricDecoder(
@@ -70,29 +55,4 @@ class Snac(WaveformNetwork):
         return torch.tanh(self.decoder(self.quantizer(spread), step))
 
 
-class SnacFamily(Family):
-    """Family of SNAC."""
-
-    def network(self, config: Any, stage: StageName) -> nn.Module:
-        return Snac(config.sizes)
-
-    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        state = {
-            name: value
-            for name, value in read_state(path, _PARTS).items()
-            if not _ENCODING.fullmatch(name)
-        }
-        decoder = network.decoder
-        layers = [
-            name
-            for name, layer in decoder.named_children()
-            for _ in (layer if name == "block" else (name,))
-        ]
-        in_block = [
-            name for name, _ in decoder.block[0].named_children() if not name.startswith("res_unit")
-        ]
-        named = floating_tensors(state, path, lambda name: decoder_name(name, layers, in_block))
-        return fitting_weights(network, converted(named, BOOK, path), path)
-
-
-FAMILY = SnacFamily()
+FAMILY = CodecFamily(Snac, WEIGHTS)

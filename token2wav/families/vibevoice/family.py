@@ -4,16 +4,11 @@ weights.
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import nn
 
-from token2wav.config.model_config import StageName
-from token2wav.families.family import Family
-from token2wav.families.vibevoice.config import LAYOUTS, VibeVoiceSizes
+from token2wav.families.codec_family import CodecFamily
+from token2wav.families.vibevoice.config import WEIGHTS, VibeVoiceSizes
 from token2wav.layers.combine import Chain, placed, run
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.streaming import (
@@ -26,12 +21,6 @@ from token2wav.layers.streaming import (
     WaveformNetwork,
     causal_conv,
 )
-from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
-
-_FACTORS = ("scaling_factor", "bias_factor")
-_WRAPPED = re.compile(r"(\.conv|\.convtr)+(\.weight|\.bias)$")  # names of wrappers
-_UPSAMPLING = re.compile(r"(upsample_layers\.\d+)\.0\.")
-_STAGE = re.compile(r"conv_layers\.(\d+)\.(stage\.)?")
 
 
 class VibeVoiceDecoder(WaveformNetwork):
@@ -50,7 +39,8 @@ class VibeVoiceDecoder(WaveformNetwork):
         self.input_channels, self.frame_samples = sizes.hidden_size, sizes.frame_samples
         ratios, depths = sizes.downsampling_ratios[::-1], sizes.depths[::-1]
         widths = [sizes.num_filters << doublings for doublings in range(len(depths))][::-1]
-        self.scaling_factor, self.bias_factor = (nn.Parameter(torch.ones(())) for _ in range(2))
+        if sizes.scaled:
+            self.scaling_factor, self.bias_factor = (nn.Parameter(torch.ones(())) for _ in range(2))
         self.upsample_layers = nn.ModuleList(
             [causal_conv(sizes.hidden_size, widths[0], sizes.kernel_size)]
         )
@@ -69,7 +59,9 @@ class VibeVoiceDecoder(WaveformNetwork):
 
     def forward(self, latents: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of latents (B, hidden_size, T)."""
-        return run(self._order, latents / self.scaling_factor - self.bias_factor, step)
+        if self.sizes.scaled:
+            latents = latents / self.scaling_factor - self.bias_factor
+        return run(self._order, latents, step)
 
 
 class VibeVoiceBlock(StreamModule):
@@ -100,41 +92,4 @@ class VibeVoiceBlock(StreamModule):
         return torch.addcmul(x, self.ffn_gamma, self.ffn(self.ffn_norm(x))).transpose(1, 2)
 
 
-class VibeVoiceFamily(Family):
-    """Family of VibeVoice."""
-
-    def network(self, config: Any, stage: StageName) -> nn.Module:
-        return VibeVoiceDecoder(config.sizes)
-
-    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        layout = LAYOUTS[network.sizes.layout]
-        weights = {}
-        if not layout.factors:
-            weights = {"scaling_factor": torch.ones(()), "bias_factor": torch.zeros(())}
-        factors = dict(zip(layout.factors, _FACTORS, strict=False))
-        weights |= floating_tensors(
-            read_state(path, (*factors, layout.prefix)),
-            path,
-            lambda name: factors.get(name) or _current_name(name.removeprefix(layout.prefix)),
-        )
-        return fitting_weights(network, weights, path)
-
-
-def _current_name(name: str) -> str:
-    """Returns the name that a weight has in `VibeVoiceDecoder`.
-
-    Args:
-        name: published name, in Microsoft's format or in the format of `transformers`.
-    """
-    name = _WRAPPED.sub(r"\2", _UPSAMPLING.sub(r"\1.", name))
-    if name.startswith("stem.stage."):
-        return name.replace("stem.stage.", "stages.0.")
-    if name.startswith("stem."):
-        return name.replace("stem.", "upsample_layers.0.")
-    if match := _STAGE.match(name):
-        kind = "stages" if match[2] else "upsample_layers"
-        return f"{kind}.{int(match[1]) + 1}.{name[match.end() :]}"
-    return name
-
-
-FAMILY = VibeVoiceFamily()
+FAMILY = CodecFamily(VibeVoiceDecoder, WEIGHTS)

@@ -1,0 +1,35 @@
+"""Family of a codec: a network with the sizes of a configuration, and a table of the names of its
+published weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from token2wav.config.model_config import StageName
+from token2wav.families.family import Family
+from token2wav.networks.codec_weights import codec_weights
+from token2wav.published.weight_names import WeightNames
+
+
+class CodecFamily(Family):
+    """Family of a codec.
+
+    Args:
+        network: makes the network without weights from its sizes.
+        names: names of the published weights.
+    """
+
+    def __init__(self, network: Callable[[Any], nn.Module], names: WeightNames) -> None:
+        self._network, self._names = network, names
+
+    def network(self, config: Any, stage: StageName) -> nn.Module:
+        return self._network(config.sizes)
+
+    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
+        return codec_weights(network, path, self._names)
