@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.pacing import BUFFER_S, PACES, PATTERNS, arrivals, policies, replay, run
+from benchmarks.pacing import BUFFER_S, PACES, PATTERNS, policies, replay
 from testkit.models.tiny_model import TINY
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -58,40 +58,6 @@ def test_first_audio_needs_the_first_tokens_and_their_lookahead() -> None:
         )
 
 
-@pytest.mark.parametrize("pace", [25, 50])
-def test_rechecks_decide_only_when_time_can_lead_to_a_chunk(
-    pace: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The chunks are those of a server that decides at every check of a waiting stream."""
-    rng, calls = np.random.default_rng(0), {"recheck": 0, "decide": 0}
-    starts = rng.uniform(0, 3, 16).tolist()
-    utterances = [
-        list(arrivals(pace, PATTERNS[number % 4], begins=at)) for number, at in enumerate(starts)
-    ]
-    recheck, decide = Chunker.recheck, Chunker.decide
-
-    def counted(chunker: Chunker) -> bool:
-        calls["recheck"] += 1
-        monkeypatch.setattr(Chunker, "decide", counted_decide)
-        found = recheck(chunker)
-        monkeypatch.setattr(Chunker, "decide", decide)
-        return found
-
-    def counted_decide(chunker: Chunker) -> None:
-        calls["decide"] += 1
-        decide(chunker)
-
-    def always(chunker: Chunker) -> bool:
-        chunker.decide()
-        return chunker.next_chunk is not None
-
-    monkeypatch.setattr(Chunker, "recheck", counted)
-    heard = run(utterances, PROVISIONAL, FLOW)
-    assert calls["decide"] < 0.3 * calls["recheck"]
-    monkeypatch.setattr(Chunker, "recheck", always)
-    assert run(utterances, PROVISIONAL, FLOW) == heard
-
-
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0
@@ -129,41 +95,6 @@ def test_a_hop_is_cut_down_when_the_tokens_for_more_do_not_come() -> None:
     chunker.decide()
     assert chunker.next_chunk is not None
     assert (chunker.next_chunk.start, chunker.next_chunk.stop) == (100, 125)
-
-
-def test_a_waiting_stream_notices_that_chunks_have_become_slower() -> None:
-    clock, load = Clock(), PipelineLoad()
-    chunker, playback = chunker_of(clock, first_tokens=0, load=load)
-    chunker.push(tokens(28))
-    playback.sent(0.92)
-    chunker.finish_chunk()
-    clock.now = 0.1
-    chunker.push(tokens(40))  # as above
-    clock.now = 0.6
-    assert not chunker.recheck()
-    for _ in range(30):
-        load.delayed(0.4)
-    assert chunker.recheck()
-
-
-def test_a_stream_without_admission_still_takes_a_complete_block() -> None:
-    clock, load = Clock(), PipelineLoad()
-    chunker, playback = chunker_of(clock, load=load, prompt=97)
-    chunker.push(tokens(4))
-    clock.now = 0.04
-    chunker.push(tokens(4))  # early audio reaches into a second block
-    for _ in range(30):
-        load.delayed(0.4)
-    clock.now = 1.04
-    chunker.push(tokens(10))
-    playback.sent(1.25)
-    chunker.finish_chunk()
-    assert chunker.spoken == 103
-    assert not chunker.recheck()
-    clock.now = 1.24
-    assert chunker.recheck()
-    assert chunker.next_chunk is not None
-    assert (chunker.next_chunk.start, chunker.next_chunk.stop) == (75, 100)
 
 
 def test_a_longer_hop_takes_more_time_than_the_latest_chunk() -> None:

@@ -59,11 +59,7 @@ class Chunker:
         self._heard = False
         self._was_provisional = False  # whether the latest chunk was provisional
         self._decided_at = 0.0
-        # Until then the stream waits, unless tokens arrive, or the mean delay of chunks exceeds the
-        # delay that it had at the decision.
-        self._waits_until = 0.0
-        self._waits_at_delay = 0.0
-        self._waits_for_admission = False  # whether tokens or an admission must come first
+        self._waits_until = 0.0  # until then the stream waits, unless tokens arrive
         # the latest chunk of each kind, by whether it was provisional
         self._latest = {False: ChunkTime(), True: ChunkTime()}
         self._load = load or PipelineLoad()
@@ -159,13 +155,7 @@ class Chunker:
         facts = self._facts(now)
         stop = next_stop(facts)
         self._waits_until = now if stop else now + waiting_seconds(facts)
-        self._waits_at_delay = self._load.delay_seconds
-        self._waits_for_admission = False
-        if not stop:
-            return
-        if stop.needs_admission and not self._load.try_admit_provisional(self):
-            # Time alone leads to no chunk, unless a complete block may be computed in its place.
-            self._waits_for_admission = not facts.heard or facts.start >= facts.complete_stop
+        if not stop or (stop.needs_admission and not self._load.try_admit_provisional(self)):
             return
         if chunk is None:
             self._decided_at = now
@@ -177,10 +167,7 @@ class Chunker:
         Returns:
             Whether there is a next chunk.
         """
-        if self._waits_for_admission and not self._load.admits_provisional(self):
-            return False
-        slower = max(0.0, self._load.delay_seconds - self._waits_at_delay)
-        if self._playback.now() + slower >= self._waits_until:
+        if self._playback.now() >= self._waits_until:
             self.decide()
         return self.next_chunk is not None
 
@@ -205,7 +192,6 @@ class Chunker:
             whole,
             self._latest[True],
             self._load.delay_seconds,
-            self._arrivals.tokens,
         )
         return StreamFacts(
             self._schedule,

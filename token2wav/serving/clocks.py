@@ -66,22 +66,18 @@ class Playback:
 
 
 class Arrivals:
-    """Arrivals of a stream's tokens, for estimates of later arrivals.
-
-    Attributes:
-        tokens: tokens after the first arrival.
-    """
+    """Arrivals of a stream's tokens, for estimates of later arrivals."""
 
     def __init__(self) -> None:
         self._first_at = self._latest_at = math.nan
         self._gap = 0.0  # seconds between the latest two arrivals
-        self.tokens = 0
+        self._tokens = 0  # tokens after the first arrival
 
     def add(self, tokens: int, now: float) -> None:
         if math.isnan(self._first_at):
             self._first_at = now
         else:
-            self.tokens += tokens
+            self._tokens += tokens
             self._gap = now - self._latest_at
         self._latest_at = now
 
@@ -89,7 +85,7 @@ class Arrivals:
         """Returns the mean seconds from one token to the next; 0 until tokens have arrived a second
         time.
         """
-        return (now - self._first_at) / self.tokens if self.tokens else 0.0
+        return (now - self._first_at) / self._tokens if self._tokens else 0.0
 
     def seconds_until_next(self, now: float) -> float:
         return max(0.0, self._latest_at + self._gap - now)
@@ -134,29 +130,25 @@ class PipelineLoad:
             self._means += max(_NEWEST_BATCH, 1 / self._batches) * (batch - self._means)
 
     def try_admit_provisional(self, stream: object) -> bool:
-        """Admits a stream if `admits_provisional` allows it. It is then admitted until `remove` is
-        called.
-
-        Returns:
-            Whether the stream is admitted.
-        """
-        admitted = self.admits_provisional(stream)
-        if admitted:
-            self._provisional.add(stream)
-        return admitted
-
-    def admits_provisional(self, stream: object) -> bool:
-        """Returns whether a stream may compute a provisional chunk.
+        """Returns whether a stream may compute a provisional chunk. It is then admitted until
+        `remove` is called.
 
         No stream is admitted while the mean delay exceeds `SLOW_SECONDS`. Otherwise a stream is
         always admitted if it is admitted already, or if no other stream is.
         """
         if self.delay_seconds > SLOW_SECONDS:
             return False
-        others = len(self._provisional)
-        if not others or stream in self._provisional:
-            return True
-        return 0 < self._batch_seconds((others + 1) / self.workers) <= PROVISIONAL_SECONDS
+        other_streams = len(self._provisional) - (stream in self._provisional)
+        if (
+            stream not in self._provisional
+            and other_streams
+            and not 0
+            < self._batch_seconds((other_streams + 1) / self.workers)
+            <= PROVISIONAL_SECONDS
+        ):
+            return False
+        self._provisional.add(stream)
+        return True
 
     @property
     def provisional_streams(self) -> int:

@@ -109,7 +109,6 @@ class Estimates(NamedTuple):
         token_seconds: mean time from one token to the next; 0 if the pace is not known yet.
         provisional: time of a provisional chunk, which has fewer ODE steps.
         delay_seconds: mean time of the chunks of all streams, which no estimate falls below.
-        arrived: tokens of which `token_seconds` is the mean.
     """
 
     token_seconds: float
@@ -117,7 +116,6 @@ class Estimates(NamedTuple):
     whole: ChunkTime
     provisional: ChunkTime
     delay_seconds: float
-    arrived: int
 
     def seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
         """Returns the time from the decision about a chunk to its end. A chunk of more tokens than
@@ -204,22 +202,14 @@ def next_stop(facts: StreamFacts) -> Stop | None:
 
 
 def waiting_seconds(facts: StreamFacts) -> float:
-    """Returns for how long `next_stop` will still return None, if no token arrives and no chunk
-    becomes slower; 0 if this is not known.
+    """Returns how long `next_stop` will still return None, by the estimates of this moment, if no
+    token arrives.
     """
     if not facts.heard or not facts.schedule.adaptive:
         return math.inf
-    estimates, stop, compute = facts.estimates, facts.hop_stop, 0.0
-    if facts.complete_stop <= facts.spoken:
-        if not facts.schedule.first_tokens or facts.lead <= 0:
-            return math.inf
-        # No provisional chunk is needed while the audio lasts until the whole block is computed.
-        stop = _block_end(facts)
-        compute = estimates.seconds_to_compute(1, provisional=True)
-    # While no token arrives, the lead becomes shorter, and the mean time of a token longer.
-    missing = stop + facts.lookahead - facts.received
-    spare = _spare_seconds(facts, stop, compute)
-    return max(0.0, spare / (1 + missing / max(1, estimates.arrived)))
+    if facts.complete_stop > facts.spoken:
+        return _spare_seconds(facts)
+    return 0.0 if facts.schedule.first_tokens and facts.lead > 0 else math.inf
 
 
 def _whole_hop(facts: StreamFacts) -> int:
@@ -242,25 +232,19 @@ def _first_audio(facts: StreamFacts) -> Stop | None:
 
 
 def _complete_blocks(facts: StreamFacts) -> Stop | None:
-    return None if _spare_seconds(facts, facts.hop_stop) >= 0 else Stop(facts.complete_stop)
+    return None if _spare_seconds(facts) >= 0 else Stop(facts.complete_stop)
 
 
-def _spare_seconds(facts: StreamFacts, stop: int, least_compute: float = 0.0) -> float:
-    """Estimates the audio that the listener will have left when a whole chunk up to position `stop`
-    is computed, which takes at least `least_compute` seconds.
-    """
-    compute = max(least_compute, facts.estimates.seconds_to_compute(stop - facts.start))
-    return facts.lead - compute - _MARGIN_SECONDS - facts.seconds_until(stop)
-
-
-def _block_end(facts: StreamFacts) -> int:
-    """Returns the end of the block that contains the next token without audio."""
-    return facts.grid.complete_stop(facts.spoken) + facts.schedule.block
+def _spare_seconds(facts: StreamFacts) -> float:
+    """Estimates the audio that the listener will have left when a whole hop is computed."""
+    hop_stop = facts.hop_stop
+    compute = facts.estimates.seconds_to_compute(hop_stop - facts.start) + _MARGIN_SECONDS
+    return facts.lead - compute - facts.seconds_until(hop_stop)
 
 
 def _provisional(facts: StreamFacts) -> Stop | None:
     schedule, estimates, blocks = facts.schedule, facts.estimates, facts.complete_stop
-    block_end = _block_end(facts)
+    block_end = facts.grid.complete_stop(facts.spoken) + schedule.block
     stop = min(facts.latest_provisional_stop, block_end - 1)
     planned = _planned(facts, block_end)
     if facts.start < blocks and planned > facts.spoken:
