@@ -21,6 +21,7 @@ from testkit.models import (
     causal_dac_model,
     dac_model,
     ear_tts_model,
+    lfm2_audio_model,
     mimi_model,
     moshi_model,
     moss_model,
@@ -63,6 +64,7 @@ CODECS: dict[str, Codec] = {
     "higgs_first_release": Codec(
         dac_model.write_higgs_first_release, other_format=True, sizes=("tiny",)
     ),
+    "lfm2_audio": Codec(lfm2_audio_model.write_model),
     "mimi": Codec(mimi_model.write_model),
     "mimi_of_moshi": Codec(moshi_model.write_model, other_format=True),
     "moss": Codec(moss_model.write_model),
@@ -91,6 +93,7 @@ def _mimi_pickle(folder: Path, golden: FamilyGolden) -> Path:
 # Writers of further formats, and the golden data for which they write.
 OTHER_FORMATS: dict[str, tuple[str, Writer]] = {
     "fish_s1": ("causal_dac_of_fish", causal_dac_model.write_fish_s1),
+    "lfm2_audio_detokenizer": ("lfm2_audio", lfm2_audio_model.write_detokenizer),
     "mimi_pickle": ("mimi", _mimi_pickle),
     "moshi_older_names": ("mimi_of_moshi", moshi_model.write_older_names),
     "nanocodec_compressed": ("nanocodec", partial(nanocodec_model.write_model, compressed=True)),

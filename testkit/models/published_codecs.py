@@ -15,6 +15,7 @@ from testkit.models import (
     causal_dac_model,
     dac_model,
     ear_tts_model,
+    lfm2_audio_model,
     mimi_model,
     nanocodec_model,
     pocket_model,
@@ -179,6 +180,7 @@ def codec_configs() -> dict[str, ModelConfig]:
         "MOSS": ("config.json", {"model_type": "moss-audio-tokenizer"}),
         "Audio8": ("config.json", {"model_type": "arktts", **causal_dac_model.AUDIO8}),
         "EAR-TTS": ("config.json", ear_tts_model.document(golden(ear_tts_model.PUBLISHED))),
+        "LFM2-Audio": ("config.json", lfm2_audio_model.document(lfm2_audio_model.PUBLISHED)),
         "VibeVoice": ("config.json", {"model_type": "vibevoice_acoustic_tokenizer"}),
         "VoxCPM2": ("config.json", voxcpm_model.document(voxcpm_model.VOXCPM2)),
     }

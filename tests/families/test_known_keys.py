@@ -31,7 +31,14 @@ SECTIONS = {
 }
 WHOLE_FILES = (
     *("causal_dac", "dac", "higgs", "higgs_first_release", "mimi", "moss", "moss_stereo"),
-    *("mimi_of_moshi", "pocket_tts", "snac", "snac_attention", "vibevoice"),
+    *(
+        "lfm2_audio_detokenizer",
+        "mimi_of_moshi",
+        "pocket_tts",
+        "snac",
+        "snac_attention",
+        "vibevoice",
+    ),
 )
 CHOOSES_THE_FAMILY = {"model_type", "vq_strides", "decoder_rates", "n_q", "bins", "ratios"}
 # Keys beside those of another network, in a file that has no section for the decoder
@@ -50,6 +57,8 @@ ear_tts | architectures
 higgs | kernel_size, channel_ratios, strides, block_dilations, unit_kernel_size, downsample_factor
 higgs | semantic_sample_rate, initializer_range, acoustic_model_config.codebook_loss_weight
 higgs | acoustic_model_config.hop_length, acoustic_model_config.n_codebooks
+lfm2_audio_detokenizer | architectures, block_dim, block_norm_eps, conv_dim_out, full_attn_idxs
+lfm2_audio_detokenizer | num_heads, tie_embedding, max_position_embeddings, torch_dtype
 mimi | use_streaming, normalize, layer_scale_initial_scale, initializer_range, use_cache
 mimi | attention_dropout, max_position_embeddings, tie_word_embeddings, torch_dtype
 mimi_of_moshi | channels, renormalize, seanet.disable_norm_outer_blocks, transformer.conv_layout

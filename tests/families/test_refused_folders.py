@@ -436,6 +436,12 @@ num_quantizers = 65                  | num_quantizers: 65 is not between 1 and 6
 base_hidden_size = 65536             | more than 65536
 [ear_tts: config.json]
 model.speech_generation = -          | codec_config: expected an object; ... has no decoder
+[lfm2_audio: audio_detokenizer/config.json]
+layer_types = ["conv"]                | num_hidden_layers: 4, but layer_types give 1
+layer_types = ["conv", "conv", "conv", "mamba"] | layer_types[3]: 'mamba' is not one of conv
+num_key_value_heads = 3               | 3 does not divide num_attention_heads, 4
+conv_L_cach = 3                       | conv_L_cach: unknown key; did you mean conv_L_cache
+rope_parameters = {"rope_type": "yarn"} | rope_parameters.rope_type: 'yarn' is not supported
 [pocket_tts: config.json]
 latent_dim = 0                       | latent_dim: 0 is not between
 latent_stride = 1000000000           | latent_stride: 1000000000 is not between
@@ -541,6 +547,9 @@ tts_model.audio_codec.prvq.mus_list.5 = ones 16 6 | 6 codebooks of codebooks, ex
 tts_model.audio_codec.prvq.mus_list.1 = ones 15 6 | entries has different shapes in the codebooks
 tts_model.audio_codec.decoder.layers.0.weight = - | 1 missing: layers.0.weight
 tts_model.audio_codec.decoder.surplus = ones 3 | 1 unexpected: surplus
+[lfm2_audio: audio_detokenizer/model.safetensors]
+lin.bias = -                          | 1 missing: lin.bias
+lfm.layers.4.ffn_norm.weight = ones 3 | 1 unexpected: lfm.layers.4.ffn_norm.weight
 [chatterbox: s3gen.safetensors]
 flow.decoder.estimator.mid_blocks.0.0.block1.block.0.weight = -
     | 1 missing: flow.decoder.estimator.mid_blocks.0.0.block1

@@ -69,3 +69,25 @@ class OverlapAdd(StreamModule):
             self.overlap.complete_outputs(signal, x.shape[2], step) for signal in (audio, weight)
         )
         return audio / weight
+
+
+class InverseSTFT(OverlapAdd):
+    """Inverse short-time Fourier transform with a Hann window.
+
+    Args:
+        n_fft: samples of a window.
+        hop: samples from a window to the next one.
+    """
+
+    inverse: torch.Tensor
+
+    def __init__(self, n_fft: int, hop: int) -> None:
+        window = torch.hann_window(n_fft)
+        # A channel is a sample of a frame.
+        super().__init__(torch.diag(window)[:, None], window, hop, cut=(n_fft - hop) // 2)
+        inverse = fourier_kernels(torch.ones(n_fft))[1][:, 0].T  # (n_fft, n_fft + 2)
+        self.register_buffer("inverse", inverse, persistent=False)
+
+    def forward(self, spectrum: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Converts real and imaginary parts (B, n_fft + 2, T) to samples (B, 1, hop * T)."""
+        return self.add(torch.matmul(self.inverse, spectrum), step)

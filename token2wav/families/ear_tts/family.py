@@ -13,7 +13,7 @@ from token2wav.families.ear_tts.config import WEIGHTS, EarTtsSizes
 from token2wav.layers.codebooks import Codebooks
 from token2wav.layers.combine import placed, run
 from token2wav.layers.convnext import ConvNeXt
-from token2wav.layers.inverse_stft import OverlapAdd, fourier_kernels
+from token2wav.layers.inverse_stft import InverseSTFT
 from token2wav.layers.streaming import (
     OFFLINE,
     StreamConvTranspose,
@@ -68,7 +68,7 @@ class EarTtsDecoder(WaveformNetwork):
         return self.synthesis(run(self.layers, self.codebooks(codes), step), step)
 
 
-class Synthesis(OverlapAdd):
+class Synthesis(InverseSTFT):
     """Inverse STFT of log-magnitudes and phases. No sample of a frame exceeds its window.
 
     Args:
@@ -76,16 +76,11 @@ class Synthesis(OverlapAdd):
         hop: samples from a window to the next one.
     """
 
-    inverse: torch.Tensor
     bound: torch.Tensor
 
     def __init__(self, n_fft: int, hop: int) -> None:
-        window = torch.hann_window(n_fft)
-        # A channel is a sample of a frame.
-        super().__init__(torch.diag(window)[:, None], window, hop, cut=(n_fft - hop) // 2)
-        inverse = fourier_kernels(torch.ones(n_fft))[1][:, 0].T  # (n_fft, n_fft + 2)
-        self.register_buffer("inverse", inverse, persistent=False)
-        self.register_buffer("bound", window[:, None], persistent=False)
+        super().__init__(n_fft, hop)
+        self.register_buffer("bound", torch.hann_window(n_fft)[:, None], persistent=False)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Converts magnitudes and phases (B, n_fft + 2, T) to samples (B, 1, hop * T)."""

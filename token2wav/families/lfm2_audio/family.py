@@ -1,0 +1,165 @@
+"""Family of LFM2-Audio: the audio detokenizer, and its weights."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from token2wav.families.codec_family import CodecFamily
+from token2wav.families.lfm2_audio.config import WEIGHTS, Lfm2AudioSizes
+from token2wav.layers.combine import placed
+from token2wav.layers.feed_forward import GatedFeedForward
+from token2wav.layers.inverse_stft import InverseSTFT
+from token2wav.layers.streaming import (
+    OFFLINE,
+    ON_TIME,
+    StreamModule,
+    StreamStep,
+    Timing,
+    WaveformNetwork,
+    causal_conv,
+)
+from token2wav.layers.window_attention import (
+    PositionCounter,
+    Positions,
+    WindowAttention,
+    rotary_angles,
+    rotate,
+)
+
+_Angles = tuple[torch.Tensor, torch.Tensor]
+
+
+class Lfm2AudioDecoder(WaveformNetwork):
+    """Decoder from codes to audio: each frame of codes becomes several positions of an LFM2, whose
+    outputs are log-magnitudes and phases of an inverse STFT.
+
+    Modules have the names of the published weights.
+    """
+
+    input_dtype = torch.int32
+
+    def __init__(self, sizes: Lfm2AudioSizes) -> None:
+        super().__init__()
+        self.input_channels, self.frame_samples = sizes.num_codebooks, sizes.frame_samples
+        self._codebook_size, self._repeats = sizes.codebook_size, sizes.upsample_factor
+        self.emb = nn.Embedding(sizes.num_codebooks * sizes.codebook_size, sizes.hidden_size)
+        self.lfm = Lfm2(sizes)
+        self.lin = nn.Linear(sizes.hidden_size, sizes.n_fft + 2)
+        self.istft = InverseSTFT(sizes.n_fft, sizes.hop_length)
+        self.output = placed((self.lfm, self.istft))
+
+    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T). The audio of a
+        step is late by `output_delay`.
+        """
+        first = self._codebook_size * torch.arange(codes.shape[1], device=codes.device)[:, None]
+        x = self.emb(codes + first).mean(1).repeat_interleave(self._repeats, dim=1)
+        magnitude, phase = self.lin(self.lfm(x, step)).transpose(1, 2).float().chunk(2, dim=1)
+        magnitude = magnitude.exp()
+        return self.istft(torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), 1), step)
+
+
+class Lfm2(StreamModule):
+    """LFM2: layers of short convolutions, and of attention with a sliding window. All are causal,
+    so its input must not be late.
+    """
+
+    def __init__(self, sizes: Lfm2AudioSizes) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Lfm2Layer(sizes, kind) for kind in sizes.layer_types)
+        self.embedding_norm = nn.RMSNorm(sizes.hidden_size, sizes.norm_eps)
+        self.positions = PositionCounter(sizes.sliding_window)
+        self._rope = sizes.dim_head, sizes.rope_theta
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return placed((module for module in self.modules() if module is not self), timing)
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        """Computes x (B, T, width) to the same shape."""
+        positions = self.positions(x, step, in_place=self._in_place(step))
+        angles = rotary_angles(positions.values, *self._rope)
+        for layer in self.layers:
+            x = layer(x, positions, angles, step)
+        return self.embedding_norm(x)
+
+    def _in_place(self, step: StreamStep) -> bool:
+        windows = [module for module in self.modules() if isinstance(module, WindowAttention)]
+        return step.state is not None and isinstance(step.state[windows[0]], list)
+
+
+class Lfm2Layer(nn.Module):
+    """Short convolution or attention, and a feed-forward part, each after a norm."""
+
+    def __init__(self, sizes: Lfm2AudioSizes, kind: str) -> None:
+        super().__init__()
+        norm = partial(nn.RMSNorm, sizes.hidden_size, sizes.norm_eps)
+        self.operator_norm, self.ffn_norm = norm(), norm()
+        if kind == "conv":
+            self.conv = ShortConv(sizes)
+        else:
+            self.self_attn = NormalizedAttention(sizes)
+        self.feed_forward = GatedFeedForward(
+            sizes.hidden_size, sizes.feed_forward_size, names=("w1", "w3", "w2")
+        )
+
+    def forward(
+        self, x: torch.Tensor, positions: Positions, angles: _Angles, step: StreamStep
+    ) -> torch.Tensor:
+        h = self.operator_norm(x)
+        if hasattr(self, "conv"):
+            x = x + self.conv(h, step)
+        else:
+            x = x + self.self_attn(h, positions, angles, step)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class ShortConv(nn.Module):
+    """Causal convolution of each channel alone, between two gates."""
+
+    def __init__(self, sizes: Lfm2AudioSizes) -> None:
+        super().__init__()
+        width, bias = sizes.hidden_size, sizes.conv_bias
+        self.in_proj = nn.Linear(width, 3 * width, bias=bias)
+        self.conv = causal_conv(width, width, sizes.conv_kernel, groups=width, bias=bias)
+        self.out_proj = nn.Linear(width, width, bias=bias)
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        before, after, x = self.in_proj(x).transpose(1, 2).chunk(3, dim=1)
+        return self.out_proj((after * self.conv(before * x, step)).transpose(1, 2))
+
+
+class NormalizedAttention(nn.Module):
+    """Attention over a window, with a norm over each head of queries and keys."""
+
+    def __init__(self, sizes: Lfm2AudioSizes) -> None:
+        super().__init__()
+        width, key_heads, self._dim_head = (
+            sizes.hidden_size,
+            sizes.num_key_value_heads,
+            sizes.dim_head,
+        )
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(width, heads * sizes.dim_head, bias=False)
+            for heads in (sizes.num_attention_heads, key_heads, key_heads)
+        )
+        self.out_proj = nn.Linear(sizes.num_attention_heads * sizes.dim_head, width, bias=False)
+        self.q_layernorm, self.k_layernorm = (
+            nn.RMSNorm(sizes.dim_head, sizes.norm_eps) for _ in range(2)
+        )
+        self.window = WindowAttention(key_heads, sizes.dim_head, sizes.sliding_window)
+
+    def forward(
+        self, x: torch.Tensor, positions: Positions, angles: _Angles, step: StreamStep
+    ) -> torch.Tensor:
+        q, k, v = (
+            project(x).unflatten(-1, (-1, self._dim_head))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = rotate(self.q_layernorm(q), angles), rotate(self.k_layernorm(k), angles)
+        return self.out_proj(self.window(q, k, v, positions, step).flatten(2))
+
+
+FAMILY = CodecFamily(Lfm2AudioDecoder, WEIGHTS)
