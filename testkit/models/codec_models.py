@@ -93,7 +93,6 @@ def _mimi_pickle(folder: Path, golden: FamilyGolden) -> Path:
 # Writers of further formats, and the golden data for which they write.
 OTHER_FORMATS: dict[str, tuple[str, Writer]] = {
     "fish_s1": ("causal_dac_of_fish", causal_dac_model.write_fish_s1),
-    "lfm2_audio_detokenizer": ("lfm2_audio", lfm2_audio_model.write_detokenizer),
     "mimi_pickle": ("mimi", _mimi_pickle),
     "moshi_older_names": ("mimi_of_moshi", moshi_model.write_older_names),
     "nanocodec_compressed": ("nanocodec", partial(nanocodec_model.write_model, compressed=True)),

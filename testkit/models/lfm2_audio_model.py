@@ -1,4 +1,4 @@
-"""Folders of LFM2-Audio with a random detokenizer, as published."""
+"""Folders of LFM2-Audio's detokenizer with random weights, as published."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def document(sizes: dict[str, Any]) -> dict[str, Any]:
     return {"model_type": "lfm2", "vocab_size": 65536, "use_pos_enc": True, **sizes}
 
 
-def write_detokenizer(folder: Path, golden: FamilyGolden) -> Path:
-    """Writes the folder of the detokenizer alone, and returns it."""
+def write_model(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes the folder of the detokenizer, and returns it."""
     with torch.device("meta"):
         network = Lfm2AudioDecoder(FORMAT.read(Lfm2AudioSizes, document(golden.sizes)))
     shapes = {
@@ -46,11 +46,3 @@ def write_detokenizer(folder: Path, golden: FamilyGolden) -> Path:
     weights = fill_state({name: torch.empty(shape) for name, shape in shapes.items()})
     unused = {"lfm.embed_tokens.weight": torch.zeros(8, 2), "istft.window": torch.zeros(4)}
     return write_pretrained(folder, document(golden.sizes), weights | unused)
-
-
-def write_model(folder: Path, golden: FamilyGolden) -> Path:
-    """Writes the folder of a whole model, and returns it."""
-    (folder / "audio_detokenizer").mkdir()
-    write_detokenizer(folder / "audio_detokenizer", golden)
-    (folder / "config.json").write_text('{"architectures": ["Lfm2AudioForConditionalGeneration"]}')
-    return folder

@@ -32,7 +32,7 @@ SECTIONS = {
 WHOLE_FILES = (
     *("causal_dac", "dac", "higgs", "higgs_first_release", "mimi", "moss", "moss_stereo"),
     *(
-        "lfm2_audio_detokenizer",
+        "lfm2_audio",
         "mimi_of_moshi",
         "pocket_tts",
         "snac",
@@ -57,8 +57,8 @@ ear_tts | architectures
 higgs | kernel_size, channel_ratios, strides, block_dilations, unit_kernel_size, downsample_factor
 higgs | semantic_sample_rate, initializer_range, acoustic_model_config.codebook_loss_weight
 higgs | acoustic_model_config.hop_length, acoustic_model_config.n_codebooks
-lfm2_audio_detokenizer | architectures, block_dim, block_norm_eps, conv_dim_out, full_attn_idxs
-lfm2_audio_detokenizer | num_heads, tie_embedding, max_position_embeddings, torch_dtype
+lfm2_audio | architectures, block_dim, block_norm_eps, conv_dim_out, full_attn_idxs
+lfm2_audio | num_heads, tie_embedding, max_position_embeddings, torch_dtype
 mimi | use_streaming, normalize, layer_scale_initial_scale, initializer_range, use_cache
 mimi | attention_dropout, max_position_embeddings, tie_word_embeddings, torch_dtype
 mimi_of_moshi | channels, renormalize, seanet.disable_norm_outer_blocks, transformer.conv_layout

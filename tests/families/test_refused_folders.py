@@ -436,7 +436,7 @@ num_quantizers = 65                  | num_quantizers: 65 is not between 1 and 6
 base_hidden_size = 65536             | more than 65536
 [ear_tts: config.json]
 model.speech_generation = -          | codec_config: expected an object; ... has no decoder
-[lfm2_audio: audio_detokenizer/config.json]
+[lfm2_audio: config.json]
 layer_types = ["conv"]                | num_hidden_layers: 4, but layer_types give 1
 layer_types = ["conv", "conv", "conv", "mamba"] | layer_types[3]: 'mamba' is not one of conv
 num_key_value_heads = 3               | 3 does not divide num_attention_heads, 4
@@ -542,12 +542,12 @@ decoder.surplus.weight = ones 3 | 1 unexpected: surplus.weight
 token2wav.code2wav_dit_model.input_embed.proj.weight = ones 3 3
     | wrongly shaped: ... input_embed.proj.weight
 [ear_tts: model.safetensors]
-tts_model.audio_codec.prvq.mus_list.4 = - | 4 codebooks of codebooks, expected 5
-tts_model.audio_codec.prvq.mus_list.5 = ones 16 6 | 6 codebooks of codebooks, expected 5
+tts_model.audio_codec.prvq.mus_list.4 = - | codebooks: 4 codebooks in the file, expected 5
+tts_model.audio_codec.prvq.mus_list.5 = ones 16 6 | codebooks: 6 codebooks in the file, expected 5
 tts_model.audio_codec.prvq.mus_list.1 = ones 15 6 | entries has different shapes in the codebooks
 tts_model.audio_codec.decoder.layers.0.weight = - | 1 missing: layers.0.weight
 tts_model.audio_codec.decoder.surplus = ones 3 | 1 unexpected: surplus
-[lfm2_audio: audio_detokenizer/model.safetensors]
+[lfm2_audio: model.safetensors]
 lin.bias = -                          | 1 missing: lin.bias
 lfm.layers.4.ffn_norm.weight = ones 3 | 1 unexpected: lfm.layers.4.ffn_norm.weight
 [chatterbox: s3gen.safetensors]

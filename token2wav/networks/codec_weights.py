@@ -131,7 +131,9 @@ def _joined(
         joined = {"entries": entries}
     expected = len(network.get_submodule(module).get_parameter("entries"))
     if len(books) != expected:
-        raise CheckpointError(f"{path}: {len(books)} codebooks of {module}, expected {expected}")
+        raise CheckpointError(
+            f"{path}: {module}: {len(books)} codebooks in the file, expected {expected}"
+        )
     yield from ((f"{module}.{name}", value) for name, value in joined.items())
 
 

@@ -1,15 +1,13 @@
-"""Configuration of LFM2-Audio's detokenizer, which is read from the folder `audio_detokenizer` of a
-model, or from a copy of this folder.
+"""Configuration of LFM2-Audio's detokenizer, which is read from the `config.json` in the folder
+`audio_detokenizer` of a model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from token2wav.config.values import Bounds, Length
-from token2wav.published.checkpoint_files import PUBLISHED
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import ROPE_THETA, ROPE_TYPES, TRANSFORMERS, Format
@@ -24,15 +22,12 @@ from token2wav.published.sizes import (
     SampleRate,
     Width,
 )
-from token2wav.published.transformers_json import CONFIG_JSON
 from token2wav.published.weight_names import WeightNames
 
 MODEL_TYPES = ("lfm2",)
-_FOLDER = "audio_detokenizer"
-FILES = (f"{_FOLDER}/{CONFIG_JSON}",)
 WEIGHTS = WeightNames(
     parts=("emb.", "lfm.layers.", "lfm.embedding_norm.", "lin."),
-    unused="^$",
+    unused="^$",  # `in_proj` is a layer of the short convolutions
     renamed=((r"^emb\.emb\.", "emb."),),
 )
 # of the embedding of text, of training, and older names of sizes
@@ -125,17 +120,4 @@ class Lfm2AudioSizes(CodecSizes):
         return -(-size // self.block_multiple_of) * self.block_multiple_of
 
 
-_of_detokenizer = CodecConfig.reader(Lfm2AudioSizes, FORMAT)
-_of_model = CodecConfig.reader(
-    Lfm2AudioSizes, FORMAT, weights=tuple(f"{_FOLDER}/{name}" for name in PUBLISHED)
-)
-
-
-def read(folder: Path) -> CodecConfig:
-    """Reads the configuration of a whole model, or of its detokenizer alone.
-
-    Raises:
-        ConfigError: as in `CodecConfig.reader`.
-    """
-    whole = (folder / FILES[0]).is_file()
-    return _of_model(folder / _FOLDER) if whole else _of_detokenizer(folder)
+read = CodecConfig.reader(Lfm2AudioSizes, FORMAT)

@@ -12,7 +12,7 @@ from token2wav.config.values import Bounds, Length
 from token2wav.errors import ConfigError
 from token2wav.published.codec_config import SymmetricCodecConfig
 from token2wav.published.codec_sizes import CodecSizes, SymmetricSizes
-from token2wav.published.formats import Format
+from token2wav.published.formats import TRANSFORMERS, Format
 from token2wav.published.registry import unfilled_network
 from token2wav.published.relations import Descending, Gives, Halves, Multiple, SameProduct
 from token2wav.published.sizes import CodebookSize, OptionalWidth, SampleRate, SomeRates, Width
@@ -193,4 +193,4 @@ class SnacConfig(SymmetricCodecConfig):
         )
 
 
-read = SnacConfig.reader(SnacSizes, Format())
+read = SnacConfig.reader(SnacSizes, Format(without_effect=TRANSFORMERS))
