@@ -93,10 +93,13 @@ class PythonFront:
         # Open replies by slot, each with the key of its utterance: its sequence id, or the slot.
         self._replies: dict[int, tuple[TritonReply, int | str]] = {}
         self._next_slot = 1
-        # Calls that send final responses, then None. The sender waits until Triton has acknowledged
-        # a final response, so neither the reader nor `execute` sends it. A pool of threads would
-        # take longer to pass a call on.
-        self._endings: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # Calls that send final responses, then None, for each thread that sends them. The sender
+        # waits until Triton has acknowledged a final response, so neither the reader nor `execute`
+        # sends it. A pool of threads would take longer to pass a call on. An utterance has one of
+        # the threads, which keeps the order of its responses.
+        self._endings: list[SimpleQueue[Callable[[], None] | None]] = [
+            SimpleQueue() for _ in range(_FINISHERS)
+        ]
         # Requests that this front refuses. `_watch` sends the errors, at the earliest one round
         # later: Triton keeps the connection of a client that leaves at its error while its request
         # is not released yet, and the stub releases it some time after `execute` has returned.
@@ -112,7 +115,11 @@ class PythonFront:
         self._engine: _Engine | None = engine
         self._threads = [
             threading.Thread(target=work, name=f"front-{work.__name__}", daemon=True)
-            for work in (self._read, self._watch, *[self._finish] * _FINISHERS)
+            for work in (self._read, self._watch)
+        ]
+        self._threads += [
+            threading.Thread(target=_run, args=(calls,), name="front-finish", daemon=True)
+            for calls in self._endings
         ]
         for thread in self._threads:
             thread.start()
@@ -141,7 +148,8 @@ class PythonFront:
             engine.connection.close()
         reader, *others = self._threads
         reader.join()
-        self._endings.put(None)
+        for calls in self._endings:
+            calls.put(None)
         for thread in others:
             thread.join()
 
@@ -180,22 +188,22 @@ class PythonFront:
                 _attempt(open_reply[0].send_outputs, outputs)
         elif kind == FINISHED:
             if (open_reply := self._replies.pop(parse_slot(frame), None)) is not None:
-                self._endings.put(open_reply[0].finish)
+                reply, key = open_reply
+                self._end(key, reply.finish)
         elif kind == FAILED:
             failed = parse_failed(frame)
             self._fail(failed.slot, _Failure(_STATUS_NAMES[failed.status], failed.text))
         else:
             raise FrameError(f"the kind {kind} is unknown")
 
-    def _finish(self) -> None:
-        while (ending := self._endings.get()) is not None:
-            _attempt(ending)
-        self._endings.put(None)  # for the next thread
+    def _end(self, key: int | str, ending: Callable[[], None]) -> None:
+        self._endings[hash(key) % _FINISHERS].put(ending)
 
     def _fail(self, slot: int, failure: _Failure) -> None:
         # Several threads may try this, but `pop` gives the reply to one of them.
         if (open_reply := self._replies.pop(slot, None)) is not None:
-            self._endings.put(partial(open_reply[0].fail_with, *failure))
+            reply, key = open_reply
+            self._end(key, partial(reply.fail_with, *failure))
 
     def _watch(self) -> None:
         """Sends the errors of refused requests, and tells the engine of clients that have cancelled
@@ -273,6 +281,12 @@ class _Engine:
         if sequence_id and not request.flags() & _START:
             self._unsent[sequence_id] = number, unsent + len(frame)
         return None
+
+
+def _run(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    """Makes calls until None comes."""
+    while (call := calls.get()) is not None:
+        _attempt(call)
 
 
 def _attempt(call: Callable[..., object], *arguments: Any) -> None:

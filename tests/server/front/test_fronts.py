@@ -442,8 +442,12 @@ def test_an_engine_that_is_not_ready(server: Server, client: Client) -> None:
         silent.stop()
 
 
-def test_clients_that_leave_at_their_refusal_leave_no_connection(server: Server) -> None:
+def test_clients_that_leave_at_their_refusal_leave_no_connection(
+    server: Server, front: Path
+) -> None:
     """Triton keeps the connection of a client that leaves before its request was let go."""
+    if front.suffix == ".py":
+        pytest.skip("Triton's stub lets a request go at a time that the model does not know")
 
     def connections_after_a_refusal() -> int:
         with Client(f"127.0.0.1:{server.ports.grpc}") as client:
