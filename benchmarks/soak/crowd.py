@@ -146,7 +146,7 @@ class Books:
             self.problems.append(problem)
 
     def unaccounted(self) -> int:
-        """Returns the difference of what was begun to what has ended in one of the counts."""
+        """Returns the begun utterances that have not ended, by one of the counts."""
         ended = self.spoken + self.excused.total() + self._misdeeds.total() + len(self.problems)
         return self.begun - ended
 

@@ -1,4 +1,4 @@
-"""Soak of a gateway: attacks and outages beside honest clients, who must not be harmed.
+"""Soak of a gateway: attacks and outages must not harm honest clients.
 
 Starts a tritonserver with a tiny model, a language model server, and the command
 `token2wav gateway` with an ordinary limit of descriptors. Clients keep the gateway busy. One in

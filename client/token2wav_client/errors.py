@@ -200,13 +200,13 @@ def _shape(lengths: str) -> str:
 
 def _wanted(lengths: str) -> str:
     """Describes a shape in Triton's message, where a dimension of any length is -1."""
-    wanted = lengths.split(",")
-    if "-1" not in wanted:
+    sizes = lengths.split(",")
+    if "-1" not in sizes:
         return _shape(lengths)
-    words = [f"{len(wanted)} dimension{'s' * (len(wanted) > 1)}"]
+    words = [f"{len(sizes)} dimension{'s' * (len(sizes) > 1)}"]
     words += [
-        f"dimension {place} of length {length}"
-        for place, length in enumerate(wanted, 1)
+        f"dimension {axis} of length {length}"
+        for axis, length in enumerate(sizes, 1)
         if length != "-1"
     ]
     return ", ".join(words)

@@ -1,4 +1,4 @@
-"""Application of the gateway: its doors over HTTP, and what guards all of them."""
+"""Application of the gateway: its HTTP doors, and the guards of all doors."""
 
 from __future__ import annotations
 

@@ -104,9 +104,13 @@ class CancellableLine(Line):
     def cancel(self) -> None:
         """Cancels the text, and keeps the connection."""
 
+
+class ReportingLine(CancellableLine):
+    """Line on which a client reports how much it has played."""
+
+    @abstractmethod
     def report_played(self, milliseconds: int) -> None:
-        """Says how much audio of a text that has ended was played, and learns what was heard."""
-        raise NotImplementedError
+        """Reports the played audio of a text that has ended, and reads the heard text."""
 
 
 class Http(Line):
@@ -167,7 +171,7 @@ class Events(Http):
             self.end_reason = event.get("end_reason", "")
 
 
-class Socket(CancellableLine):
+class Socket(ReportingLine):
     """WebSocket for text in pieces."""
 
     has_words = True
@@ -222,7 +226,7 @@ class Socket(CancellableLine):
         self._socket.close()
 
 
-class Realtime(CancellableLine):
+class Realtime(ReportingLine):
     """OpenAI's Realtime interface, with OpenAI's package."""
 
     def _connect(self, gateway: GatewayRig) -> None:

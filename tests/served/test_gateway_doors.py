@@ -16,7 +16,7 @@ import soxr
 from testkit.models.golden import TINY
 from testkit.patience import until
 from testkit.rigs import aligners
-from testkit.rigs.gateway_lines import DOORS, CancellableLine, Line
+from testkit.rigs.gateway_lines import DOORS, CancellableLine, Line, ReportingLine
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, tokens_of
 from testkit.rigs.gateway_speech import assert_same, body, error_of, expected
 from testkit.rigs.hostile_language_model import CUT_OFF
@@ -198,7 +198,7 @@ def test_a_client_that_says_what_it_has_played_learns_the_text(
     gateway: GatewayRig, door: str
 ) -> None:
     with opened(gateway, door) as line:
-        assert isinstance(line, CancellableLine)
+        assert isinstance(line, ReportingLine)
         assert len(line.say(TEXT)) / 48 == 1920  # milliseconds, 48 for each letter
         line.report_played(1000)
         assert line.heard == "One two three four"
