@@ -26,7 +26,7 @@ from token2wav_gateway.doors.realtime_events import (
     parse_event,
 )
 from token2wav_gateway.doors.realtime_response import Order, SpokenResponse, new_id
-from token2wav_gateway.edge.channel import Channel, run_until_one_ends
+from token2wav_gateway.doors.socket_session import SocketSession
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
 from token2wav_gateway.gateway import Caller
 from token2wav_gateway.speech.turn import Text
@@ -54,55 +54,33 @@ class _Item:
     cut_ms: int | None = None
 
 
-class RealtimeSession:
-    """Session of one socket: one task reads events, another one speaks.
-
-    A wrong event gets an error, and the session goes on.
+class RealtimeSession(SocketSession[SpokenResponse]):
+    """Session of OpenAI's protocol, which speaks responses.
 
     Args:
         caller: client of the socket. Each `session.update`, each `response.create` and each further
             sentence of a response count as requests of its key.
-        ending: event after which the session ends as soon as nothing is spoken.
     """
 
     def __init__(self, caller: Caller, socket: WebSocket, ending: asyncio.Event) -> None:
-        self._caller = caller
-        self._gateway = gateway = caller.gateway
-        self._limits = gateway.settings.limits
-        self._ending = ending
+        super().__init__(caller, socket, ending, "event")
         self._id, self._conversation_id = new_id("sess"), new_id("conv")
-        self._model = socket.query_params.get("model") or gateway.settings.models[0]
+        self._model = socket.query_params.get("model") or self._gateway.settings.models[0]
         self._voice_name, self._speed, self._format = _VOICE, 1.0, AudioFormat()
         self._instructions: str | None = None
         self._items: list[_Item] = []
         self._response: SpokenResponse | None = None  # that is being spoken
         self._last: SpokenResponse | None = None
-        self._orders: asyncio.Queue[SpokenResponse] = asyncio.Queue()
-        self._channel = Channel(socket, self._limits.idle_s, self._speaks, "event")
 
-    async def run(self) -> None:
-        """Serves the socket until the client disconnects.
-
-        Raises:
-            NotFoundError: the address names a model that this gateway does not have.
-            RequestError: the client sent nothing for too long while nothing was spoken.
-        """
+    async def _begin(self) -> None:
         self._gateway.check_model(self._model)
         await self._send("session.created", session=self._session())
-        await run_until_one_ends(self._read(), self._speak_all(), self._drain())
 
-    async def _read(self) -> None:
-        """Reads events until the client disconnects."""
-        while True:
-            await self._channel.take(self._take, self._refuse)
-
-    async def _refuse(self, error: GatewayError, message: Any) -> None:
-        self._gateway.metrics.refused.labels(error.status).inc()
+    async def _report(self, error: GatewayError, message: Any) -> None:
         body = error.body["error"] | {"event_id": event_id_of(message)}
         await self._send("error", error=body)
 
     async def _take(self, message: Any) -> None:
-        """Takes an event of the client."""
         if isinstance(message, dict) and message.get("type") in _COUNTED:
             self._caller.count_request()
         event = parse_event(message)
@@ -265,18 +243,17 @@ class RealtimeSession:
         if in_conversation:
             self._add(len(self._items), _Item(response.item_id, audio_ms=0))
         self._response = self._last = response
-        self._orders.put_nowait(response)
+        self._waiting.put_nowait(response)
 
     async def _speak_all(self) -> None:
-        """Speaks the responses."""
         while True:
-            response = await self._orders.get()
+            response = await self._waiting.get()
             await response.run()
             self._response = None
             for item in self._items:
                 if item.id == response.item_id:
                     item.audio_ms = response.audio_ms
-            self._orders.task_done()
+            self._waiting.task_done()
             self._channel.restart_idle_clock()
 
     def _cancel(self, event: ResponseCancel) -> None:
@@ -292,12 +269,6 @@ class RealtimeSession:
             if item.id == name:
                 return item
         raise NotFoundError(f"item_id: there is no item {name!r}", param="item_id")
-
-    async def _drain(self) -> None:
-        """Closes the socket when nothing is spoken, if the gateway ends."""
-        await self._ending.wait()
-        await self._orders.join()
-        await self._channel.close()
 
     def _session(self) -> dict[str, Any]:
         return {

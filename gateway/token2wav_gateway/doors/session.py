@@ -28,7 +28,8 @@ from fastapi import WebSocket
 from pydantic import BaseModel, ValidationError
 
 from token2wav_gateway.doors.requests import SessionConfig, SocketMessage, problem
-from token2wav_gateway.edge.channel import Channel, FatalError, run_until_one_ends
+from token2wav_gateway.doors.socket_session import SocketSession
+from token2wav_gateway.edge.channel import FatalError
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.gateway import Caller
 from token2wav_gateway.speech.playout import Playout
@@ -114,22 +115,16 @@ class _Chunks:
         return fields
 
 
-class Session:
-    """Session of one socket: one task reads messages, another one speaks sentences.
+class Session(SocketSession[_Waiting]):
+    """Session of vLLM-Omni's protocol, which speaks sentences.
 
     Args:
         caller: client of the socket. Each sentence and each further configuration counts as a
             request of its key.
-        ending: event after which the session ends as soon as all sentences were spoken.
     """
 
     def __init__(self, caller: Caller, socket: WebSocket, ending: asyncio.Event) -> None:
-        self._caller = caller
-        self._gateway = gateway = caller.gateway
-        idle_s = gateway.settings.limits.idle_s
-        self._channel = Channel(socket, idle_s, self._speaks, "socket")
-        self._ending = ending
-        self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
+        super().__init__(caller, socket, ending, "socket")
         self._unspoken = 0  # sentences that wait
         self._speaking: asyncio.Task[None] | None = None
         self._playout = Playout()
@@ -141,13 +136,15 @@ class Session:
         self._closing = False  # session.close has arrived
 
     async def run(self) -> None:
-        await self._channel.take(self._configure)
         try:
-            await run_until_one_ends(self._read(), self._speak_all(), self._drain())
+            await super().run()
         finally:
             if self._speaking is not None:
                 self._speaking.cancel()
                 await asyncio.gather(self._speaking, return_exceptions=True)
+
+    async def _begin(self) -> None:
+        await self._channel.take(self._configure)
 
     async def _configure(self, message: Any) -> None:
         """Configures the utterances that follow.
@@ -166,25 +163,18 @@ class Session:
         # A session may be long, and needs its recording no more.
         said = Text("", voice, config.instructions, config.sampling, config.speed)
         self._manner = _Manner(config.model_copy(update={"ref_audio": None}), said)
-        limit = self._gateway.settings.limits.text_characters
+        limit = self._limits.text_characters
         self._splitter = SentenceSplitter(limit, config.split_granularity, config.language)
 
-    async def _read(self) -> None:
-        """Reads messages until the client disconnects. A wrong one does not end the session."""
-        while True:
-            await self._channel.take(self._take, self._refuse)
-
-    async def _refuse(self, error: GatewayError, _: Any) -> None:
-        self._gateway.metrics.refused.labels(error.status).inc()
+    async def _report(self, error: GatewayError, message: Any) -> None:
         await self._channel.send(error_event(error))
 
-    async def _take(self, content: Any) -> None:
-        """Takes a message."""
-        if isinstance(content, dict) and content.get("type") == "session.config":
+    async def _take(self, message: Any) -> None:
+        if isinstance(message, dict) and message.get("type") == "session.config":
             self._caller.count_request()
-            await self._configure(content)
+            await self._configure(message)
             return
-        message = self._checked(SocketMessage, content)
+        message = self._checked(SocketMessage, message)
         if message.text is not None:
             self._has_text = self._has_text or bool(message.text)
             for start in range(0, len(message.text), _SLICE):
@@ -254,12 +244,6 @@ class Session:
                     task.result()
             self._waiting.task_done()
             self._channel.restart_idle_clock()
-
-    async def _drain(self) -> None:
-        """Closes the socket after the last sentence, if the gateway ends."""
-        await self._ending.wait()
-        await self._waiting.join()
-        await self._channel.close()
 
     async def _say(self, sentence: _Sentence) -> None:
         config = sentence.manner.config

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import anyio
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
@@ -14,7 +13,7 @@ from token2wav_gateway.doors.realtime import RealtimeSession
 from token2wav_gateway.doors.session import Session, error_event
 from token2wav_gateway.edge.channel import CLOSE_S, GOING_AWAY, POLICY
 from token2wav_gateway.errors import BusyError, GatewayError
-from token2wav_gateway.gateway import Caller, Gateway
+from token2wav_gateway.gateway import Gateway
 
 # Codes of the registry of RFC 6455.
 _INTERNAL, _TRY_LATER = 1011, 1013
@@ -24,15 +23,7 @@ _FIRST_SERVER_ERROR = 500  # HTTP status
 router = APIRouter()
 
 
-class SessionLike(Protocol):
-    """Session of one socket."""
-
-    async def run(self) -> None:
-        """Serves the socket until it is closed."""
-
-
-# Creates a session.
-SessionType: TypeAlias = Callable[[Caller, WebSocket, asyncio.Event], SessionLike]
+SessionType: TypeAlias = type[Session] | type[RealtimeSession]
 
 
 class Sockets:
