@@ -1,7 +1,7 @@
 """Pacing of tokens: replays playback for tokens that arrive at many paces, in bursts, with stalls.
 
 The library's own chunker and scheduler select the chunks on a simulated clock
-(`simulated_server.py`), so the speed of the machine does not matter. In the simulation, a batch
+(`testkit/simulation`), so the speed of the machine does not matter. In the simulation, a batch
 takes 50 ms plus 1 ms for each token of its chunks, and a player starts 0.2 s after the first audio.
 The vocoder holds back 80 ms (CosyVoice3), in one table also 402 ms (CosyVoice2) and 90 ms (the demo
 voice). A token of a provisional chunk counts, and takes time, by its share of ODE steps: 3 of 10,
@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.environment import ROOT, describe, save
-from benchmarks.simulated_listener import Listener
-from benchmarks.simulated_server import Costs, Events, ServerKind, SimulatedServer
 from testkit.models.sized import public_configs
+from testkit.simulation.listener import Listener
+from testkit.simulation.server import Costs, Events, ServerKind, SimulatedServer
 from token2wav import StreamConfig
 from token2wav.assembly import withheld_samples
 from token2wav.config import LimitConfig

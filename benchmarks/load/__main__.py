@@ -6,14 +6,12 @@ server that runs already.
 
     open      utterances that start at random times, from tokens or (--gateway) from text
     closed    N clients, each of which begins its next utterance when the last one has ended
-    servers   several servers in turns, without networks
     cancel    time until gateway, language model and server stop after a client has left
     slow      memory of a gateway with clients that read slowly
 
     .venv/bin/python -m benchmarks.load open --models demo_voice demo_codec --rates 1 2 4
     .venv/bin/python -m benchmarks.load open --models demo_voice --gateway
     .venv/bin/python -m benchmarks.load closed --model tiny --modes batching ensemble
-    .venv/bin/python -m benchmarks.load servers --servers this=.venv/bin/python
 """
 
 from __future__ import annotations
@@ -21,13 +19,12 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.environment import run_command
-from benchmarks.load import closed_loop, gateway, open_loop, servers
+from benchmarks.load import closed_loop, gateway, open_loop
 
 # Options, function and result of each command.
 COMMANDS = {
     "open": (open_loop.add_options, open_loop.main, "open_loop"),
     "closed": (closed_loop.add_options, closed_loop.main, "serving_load"),
-    "servers": (servers.add_options, servers.main, "serving_fronts"),
     "cancel": (gateway.add_cancel_options, gateway.cancel, "gateway_cancel"),
     "slow": (gateway.add_slow_options, gateway.slow, "slow_readers"),
 }

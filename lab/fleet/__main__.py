@@ -23,7 +23,6 @@ import numpy as np
 from benchmarks.environment import RESULTS, describe, save
 from benchmarks.gpu.settings import SETTINGS
 from benchmarks.gpu.streams import BUFFER_S
-from benchmarks.simulated_server import Costs, ServerKind
 from lab.fleet.costs import expected, fit, measured
 from lab.fleet.fleet import COLD_START_S, GRACE_S, LJ_SPEECH, VANISHED_S, Outcome, bursts
 from lab.fleet.models import FullModel, LightModel
@@ -45,6 +44,7 @@ from lab.fleet.scenarios import (
 )
 from testkit.models.published_codecs import codec_configs
 from testkit.models.sized import public_configs
+from testkit.simulation.server import Costs, ServerKind
 from token2wav.config import LimitConfig
 
 NAME = "fleet"

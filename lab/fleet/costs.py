@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from benchmarks.environment import RESULTS
-from benchmarks.simulated_server import ChunkWork, Costs
+from testkit.simulation.server import ChunkWork, Costs
 
 MEASURED = RESULTS / "gpu" / "report.json"
 EXPECTED = RESULTS / "launches.json"

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.simulated_server import Events
 from lab.fleet.balancer import LeastOpen
+from testkit.simulation.server import Events
 from token2wav.errors import LimitError
 
 COLD_START_S = 60.0  # from the decision to start a server until it accepts streams

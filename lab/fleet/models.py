@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulated_listener import Listener
-from benchmarks.simulated_server import Events, ServerKind, SimulatedServer
 from lab.fleet.fleet import Outcome
+from testkit.simulation.listener import Listener
+from testkit.simulation.server import Events, ServerKind, SimulatedServer
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import LimitError
 

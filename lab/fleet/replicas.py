@@ -34,7 +34,6 @@ from benchmarks.chunk_batch import chunk
 from benchmarks.environment import describe, save
 from benchmarks.gpu.settings import PACE, PROMPT_TOKENS
 from benchmarks.load.subject import TRAINED
-from benchmarks.simulated_server import ChunkWork, Events, ServerKind
 from lab.fleet.balancer import LeastOpen
 from lab.fleet.costs import Fit, Timed, fit
 from lab.fleet.fleet import Fleet, Outcome, bursts, lengths, poisson
@@ -45,6 +44,7 @@ from testkit.models.sized import a_voice
 from testkit.rigs.balancer import Balancer
 from testkit.rigs.processes import children, stat_fields
 from testkit.rigs.serve_command import Serving
+from testkit.simulation.server import ChunkWork, Events, ServerKind
 from token2wav import Token2Wav
 from token2wav.config import LimitConfig, RuntimeConfig
 from token2wav.published.registry import read_config

@@ -12,8 +12,6 @@ import numpy as np
 
 from benchmarks.gpu.settings import PACE, Settings
 from benchmarks.gpu.streams import BUFFER_S, TOKENS_PER_PUSH
-from benchmarks.simulated_listener import Listener
-from benchmarks.simulated_server import Events, ServerKind, SimulatedServer
 from lab.fleet.costs import measured_streams
 from lab.fleet.fleet import (
     COLD_START_S,
@@ -26,6 +24,8 @@ from lab.fleet.fleet import (
     poisson,
 )
 from lab.fleet.models import FullModel, LightModel
+from testkit.simulation.listener import Listener
+from testkit.simulation.server import Events, ServerKind, SimulatedServer
 
 Row = dict[str, Any]
 GAPS = 0.001  # largest share of utterances with a gap that counts as held

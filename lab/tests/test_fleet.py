@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from benchmarks.simulated_listener import Listener
-from benchmarks.simulated_server import ChunkWork, Costs, Events, ServerKind, SimulatedServer
 from lab.fleet.balancer import LeastOpen
 from lab.fleet.costs import fit
 from lab.fleet.fleet import (
@@ -24,6 +22,8 @@ from lab.fleet.fleet import (
 )
 from lab.fleet.models import FullModel, LightModel
 from testkit.models.tiny_model import TINY
+from testkit.simulation.listener import Listener
+from testkit.simulation.server import ChunkWork, Costs, Events, ServerKind, SimulatedServer
 from token2wav import StreamConfig
 from token2wav.config import LimitConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.simulated_server import ChunkWork, Events, SimulatedServer, Sound
+from testkit.simulation.server import ChunkWork, Events, SimulatedServer, Sound
 from token2wav.errors import Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.clocks import Playback
