@@ -143,15 +143,6 @@ def tensor(name: str, array: NDArray[Any]) -> Spoil:
     return spoil
 
 
-def parameter(name: str, value: str) -> Spoil:
-    """Returns a function that sets a parameter."""
-
-    def spoil(message: Any) -> None:
-        message.parameters[name].string_param = value
-
-    return spoil
-
-
 def without(name: str) -> Spoil:
     """Returns a function that removes an input."""
 
