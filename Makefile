@@ -52,7 +52,7 @@ gpu-stack: ## rehearse, collect, compile and emulate the GPU path with the packa
 
 integrations: ## [ARGS=openai realtime riva ...]: speak with libraries of other projects, and check what is heard
 	$(SETUP)
-	@$(BIN)/python -m examples.integrations.run $(ARGS)
+	@$(BIN)/python -m lab.integrations $(ARGS)
 
 lint: ## run ruff and mypy
 	$(SETUP)

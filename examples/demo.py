@@ -24,6 +24,7 @@ import numpy as np
 import soundfile
 
 from examples.commands import ROOT, environment, environment_command, serving, shown
+from examples.demo_voice.recordings import PROMPT, SENTENCE
 from token2wav_server import ServerError
 from token2wav_voice.features import PROMPT_RATE_HZ, prompt_mel
 from token2wav_voice.recording import Recording
@@ -31,10 +32,7 @@ from token2wav_voice.recording import Recording
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-VOICE_FOLDER = ROOT / "examples" / "demo_voice"
-MODEL, CODEC = VOICE_FOLDER / "model", ROOT / "examples" / "demo_codec" / "model"
-SENTENCE = VOICE_FOLDER / "recordings" / "sentence.wav"
-PROMPT = VOICE_FOLDER / "recordings" / "prompt.wav"
+MODEL, CODEC = (ROOT / "examples" / f"demo_{kind}" / "model" for kind in ("voice", "codec"))
 OUT = ROOT / "out"
 NAMES = {"voice": "demo", "codec": "demo_codec"}  # how the names of the written files begin
 TOKENS_PER_SECOND = 25

@@ -1,6 +1,6 @@
 """Runs the integrations with a real server, and recognises the words of their speech.
 
-    python -m examples.integrations.run
+    python -m lab.integrations
 
 Every integration gets a virtual environment of its own below `out/integrations`, because each
 library has many dependencies. A word error rate above one half is an error.
@@ -20,13 +20,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.demo_voice.recogniser import Recogniser, word_error_rate
 from examples.demo_voice.speech import RATE_HZ
+from lab.quality.recogniser import Recogniser, word_error_rate
 from token2wav_server import Ports
 from token2wav_voice import Recording
 
-FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "examples" / "integrations"
 OUT = ROOT / "out" / "integrations"
 
 
@@ -35,7 +35,7 @@ class Integration:
     """Program with a library of another project.
 
     Attributes:
-        script: name of a file of this folder.
+        script: name of a file of `examples/integrations`.
         riva: whether the program gets the address of Riva's interface, not of OpenAI's.
         python: least version of Python that the packages need.
     """

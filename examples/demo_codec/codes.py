@@ -21,7 +21,7 @@ MODEL = Path(__file__).with_name("model")
 ENCODER_FILE = "encoder.safetensors"
 F0_SCALE_HZ = 100.0
 FEATURES = PROMPT_BANDS + 2  # log-mel, F0, and whether a frame is voiced
-_WIDTH = 128
+WIDTH = 128
 _UNITS = 3
 _CONTEXT = 2  # frames before and after the frames of a code, in the first convolution
 _MEL_MEAN, _MEL_DEVIATION = -6.0, 3.0
@@ -86,11 +86,9 @@ class Encoder(nn.Module):
             ("middle", levels // 2),
         ):
             self.register_buffer(name, values, persistent=False)
-        self.listen = nn.Conv1d(
-            FEATURES, _WIDTH, MEL_PER_TOKEN + 2 * _CONTEXT, stride=MEL_PER_TOKEN
-        )
-        self.units = nn.Sequential(*(Unit(_WIDTH) for _ in range(_UNITS)))
-        self.values = nn.Conv1d(_WIDTH, len(levels), 1)
+        self.listen = nn.Conv1d(FEATURES, WIDTH, MEL_PER_TOKEN + 2 * _CONTEXT, stride=MEL_PER_TOKEN)
+        self.units = nn.Sequential(*(Unit(WIDTH) for _ in range(_UNITS)))
+        self.values = nn.Conv1d(WIDTH, len(levels), 1)
 
     def forward(self, heard: torch.Tensor) -> torch.Tensor:
         """Computes level offsets (B, values, N) before rounding, from features (B, 82, 2 * N).
@@ -106,34 +104,3 @@ class Encoder(nn.Module):
         """Computes codes (B, groups, N) int64 from features (B, 82, 2 * N)."""
         digits = (self(heard).round() + self.middle).long().unflatten(1, self._shape)
         return (digits * self.strides).sum(dim=2)
-
-
-class Autoencoder(nn.Module):
-    """Encoder, and a network that draws mel and pitch of its codes.
-
-    The drawing network is used only to train the encoder, which is much faster than training it
-    through the decoder's audio.
-
-    Args:
-        config: groups and levels of the codes.
-    """
-
-    def __init__(self, config: NanoCodecSizes) -> None:
-        super().__init__()
-        self.encoder = Encoder(config)
-        values = config.num_groups * len(config.num_levels_per_group)
-        self.draw = nn.Sequential(
-            nn.Conv1d(values, _WIDTH, 3, padding=1),
-            *(Unit(_WIDTH) for _ in range(_UNITS)),
-            nn.LeakyReLU(SLOPE),
-            nn.Conv1d(_WIDTH, MEL_PER_TOKEN * FEATURES, 1),
-        )
-
-    def forward(self, heard: torch.Tensor) -> torch.Tensor:
-        """Encodes features (B, 82, 2 * N) and draws them again, in the same shape.
-
-        The gradient passes through the rounding unchanged.
-        """
-        exact = self.encoder(heard)
-        values = (exact + (exact.round() - exact).detach()) / self.encoder.middle
-        return self.draw(values).unflatten(1, (FEATURES, MEL_PER_TOKEN)).transpose(2, 3).flatten(2)

@@ -1,65 +1,12 @@
-"""Recordings of the held-out sentences, which training never uses.
-
-    python -m examples.demo_voice.recordings --out DIR
-
-Without --out, the two recordings of the demo are made again.
-"""
+"""Recordings of the demo: a prompt with its words, and a sentence that training never used."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-import soundfile
-
-from examples.demo_voice.speech import RATE_HZ, Speaker
-from examples.demo_voice.text import HELD_OUT, held_out
-
-BUNDLED = Path(__file__).with_name("recordings")
-PROMPT, SENTENCE = BUNDLED / "prompt.wav", BUNDLED / "sentence.wav"
+FOLDER = Path(__file__).with_name("recordings")
+PROMPT, SENTENCE = FOLDER / "prompt.wav", FOLDER / "sentence.wav"
 PROMPT_TEXT = (
     "The harbor was quiet in the early morning, and the first boats were coming home with their "
     "nets."
 )
-_SEED = 1
-
-
-def main() -> None:
-    """Writes a WAV file for every held-out sentence, or the two recordings of the demo."""
-    parser = argparse.ArgumentParser(
-        description="Record the sentences that the demo voice is measured with."
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder to write into (default: the demo's two files)",
-    )
-    out: Path | None = parser.parse_args().out
-    if out is not None:
-        record(out)
-        return
-    BUNDLED.mkdir(exist_ok=True)
-    speaker = Speaker(_SEED)
-    _write(PROMPT, speaker, PROMPT_TEXT)
-    _write(SENTENCE, speaker, held_out()[0])
-
-
-def record(folder: Path, text: Path = HELD_OUT) -> list[Path]:
-    """Writes one WAV file for every sentence of a text, unless all exist; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    sentences = held_out(text)
-    paths = [folder / f"{text.stem}_{index:02d}.wav" for index in range(len(sentences))]
-    if not all(path.exists() for path in paths):
-        speaker = Speaker(_SEED)
-        for path, sentence in zip(paths, sentences, strict=True):
-            _write(path, speaker, sentence)
-    return paths
-
-
-def _write(path: Path, speaker: Speaker, sentence: str) -> None:
-    soundfile.write(path, speaker.say(sentence, vary=False), RATE_HZ, subtype="PCM_16")
-
-
-if __name__ == "__main__":
-    main()

@@ -24,8 +24,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from examples.commands import running, serving
-from examples.demo import MODEL, OUT, PROMPT
-from examples.demo_voice.recordings import PROMPT_TEXT
+from examples.demo import MODEL, OUT
+from examples.demo_voice.recordings import PROMPT, PROMPT_TEXT
 from examples.speech import language_model
 from examples.speech.text_front_end import TextFrontEnd
 from token2wav_gateway.settings import Settings

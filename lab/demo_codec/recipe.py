@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from examples.demo_codec.codes import MODEL, Autoencoder, Encoder
+from examples.demo_codec.codes import MODEL, Encoder
 from lab.demo_codec.export import TEMPLATE, export
-from lab.demo_codec.training import DecoderTraining, EncoderTraining
+from lab.demo_codec.training import Autoencoder, DecoderTraining, EncoderTraining
 from lab.demo_voice import corpus
 from lab.demo_voice.folder import CORPUS, TRAINING
 from lab.demo_voice.loss_plot import plot_losses

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from examples.demo_codec.codes import Autoencoder, Encoder, features
+from examples.demo_codec.codes import FEATURES, SLOPE, WIDTH, Encoder, Unit, features
 from examples.demo_voice.speech import MEL_PER_TOKEN, RATE_HZ, TOKEN_SAMPLES
 from lab.demo_voice.corpus import Utterances
 from lab.demo_voice.spectral_losses import SpectralLosses
@@ -15,6 +16,39 @@ from token2wav.families.nanocodec.config import NanoCodecSizes
 from token2wav.families.nanocodec.network import HalfSnake, NanoCodec
 from token2wav.published.codec_config import CodecConfig
 from token2wav_voice.features import PROMPT_BANDS
+
+_UNITS = 3  # of the network that draws
+
+
+class Autoencoder(nn.Module):
+    """Encoder, and a network that draws mel and pitch of its codes.
+
+    The drawing network is used only to train the encoder, which is much faster than training it
+    through the decoder's audio.
+
+    Args:
+        config: groups and levels of the codes.
+    """
+
+    def __init__(self, config: NanoCodecSizes) -> None:
+        super().__init__()
+        self.encoder = Encoder(config)
+        values = config.num_groups * len(config.num_levels_per_group)
+        self.draw = nn.Sequential(
+            nn.Conv1d(values, WIDTH, 3, padding=1),
+            *(Unit(WIDTH) for _ in range(_UNITS)),
+            nn.LeakyReLU(SLOPE),
+            nn.Conv1d(WIDTH, MEL_PER_TOKEN * FEATURES, 1),
+        )
+
+    def forward(self, heard: torch.Tensor) -> torch.Tensor:
+        """Encodes features (B, 82, 2 * N) and draws them again, in the same shape.
+
+        The gradient passes through the rounding unchanged.
+        """
+        exact = self.encoder(heard)
+        values = (exact + (exact.round() - exact).detach()) / self.encoder.middle
+        return self.draw(values).unflatten(1, (FEATURES, MEL_PER_TOKEN)).transpose(2, 3).flatten(2)
 
 
 class EncoderTraining(Training):

@@ -27,8 +27,8 @@ from examples.demo_voice.speech import (
     dictionary,
     language_model,
 )
-from examples.demo_voice.text import Templates
 from lab.demo_voice.phones import phone_numbers
+from lab.demo_voice.sentences import Templates
 from lab.demo_voice.talk import Talk
 from token2wav_voice.features import TOKENIZER_RATE_HZ, prompt_mel, tokenizer_features
 

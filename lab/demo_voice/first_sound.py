@@ -15,8 +15,9 @@ import soxr
 from numpy.typing import NDArray
 
 from benchmarks.environment import ROOT, describe, save
-from examples.demo_voice.recordings import PROMPT, record
+from examples.demo_voice.recordings import PROMPT
 from lab.demo_voice.folder import MODEL
+from lab.demo_voice.recordings import record
 from token2wav import Token2Wav, Voice
 from token2wav.serving.audio_output import SAMPLE_RATES, AudioFormat, AudioOutput
 from token2wav_voice import FrontEnd, Recording

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from pocketsphinx import Config, LogMath, NGramModel
 
-from examples.demo_voice.text import Sentences, dictionary_words
+from lab.demo_voice.sentences import Sentences, dictionary_words
 
 # Candidates for each word. They are drawn by their frequency, and weighted by the two words before.
 _CANDIDATES = 600

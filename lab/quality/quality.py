@@ -40,10 +40,10 @@ from tqdm import tqdm
 from benchmarks.environment import ROOT, describe, save
 from examples.demo_codec.codes import MODEL as CODEC
 from examples.demo_codec.encode import CodecEncoder
-from examples.demo_voice.recogniser import Recogniser, Signal, word_error_rate
-from examples.demo_voice.recordings import PROMPT, record
+from examples.demo_voice.recordings import PROMPT
 from examples.demo_voice.text import HELD_OUT, held_out
 from lab.demo_voice.folder import MODEL
+from lab.demo_voice.recordings import record
 from lab.quality import quality_pauses
 from lab.quality.quality_scores import (
     Borders,
@@ -52,6 +52,7 @@ from lab.quality.quality_scores import (
     perceptual,
     resampled,
 )
+from lab.quality.recogniser import Recogniser, Signal, word_error_rate
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.layers import streaming
 from token2wav.published.registry import read_config

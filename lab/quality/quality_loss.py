@@ -30,11 +30,11 @@ from tqdm import tqdm
 from benchmarks.environment import describe, save
 from examples.demo_codec.codes import MODEL as CODEC
 from examples.demo_codec.encode import CodecEncoder
-from examples.demo_voice.recogniser import Recogniser, word_error_rate
-from examples.demo_voice.recordings import PROMPT, record
+from examples.demo_voice.recordings import PROMPT
 from examples.demo_voice.speech import dictionary
 from examples.demo_voice.text import FURTHER, HELD_OUT, UNSEEN, held_out, normal
 from lab.demo_voice.folder import MODEL
+from lab.demo_voice.recordings import record
 from lab.quality.quality import (
     ORIGINAL,
     RECORDINGS,
@@ -45,6 +45,7 @@ from lab.quality.quality import (
     ways,
 )
 from lab.quality.quality_scores import Listen, Moonshine, resampled
+from lab.quality.recogniser import Recogniser, word_error_rate
 from token2wav_voice import FrontEnd, Recording
 
 _PARTS = 5  # first rows of `ways`: recording, vocoder, flow, flow with more steps, streams

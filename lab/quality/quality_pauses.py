@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.demo_voice.recogniser import Signal
+from lab.quality.recogniser import Signal
 from scripts.family_table import configs
 from token2wav import Token2Wav, UtteranceOptions, Voice
 from token2wav.config.model_config import ModelConfig

@@ -29,11 +29,11 @@ from tqdm import tqdm
 from benchmarks.environment import describe, save
 from examples.demo_codec.codes import MODEL as CODEC
 from examples.demo_codec.encode import CodecEncoder
-from examples.demo_voice.recogniser import Signal
-from examples.demo_voice.recordings import PROMPT, record
+from examples.demo_voice.recordings import PROMPT
 from examples.demo_voice.speech import RATE_HZ
 from examples.demo_voice.text import HELD_OUT, UNSEEN
 from lab.demo_voice.folder import MODEL
+from lab.demo_voice.recordings import record
 from lab.quality.quality import (
     ORIGINAL,
     RECORDINGS,
@@ -44,6 +44,7 @@ from lab.quality.quality import (
     provenance,
     ways,
 )
+from lab.quality.recogniser import Signal
 from token2wav_voice import FrontEnd, Recording
 
 _PREDICTOR_HZ = 16_000

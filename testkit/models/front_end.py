@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from examples import demo
+from examples.demo_voice.recordings import PROMPT
 from token2wav_voice import FrontEnd, PromptVoice, Recording
 
 
@@ -15,4 +16,4 @@ def front_end() -> FrontEnd:
 
 @pytest.fixture(scope="session")
 def demo_prompt(front_end: FrontEnd) -> PromptVoice:
-    return front_end.voice(Recording.load(demo.PROMPT))
+    return front_end.voice(Recording.load(PROMPT))

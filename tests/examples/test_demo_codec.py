@@ -12,6 +12,7 @@ pytest.importorskip("pocketsphinx", reason="the recipe's dictionary is in the ex
 from examples import demo
 from examples.demo_codec.codes import Encoder, features
 from examples.demo_codec.encode import CodecEncoder
+from examples.demo_voice.recordings import SENTENCE
 from token2wav import Token2Wav
 from token2wav.families.nanocodec.config import NanoCodecSizes
 from token2wav.families.nanocodec.network import GroupedCodes
@@ -32,7 +33,7 @@ def codec() -> Token2Wav:
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    return Recording.load(demo.SENTENCE)
+    return Recording.load(SENTENCE)
 
 
 def test_the_model_is_small() -> None:

@@ -11,6 +11,7 @@ import pytest
 import soundfile
 
 from examples import demo
+from examples.demo_voice.recordings import SENTENCE
 from testkit.models.golden import DATA
 from testkit.patience import PATIENCE_SECONDS
 from token2wav import StreamConfig, Token2Wav, Voice
@@ -35,7 +36,7 @@ def test_demo_model_is_small() -> None:
 
 
 def test_log_mel_resembles_the_recording(front_end: FrontEnd, voice: Voice) -> None:
-    model, recording = Token2Wav.load(demo.MODEL), Recording.load(demo.SENTENCE)
+    model, recording = Token2Wav.load(demo.MODEL), Recording.load(SENTENCE)
     recording_mel = prompt_mel(recording.samples)
     spoken_mel = prompt_mel(model.synthesize(front_end.tokens(recording), voice))
     assert spoken_mel.shape == recording_mel.shape
@@ -45,7 +46,7 @@ def test_log_mel_resembles_the_recording(front_end: FrontEnd, voice: Voice) -> N
 
 def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
     """Its vocoder has other stages and windows than the public one, so its own look-ahead."""
-    tokens = front_end.tokens(Recording.load(demo.SENTENCE))
+    tokens = front_end.tokens(Recording.load(SENTENCE))
     model = Token2Wav.load(demo.MODEL, stream=StreamConfig(first_tokens=0, max_hop_tokens=25))
     mel = model.mel(tokens, voice)
     with model.stream(voice) as stream:
@@ -61,7 +62,7 @@ def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
 
 
 def test_leading_silence_can_be_trimmed(front_end: FrontEnd, voice: Voice) -> None:
-    tokens = front_end.tokens(Recording.load(demo.SENTENCE))
+    tokens = front_end.tokens(Recording.load(SENTENCE))
     whole = Token2Wav.load(demo.MODEL).synthesize(tokens, voice)
     with Token2Wav.load(demo.MODEL, stream=StreamConfig(trim_silence_ms=500)).stream(
         voice
@@ -92,7 +93,7 @@ def run_demo(wav: Path, out: Path, *options: str) -> subprocess.CompletedProcess
     ],
 )
 def test_the_demo(family: str, names: list[str], tmp_path: Path) -> None:
-    part, rate = soundfile.read(demo.SENTENCE, frames=36_000)
+    part, rate = soundfile.read(SENTENCE, frames=36_000)
     soundfile.write(tmp_path / "part.wav", part, rate)
     out = tmp_path / "out"
     done = run_demo(tmp_path / "part.wav", out, f"--family={family}")

@@ -20,6 +20,7 @@ import soxr
 from numpy.typing import NDArray
 
 from examples import demo
+from examples.demo_voice.recordings import SENTENCE
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.serve_command import synth
 from testkit.rigs.server_rig import BOTH_MODELS, Rig
@@ -51,16 +52,14 @@ def _nothing_is_left(served: Rig) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def silence() -> NDArray[np.int32]:
-    recording = replace(
-        Recording.load(demo.SENTENCE), samples=np.zeros(SILENT_TOKENS * 960, np.float32)
-    )
+    recording = replace(Recording.load(SENTENCE), samples=np.zeros(SILENT_TOKENS * 960, np.float32))
     return FrontEnd(demo.MODEL).tokens(recording)
 
 
 @pytest.fixture(scope="module")
 def tokens(silence: NDArray[np.int32]) -> NDArray[np.int32]:
     """Two seconds of silence, and a sentence."""
-    return np.concatenate((silence, FrontEnd(demo.MODEL).tokens(Recording.load(demo.SENTENCE))))
+    return np.concatenate((silence, FrontEnd(demo.MODEL).tokens(Recording.load(SENTENCE))))
 
 
 @pytest.fixture(scope="module")

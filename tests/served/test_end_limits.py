@@ -19,6 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from examples import demo
+from examples.demo_voice.recordings import SENTENCE
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.serve_command import synth
 from testkit.rigs.server_rig import BOTH_MODELS, Rig, voice_inputs
@@ -56,15 +57,13 @@ def _nothing_is_left(served: Rig) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def sentence(front_end: FrontEnd) -> NDArray[np.int32]:
-    return front_end.tokens(Recording.load(demo.SENTENCE))
+    return front_end.tokens(Recording.load(SENTENCE))
 
 
 @pytest.fixture(scope="module")
 def silence(front_end: FrontEnd) -> NDArray[np.int32]:
     """Tokens of silence, of which no two neighbours are equal."""
-    recording = replace(
-        Recording.load(demo.SENTENCE), samples=np.zeros(SILENT_TOKENS * 960, np.float32)
-    )
+    recording = replace(Recording.load(SENTENCE), samples=np.zeros(SILENT_TOKENS * 960, np.float32))
     return front_end.tokens(recording)
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from examples import demo
+from examples.demo_voice.recordings import PROMPT
 from testkit.rigs.gateway_rig import PROMPT_TEXT, VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_socket import opened
 from testkit.rigs.gateway_speech import error_of
 from testkit.rigs.language_model import LanguageModel
 
 TEXT = "Hello, how are you?"
-RECORDING = "data:audio/wav;base64," + base64.b64encode(demo.PROMPT.read_bytes()).decode()
+RECORDING = "data:audio/wav;base64," + base64.b64encode(PROMPT.read_bytes()).decode()
 QWEN, COSYVOICE = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", "FunAudioLLM/Fun-CosyVoice3-0.5B-2512"
 CLONE = {"ref_audio": RECORDING, "ref_text": PROMPT_TEXT}
 

@@ -21,6 +21,7 @@ from riva.client.proto import riva_common_pb2 as common
 from riva.client.proto import riva_tts_pb2 as messages
 
 from examples import demo
+from examples.demo_voice.recordings import PROMPT
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, serving, tokens_of
 from testkit.rigs.gateway_speech import TEXT, assert_same, expected
@@ -142,7 +143,7 @@ def test_a_recording_is_the_voice_of_one_request(
     client: riva.client.SpeechSynthesisService, gateway: GatewayRig
 ) -> None:
     before = sorted(gateway.voices.iterdir())
-    prompt = demo.PROMPT
+    prompt = PROMPT
     spoken = client.synthesize(
         TEXT,
         sample_rate_hz=24_000,

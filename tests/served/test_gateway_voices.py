@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from examples import demo
+from examples.demo_voice.recordings import PROMPT
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import PROMPT_TEXT, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import TEXT, body, error_of
@@ -21,7 +22,7 @@ SETTINGS = {
 
 
 def test_a_recording_becomes_a_voice(gateway: GatewayRig) -> None:
-    recording = demo.PROMPT.read_bytes()
+    recording = PROMPT.read_bytes()
     fields = {"name": "bob", "ref_text": PROMPT_TEXT}
     with gateway.http() as http:
         made = http.post("/v1/audio/voices", data=fields, files={"audio_sample": recording})
@@ -65,7 +66,7 @@ def test_an_upload_that_is_no_voice_is_refused(
 def test_many_recordings_for_one_name_make_one_voice(
     gateway: GatewayRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recording, refused, voice_of = demo.PROMPT.read_bytes(), threading.Event(), Listener.voice_of
+    recording, refused, voice_of = PROMPT.read_bytes(), threading.Event(), Listener.voice_of
 
     def after_a_refusal(listener: Listener, *arguments: Any) -> Any:
         assert refused.wait(PATIENCE_SECONDS)
@@ -90,7 +91,7 @@ def test_many_recordings_for_one_name_make_one_voice(
 
 def test_words_of_a_voice_in_a_strange_encoding_are_refused(gateway: GatewayRig) -> None:
     """Python can decode a form into text that no list of voices could contain."""
-    recording = demo.PROMPT.read_bytes()
+    recording = PROMPT.read_bytes()
     parts = {"name": b"bob", "ref_text": b"half \\ud83d", "audio_sample": recording}
     form = b"".join(
         b'--x\r\ncontent-disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'

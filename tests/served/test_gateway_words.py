@@ -16,6 +16,7 @@ import soxr
 from numpy.typing import NDArray
 
 from examples import demo
+from examples.demo_voice.recordings import SENTENCE
 from examples.demo_voice.text import held_out
 from examples.speech import language_model
 from testkit.patience import until
@@ -48,7 +49,7 @@ def _nothing_is_left(served: Rig) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def speaker(front_end: FrontEnd) -> Iterator[str]:
     """URL of a language model that says the sentence of the demo for every text."""
-    tokens = front_end.tokens(Recording.load(demo.SENTENCE)).tolist()
+    tokens = front_end.tokens(Recording.load(SENTENCE)).tolist()
     with serving(language_model.create_app(lambda text: tokens, PACE)) as port:
         yield f"http://127.0.0.1:{port}/v1"
 
@@ -113,7 +114,7 @@ def test_words_have_the_times_of_the_recording(gateways: Any) -> None:
     assert last["segments"] == [{"text": TEXT, "start_ms": 0, "end_ms": round(1000 * seconds)}]
     words = last["timestamps"]
     assert [word["word"] for word in words] == TEXT.split()
-    recording, rate = soundfile.read(demo.SENTENCE, dtype="int16")
+    recording, rate = soundfile.read(SENTENCE, dtype="int16")
     expected = PocketsphinxAligner().align(TEXT, soxr.resample(recording, rate, 16_000))
     starts = np.array([word["start_ms"] / 1000 for word in words])
     assert np.abs(starts - [word.start_s for word in expected]).max() < NEAR_S

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
-from examples.demo import PROMPT
+from examples.demo_voice.recordings import PROMPT
 from testkit.patience import PATIENCE_SECONDS
 from tests.gateway.voices.test_voice_folder import TENSORS
 from token2wav_client import ClientVoice
