@@ -27,7 +27,7 @@ demo: ## [WAV=file] [FAMILY=codec]: synthesize a sentence, or a recording, with 
 
 speech: ## [ARGS=]: serve OpenAI's speech interface with the demo voice and a language model, until Ctrl-C
 	$(SETUP)
-	@$(BIN)/python -m examples.speech.demo $(ARGS)
+	@$(BIN)/token2wav up --voices out/voices $(ARGS)
 
 test: lint ## lint, then run all tests in five processes (many tests wait for servers)
 	$(BIN)/pytest -n 5

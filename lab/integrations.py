@@ -148,8 +148,9 @@ def servers() -> Iterator[tuple[str, str]]:
     Yields the base URL of the gateway, and host:port of its interface for Riva's clients.
     """
     ports = Ports.free()
-    command = [sys.executable, "-m", "examples.speech.demo", "--port", str(ports.http)]
-    command += ["--language-model-port", str(ports.grpc), "--riva-port", str(ports.metrics)]
+    program = Path(sys.executable).with_name("token2wav")
+    command = [str(program), "up", "--voices", "out/voices", "--port", str(ports.http)]
+    command += ["--riva-port", str(ports.metrics)]
     url = f"http://127.0.0.1:{ports.http}"
     with (OUT / "servers.log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)

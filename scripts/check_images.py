@@ -30,11 +30,11 @@ import httpx
 import numpy as np
 import soundfile
 
-from examples.speech import language_model
 from scripts.image import ROOT, Image, call
 from testkit.rigs.gateway_rig import serving as asgi_server
 from token2wav import Token2Wav, Voice
 from token2wav_server import Ports
+from token2wav_server.demo import language_model
 
 MODEL = ROOT / "tests" / "data" / "tiny"
 SPEECH = ROOT / "tests" / "data" / "demo"

@@ -31,6 +31,7 @@ main() {
     try onnx-gpu onnxruntime
     try server token2wav "from token2wav_server.front.build import native_front; assert native_front()"
     try export token2wav_export
+    try up token2wav_server.up "from token2wav_server.demo import MODEL, PROMPT; assert MODEL.is_dir() and PROMPT.is_file()"
     speak
     least
     aarch64
@@ -46,7 +47,7 @@ try() {
     "$BIN/python" -m venv "$ENVIRONMENTS/$extra"
     case $extra in
         # The torch of .venv: else pip would bring the one for CUDA, several gigabytes each time.
-        server | export) install "$extra" --no-deps --extra-index-url "$TORCH_INDEX" "$TORCH" ;;
+        server | export | up) install "$extra" --no-deps --extra-index-url "$TORCH_INDEX" "$TORCH" ;;
     esac
     install "$extra" --constraint constraints.txt "$wheel[$extra]"
     (cd / && "$python" -c "import $module; $check")

@@ -113,6 +113,7 @@ COMMANDS = {
     "gateway": Command(
         "token2wav_gateway.cli", "gateway", "serve text to speech with OpenAI's interfaces"
     ),
+    "up": Command("token2wav_server.up", "up", "start a server and a gateway, and speak text"),
     "export": Command("token2wav_export.cli", "export", "export ONNX graphs and TensorRT engines"),
     "plan": Command("token2wav_server.plan", "server", "compute how many streams a GPU can serve"),
     "perf-data": Command(
@@ -283,3 +284,7 @@ def _parser() -> CommandParser:
     for name, command in COMMANDS.items():
         subcommands.add_parser(name, help=command.summary)
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -33,13 +33,13 @@ from tqdm import tqdm
 from benchmarks.environment import describe, save
 from benchmarks.load.listener import GATEWAY_RATE_HZ, REQUEST, VOICE
 from benchmarks.load.subject import TRAINED, Subject
-from examples.speech import language_model
 from testkit.patience import until
 from testkit.rigs.gateway_rig import TEMPLATE, serving, serving_gateway
 from testkit.rigs.metrics import scrape
 from testkit.rigs.observed_gateway import ObservedGateway
 from token2wav_gateway.settings import Settings
 from token2wav_server import Ports, TritonServer
+from token2wav_server.demo import language_model
 
 _MODEL = TRAINED["demo_voice"]
 _START_S = 60.0
@@ -76,7 +76,7 @@ def settings_of(
     with tempfile.TemporaryDirectory() as voices, serving(answer) as port:
         subject.save_voice(Path(voices) / f"{VOICE}.safetensors")
         url = f"http://127.0.0.1:{port}/v1"
-        model = {"url": url, "model": language_model.MODEL, "template": str(TEMPLATE)}
+        model = {"url": url, "model": language_model.MODEL, "template": TEMPLATE}
         yield (
             {
                 "language_model": model,

@@ -144,7 +144,7 @@ def _settings(folder: Path, lines: list[Line], ports: dict[str, int]) -> dict[st
     server_url = f"127.0.0.1:{ports['speech server']}"
     demo_model = str(ROOT / "examples" / "demo_voice" / "model")
     return {
-        "language_model": {"url": model_url, "template": str(TEMPLATE), **_MODEL_TIMEOUTS},
+        "language_model": {"url": model_url, "template": TEMPLATE, **_MODEL_TIMEOUTS},
         "speech_server": {"url": server_url, **_SERVER_TIMEOUTS},
         "voices": {"folder": str(voices), "model": demo_model, "most": 1000},
         "limits": _LIMITS,

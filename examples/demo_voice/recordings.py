@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from token2wav_server.demo import PROMPT_TEXT
+
+__all__ = ["FOLDER", "PROMPT", "PROMPT_TEXT", "SENTENCE"]
+
 FOLDER = Path(__file__).with_name("recordings")
 PROMPT, SENTENCE = FOLDER / "prompt.wav", FOLDER / "sentence.wav"
-PROMPT_TEXT = (
-    "The harbor was quiet in the early morning, and the first boats were coming home with their "
-    "nets."
-)

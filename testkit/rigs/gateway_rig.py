@@ -28,7 +28,7 @@ from token2wav_gateway.server import BoundedConfig, DrainingServer
 from token2wav_gateway.settings import Settings
 from token2wav_server import Ports
 
-TEMPLATE = Path(__file__).parents[2] / "examples" / "speech" / "template.yaml"
+TEMPLATE = "demo"
 VOICE, PROMPT_TEXT = "anna", "words of the prompt"
 TOKENS_OF_A_WORD = 6
 
@@ -94,7 +94,7 @@ class GatewayRig:
         document: dict[str, Any] = {
             "language_model": {
                 "url": language_model_url,
-                "template": str(TEMPLATE),
+                "template": TEMPLATE,
                 "token_timeout_s": PATIENCE_SECONDS,
             },
             "speech_server": {"url": grpc_url, "response_timeout_s": PATIENCE_SECONDS},

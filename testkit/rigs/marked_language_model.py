@@ -8,9 +8,9 @@ import threading
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from examples.speech import language_model
 from testkit.rigs import hostile_language_model
 from token2wav_client import TokenError
+from token2wav_server.demo import language_model
 
 
 def create_app(tokens: dict[str, list[int]], paces: dict[str, float]) -> ASGIApp:

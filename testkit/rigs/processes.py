@@ -17,6 +17,11 @@ def program(process: int) -> str:
     return Path(f"/proc/{process}/comm").read_text().strip()
 
 
+def command_line(process: int) -> bytes:
+    """Returns the words of the command of a process, each with a zero byte after it."""
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
 def environment(process: int) -> bytes:
     """Returns the environment with which a process was started; empty if it has ended."""
     with suppress(OSError):

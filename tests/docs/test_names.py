@@ -30,6 +30,7 @@ PROGRAMS = {
     "setup": ("server/token2wav_server",),
     "synth": ("client",),
     "tokenize": ("voices",),
+    "up": ("server/token2wav_server",),
     "voice": ("voices",),
     "voice-id": ("client",),
     "benchmarks": ("benchmarks",),

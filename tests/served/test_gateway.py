@@ -229,7 +229,7 @@ def test_a_scope_that_cancels_again_and_again_ends_a_text(
                 {
                     "language_model": {
                         "url": f"http://127.0.0.1:{port}/v1",
-                        "template": str(TEMPLATE),
+                        "template": TEMPLATE,
                     },
                     "speech_server": {"url": rig.server.grpc_url},
                 }

@@ -16,7 +16,6 @@ import yaml
 from safetensors.numpy import save_file
 from websockets.sync.client import connect
 
-from examples.speech import language_model
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.gateway_rig import TEMPLATE, VOICE, key_settings, serving, tokens_of
 from testkit.rigs.gateway_speech import assert_same, expected
@@ -25,6 +24,7 @@ from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.voice import FIELDS
 from token2wav_server import Ports
+from token2wav_server.demo import language_model
 
 PACE = 60.0  # tokens per second, so that the texts last for a second
 KEY = "secret-of-a-shop"
@@ -49,7 +49,7 @@ def test_open_texts_end_before_the_command_ends(
     ports = Ports.free()
     with serving(language_model.create_app(tokens_of, PACE)) as port:
         settings = {
-            "language_model": {"url": f"http://127.0.0.1:{port}/v1", "template": str(TEMPLATE)},
+            "language_model": {"url": f"http://127.0.0.1:{port}/v1", "template": TEMPLATE},
             "speech_server": {"url": rig.server.grpc_url},
             "voices": {"folder": str(tmp_path / "voices")},
             "keys": [key_settings("shop", KEY)],

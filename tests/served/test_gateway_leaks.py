@@ -54,7 +54,7 @@ def serving_speech(rig: Rig, failure: str) -> Iterator[tuple[Forwarder, Settings
                 {
                     "language_model": {
                         "url": f"http://127.0.0.1:{port}/v1",
-                        "template": str(TEMPLATE),
+                        "template": TEMPLATE,
                         "token_timeout_s": PATIENCE_SECONDS,
                     },
                     "speech_server": {"url": url, "response_timeout_s": PATIENCE_SECONDS},

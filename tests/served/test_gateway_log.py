@@ -86,7 +86,7 @@ def test_no_words_and_no_keys_in_the_log(
         settings = {
             "language_model": {
                 "url": f"http://127.0.0.1:{model}/v1",
-                "template": str(TEMPLATE),
+                "template": TEMPLATE,
                 "api_key": MODEL_KEY,
             },
             "speech_server": {"url": rig.server.grpc_url, "response_timeout_s": PATIENCE_SECONDS},

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from examples import demo
 from examples.demo_voice.recordings import SENTENCE
 from examples.demo_voice.text import held_out
-from examples.speech import language_model
 from testkit.patience import until
 from testkit.rigs.aligners import installed
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving
@@ -27,6 +26,7 @@ from testkit.rigs.gateway_speech import events_of
 from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 from token2wav_gateway.words.pocketsphinx_aligner import PocketsphinxAligner
+from token2wav_server.demo import language_model
 from token2wav_voice import FrontEnd, Recording
 
 TEXT = held_out()[0]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from examples.speech import language_model
 from testkit.models.golden import TINY, GoldenSet
 from testkit.models.tiny_model import demo_tokens
 from testkit.rigs.gateway_rig import TOKENS_OF_A_WORD, GatewayRig, serving, tokens_of
@@ -21,6 +20,7 @@ from token2wav import Token2Wav, Voice
 from token2wav.config import StreamConfig
 from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
 from token2wav_client import ClientVoice
+from token2wav_server.demo import language_model
 
 TEXT = "word " * (4096 // TOKENS_OF_A_WORD)
 LEFT_BLOCKS = 4  # so that 64 long streams fit into the cache

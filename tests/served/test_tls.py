@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from examples.speech import language_model
 from testkit.models.golden import TINY, GoldenSet
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.balancer import Balancer
@@ -33,6 +32,7 @@ from token2wav.commands import main as client_command
 from token2wav.serving.door.sequences import CLIENT_HEADER
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable, Tls
 from token2wav_client.errors import AccessError as NoAccess
+from token2wav_server.demo import language_model
 from token2wav_server.launcher.access import Certificates, read_or_make_key
 from token2wav_server.launcher.ports import Ports
 from token2wav_server.launcher.supervisor import Canary

@@ -8,7 +8,7 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-from examples.demo_voice.recordings import PROMPT, PROMPT_TEXT, SENTENCE
+from examples.demo_voice.recordings import PROMPT, SENTENCE
 from examples.demo_voice.text import held_out
 from token2wav_gateway.words import pocketsphinx_aligner
 from token2wav_gateway.words.pocketsphinx_aligner import (
@@ -16,6 +16,7 @@ from token2wav_gateway.words.pocketsphinx_aligner import (
     pronunciation,
     spoken_forms,
 )
+from token2wav_server.demo import PROMPT_TEXT
 
 TEXT = held_out()[0]
 

@@ -1,4 +1,6 @@
-"""Language model of the demo, behind an OpenAI-style endpoint.
+"""Stand-in for a language model, behind an OpenAI-style endpoint.
+
+    python -m token2wav_server.demo.language_model
 
 The piper voice, from which the demo voice was made, reads a sentence aloud. The tokenizer of the
 demo turns this recording into tokens. The endpoint streams the tokens as server-sent events, at a
@@ -7,12 +9,14 @@ pace that you choose, as vLLM, SGLang or TensorRT-LLM stream the tokens of a spe
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Annotated, Any
 
+import uvicorn
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
@@ -78,3 +82,22 @@ def create_app(tokens_of: Callable[[str], Iterable[int]], tokens_per_second: flo
 def _event(choice: dict[str, Any]) -> str:
     piece = {"object": "chat.completion.chunk", "model": MODEL, "choices": [{"index": 0, **choice}]}
     return f"data: {json.dumps(piece)}\n\n"
+
+
+def main() -> None:
+    """Serves the stand-in until it is stopped."""
+    parser = argparse.ArgumentParser(description="Serve a stand-in for a speech language model.")
+    parser.add_argument("--port", type=int, default=9000, help="default: %(default)s")
+    parser.add_argument(
+        "--tokens-per-second", type=float, default=50.0, help="pace (default: %(default)s)"
+    )
+    options = parser.parse_args()
+    # Imported here, because tests serve other tokens without these packages.
+    from token2wav_server.demo.text_front_end import TextFrontEnd
+
+    app = create_app(TextFrontEnd().tokens, options.tokens_per_second)
+    uvicorn.run(app, port=options.port, log_level="warning", timeout_graceful_shutdown=1)
+
+
+if __name__ == "__main__":
+    main()

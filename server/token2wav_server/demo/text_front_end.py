@@ -1,4 +1,4 @@
-"""Front end of the demo: it replaces a speech language model.
+"""Text front end of the demo: it replaces a speech language model.
 
 The piper voice, from which the demo voice was made, reads a sentence aloud. The tokenizer of the
 demo turns this recording into tokens.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from examples.demo import MODEL
-from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES, Speaker
 from token2wav_client import TokenError
+from token2wav_server.demo import MODEL
+from token2wav_server.demo.speaker import RATE_HZ, TOKEN_SAMPLES, Speaker
 from token2wav_voice import FrontEnd, Recording
 from token2wav_voice.recording import MAX_SECONDS
 
