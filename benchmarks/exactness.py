@@ -10,13 +10,12 @@ equal the public ones, and are compared with one decode of the whole sequence:
 - the demo codec, trained, a sentence of speech: patches of four frames
 
     .venv/bin/python -m benchmarks.exactness
-    .venv/bin/python -m benchmarks.exactness --plot
+
+`lab.pictures` draws the errors.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
+from benchmarks.environment import ROOT, describe, save
 from examples.demo_codec.codes import MODEL as DEMO_CODEC
 from examples.demo_codec.encode import CodecEncoder
 from testkit.models.dac_model import write_higgs
@@ -37,7 +36,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav_voice.recording import Recording
 
 _SENTENCE = ROOT / "examples/demo_voice/recordings/sentence.wav"
-_CURVE_SECONDS = 0.02  # of audio behind each point of an error curve
+CURVE_SECONDS = 0.02  # of audio behind each point of an error curve
 _EXCERPT_SECONDS = 0.024
 _MOST_FRAMES_PUSHED = 8
 
@@ -173,7 +172,7 @@ def measure(case: Case) -> dict[str, Any]:
         exact = Token2Wav.load(path, stream=StreamConfig(lookahead_frames=0), runtime=runtime)
         whole = exact.synthesize(case.tokens)
         samples, rate = exact.config.samples_per_token, exact.config.sample_rate
-        step = int(_CURVE_SECONDS * rate)
+        step = int(CURVE_SECONDS * rate)
 
         def add(name: str, audio: Audio, seams: NDArray[np.int64], **facts: float) -> None:
             jumps = clicks(audio, whole, seams)
@@ -235,52 +234,8 @@ def measure(case: Case) -> dict[str, Any]:
     return result
 
 
-def plot(name: str) -> None:
-    """Draws the error of each codec over time, and the audio around a seam."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    runs = json.loads((RESULTS / f"{name}.json").read_text())["cases"]
-    figure, axes = plt.subplots(2, 2, figsize=(11, 6))
-    panels = [axes[1][0], axes[1][1], axes[0][1]]
-    colours = ("tab:red", "tab:orange", "tab:blue")
-    for panel, run in zip(panels, runs, strict=True):
-        for way, colour in zip(run["ways"], colours, strict=False):  # without early audio
-            curve = way["error_curve_db"]
-            seconds = (np.arange(len(curve)) + 0.5) * _CURVE_SECONDS
-            panel.plot(seconds, curve, color=colour, linewidth=1.2, label=way["name"])
-        panel.set(title=run["name"], xlabel="s", ylabel="error, dB", ylim=(-165, 45))
-        panel.legend(fontsize=8, loc="upper center", ncols=3)
-    [excerpt] = [run["excerpt"] for run in runs if "excerpt" in run]
-    near = axes[0][0]
-    milliseconds = np.arange(len(excerpt["whole"])) / runs[-1]["sample_rate"] * 1e3
-    milliseconds -= milliseconds[len(milliseconds) // 2]
-    near.axvline(0, color="gray", linewidth=0.8, linestyle=":")
-    near.plot(milliseconds, excerpt["whole"], color="0.75", linewidth=5, label="whole")
-    near.plot(milliseconds, excerpt["alone"], color=colours[0], label="each patch alone")
-    near.plot(milliseconds, excerpt["ours"], color=colours[2], linewidth=1, label="token2wav")
-    near.set(title=f"the sentence around the seam at {excerpt['seam_seconds']:.2f} s", xlabel="ms")
-    near.set(ylim=(-0.45, 0.32))
-    near.legend(fontsize=8, loc="lower left", framealpha=0.9)
-    figure.tight_layout()
-    save_picture(figure, RESULTS / f"{name}.png", dpi=100)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", default="exactness", help="name of the result")
-    parser.add_argument(
-        "--plot", action="store_true", help="only draw the plot of an existing result"
-    )
-    options = parser.parse_args()
-    if not options.plot:
-        environment = describe()
-        save(options.out, {"environment": environment, "cases": [measure(c) for c in cases()]})
-    plot(options.out)
+    save("exactness", {"environment": describe(), "cases": [measure(case) for case in cases()]})
 
 
 if __name__ == "__main__":

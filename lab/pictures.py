@@ -1,8 +1,9 @@
-"""Pictures of docs/speed.md, from the committed results: load, gaps, and the next packet of codecs.
+"""Pictures of docs/speed.md and docs/exactness.md, from the committed results: load, gaps, the next
+packet of codecs, and the errors of windows.
 
     .venv/bin/python -m lab.pictures
 
-Writes docs/images/first_audio.png, gaps.png and next_packet.png.
+Writes docs/images/first_audio.png, gaps.png, next_packet.png and exactness.png.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.environment import RESULTS, ROOT, save_picture, saved_runs
+from benchmarks.exactness import CURVE_SECONDS
 from benchmarks.load.subject import LABELS
 
 if TYPE_CHECKING:
@@ -83,6 +85,39 @@ def draw_next_packet(runs: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
+def draw_exactness(runs: Sequence[dict[str, Any]]) -> Figure:
+    """Draws the error of each codec over time, and the audio around a seam.
+
+    Args:
+        runs: cases of `benchmarks.exactness`.
+    """
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(11, 6))
+    panels = [axes[1][0], axes[1][1], axes[0][1]]
+    colours = ("tab:red", "tab:orange", "tab:blue")
+    for panel, run in zip(panels, runs, strict=True):
+        for way, colour in zip(run["ways"], colours, strict=False):  # without early audio
+            curve = way["error_curve_db"]
+            seconds = (np.arange(len(curve)) + 0.5) * CURVE_SECONDS
+            panel.plot(seconds, curve, color=colour, linewidth=1.2, label=way["name"])
+        panel.set(title=run["name"], xlabel="s", ylabel="error, dB", ylim=(-165, 45))
+        panel.legend(fontsize=8, loc="upper center", ncols=3)
+    [excerpt] = [run["excerpt"] for run in runs if "excerpt" in run]
+    near = axes[0][0]
+    milliseconds = np.arange(len(excerpt["whole"])) / runs[-1]["sample_rate"] * 1e3
+    milliseconds -= milliseconds[len(milliseconds) // 2]
+    near.axvline(0, color="gray", linewidth=0.8, linestyle=":")
+    near.plot(milliseconds, excerpt["whole"], color="0.75", linewidth=5, label="whole")
+    near.plot(milliseconds, excerpt["alone"], color=colours[0], label="each patch alone")
+    near.plot(milliseconds, excerpt["ours"], color=colours[2], linewidth=1, label="token2wav")
+    near.set(title=f"the sentence around the seam at {excerpt['seam_seconds']:.2f} s", xlabel="ms")
+    near.set(ylim=(-0.45, 0.32))
+    near.legend(fontsize=8, loc="lower left", framealpha=0.9)
+    figure.tight_layout()
+    return figure
+
+
 def _packets(runs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for run in runs:
         for row in run["rows"]:
@@ -122,6 +157,8 @@ def main(folder: Path = IMAGES) -> None:
     for figure in pictures.values():
         figure.legend(loc="outside lower center", ncols=3)
     pictures["next_packet"] = draw_next_packet(saved_runs("codec_peers"))
+    cases = json.loads((RESULTS / "exactness.json").read_text())["cases"]
+    pictures["exactness"] = draw_exactness(cases)
     for name, figure in pictures.items():
         save_picture(figure, folder / f"{name}.png", dpi=_DPI)
         print(folder / f"{name}.png")

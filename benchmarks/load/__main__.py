@@ -6,7 +6,6 @@ server that runs already.
 
     open      utterances that start at random times, from tokens or (--gateway) from text
     closed    N clients, each of which begins its next utterance when the last one has ended
-    cancel    time until gateway, language model and server stop after a client has left
     slow      memory of a gateway with clients that read slowly
 
     .venv/bin/python -m benchmarks.load open --models demo_voice demo_codec --rates 1 2 4
@@ -25,8 +24,7 @@ from benchmarks.load import closed_loop, gateway, open_loop
 COMMANDS = {
     "open": (open_loop.add_options, open_loop.main, "open_loop"),
     "closed": (closed_loop.add_options, closed_loop.main, "serving_load"),
-    "cancel": (gateway.add_cancel_options, gateway.cancel, "gateway_cancel"),
-    "slow": (gateway.add_slow_options, gateway.slow, "slow_readers"),
+    "slow": (gateway.add_options, gateway.main, "slow_readers"),
 }
 
 

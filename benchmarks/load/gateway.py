@@ -1,13 +1,9 @@
-"""Gateway under load: a client that leaves, and clients that read slowly.
+"""Gateway under load: clients that read slowly.
 
-A language model server answers the gateway with stored tokens, at a chosen pace.
-
-`cancel`: a client asks for a long text, reads its first audio and closes the connection. The
-program measures how long the language model goes on, and how long the speech server does.
-
-`slow`: clients ask for a long text each, and read its audio at a quarter of the speed of speech.
-The program measures the resident memory of the gateway over time, and how much of the answers of
-the language model it has read: with back-pressure (`limits.ahead_s`), and without.
+Clients ask for a long text each, and read its audio at a quarter of the speed of speech. A language
+model server answers with stored tokens. The program measures the resident memory of the gateway
+over time, and how much of the answers it has read: with back-pressure (`limits.ahead_s`), and
+without.
 """
 
 from __future__ import annotations
@@ -19,16 +15,13 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import httpx
 from fastapi import FastAPI
-from tqdm import tqdm
 
 from benchmarks.environment import describe, save
 from benchmarks.load.listener import GATEWAY_RATE_HZ, REQUEST, VOICE
@@ -43,12 +36,6 @@ from token2wav_server.demo import language_model
 
 _MODEL = TRAINED["demo_voice"]
 _START_S = 60.0
-
-_CANCEL_TEXT_S = 60.0  # longer than any client listens
-_CANCEL_SPEED = 2.0  # tokens of the language model, as a multiple of speech
-_POLL_S = 0.001
-_PATIENCE_S = 10.0
-_CANCELLED = 'token2wav_streams_ended_total{reason="cancelled"}'
 
 _SLOW_TEXT_S = 160.0  # of speech, for each client
 _READ_SHARE = 0.25  # of real time
@@ -98,59 +85,6 @@ def gateway(grpc_url: str, subject: Subject, speed: float) -> Iterator[tuple[str
         yield f"http://127.0.0.1:{port}", answer
 
 
-# A client that leaves
-
-
-def cancelled_streams(metrics_url: str) -> int:
-    """Returns the number of streams that the speech server has cancelled."""
-    return int(scrape(metrics_url).get(_CANCELLED, 0))
-
-
-def seconds_until(count: Callable[[], int], before: int, began: float) -> float:
-    """Returns the seconds from `began` until a count is higher than before.
-
-    Raises:
-        TimeoutError: nothing was counted in time.
-    """
-    while count() == before:
-        if time.monotonic() > began + _PATIENCE_S:
-            raise TimeoutError(f"nothing was cancelled within {_PATIENCE_S:g} s")
-        time.sleep(_POLL_S)
-    return time.monotonic() - began
-
-
-def add_cancel_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--texts", type=int, default=50, help="texts that are cancelled")
-
-
-def cancel(options: argparse.Namespace) -> None:
-    subject, times = Subject.of(_MODEL, _CANCEL_TEXT_S), list[tuple[float, float]]()
-    with (
-        TritonServer(_MODEL, ports=Ports.free(), verbose=False) as server,
-        gateway(server.grpc_url, subject, _CANCEL_SPEED) as (url, answer),
-        httpx.Client(base_url=url, timeout=_PATIENCE_S) as http,
-    ):
-        texts = partial(getattr, answer.state, "cancelled")
-        streams = partial(cancelled_streams, server.metrics_url)
-        for _ in tqdm(range(options.texts), unit="text", leave=False):
-            before = texts(), streams()
-            with http.stream("POST", "/v1/audio/speech", json=REQUEST) as response:
-                next(response.iter_raw())
-                began = time.monotonic()
-            times.append(
-                (seconds_until(texts, before[0], began), seconds_until(streams, before[1], began))
-            )
-    result = {}
-    for index, name in enumerate(("language_model_ms", "speech_server_ms")):
-        values = sorted(round(1000 * pair[index], 1) for pair in times)
-        print(f"{name}: median {median(values):.1f}, longest {values[-1]:.1f}")
-        result[name] = values
-    save(options.name, {**describe(), **result})
-
-
-# Clients that read slowly
-
-
 def ready(port: int) -> bool:
     try:
         return httpx.get(f"http://127.0.0.1:{port}/health/ready").is_success
@@ -197,13 +131,13 @@ async def watch(gateway: ObservedGateway, clients: int, seconds: float) -> list[
     return rows
 
 
-def add_slow_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=120.0, help="of each of the two runs")
     parser.add_argument("--speed", type=float, default=4.0, help="of the tokens, to speech")
 
 
-def slow(options: argparse.Namespace) -> None:
+def main(options: argparse.Namespace) -> None:
     subject, result = Subject.of(_MODEL, _SLOW_TEXT_S), dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         config = Path(folder) / "server.yaml"

@@ -1,4 +1,4 @@
-"""Pictures of docs/speed.md: they show the committed results."""
+"""Pictures of the pages: they show the committed results."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ def test_every_match_with_public_code_has_a_pair_of_bars() -> None:
     assert ratios == sorted(ratios)
 
 
-def test_one_command_writes_the_pictures_of_the_page(tmp_path: Path) -> None:
+def test_one_command_writes_the_pictures_of_the_pages(tmp_path: Path) -> None:
     main(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    assert len(names) == 3
-    page = (IMAGES.parent / "speed.md").read_text(encoding="utf-8")
+    assert len(names) == 4
+    pages = (IMAGES.parent / f"{page}.md" for page in ("speed", "exactness"))
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     for name in names:
-        assert f"(images/{name})" in page
+        assert f"(images/{name})" in text
         assert (IMAGES / name).is_file()
