@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from examples import attention_masks as masks
+from lab import attention_masks as masks
 from testkit.models.golden import TINY
-from tests.families.streamflow.rig import BLOCK_FRAMES, flow_config
 from token2wav.published.registry import read_config
+from token2wav.published.sizes import GuidedAttention
 
+BLOCK_FRAMES = 12
 # First and last block that a frame of block q sees, in a sequence of n blocks.
 VISIBLE_BLOCKS = {
     "full attention: not streaming": lambda q, n: (0, n - 1),
@@ -58,7 +60,13 @@ def test_masks_equal_the_masks_of_the_served_model() -> None:
 
 
 def test_masks_of_guided_attention_count_their_layers() -> None:
-    pictures = masks.masks_of(flow_config(depth=8).estimator, -1, 6)
+    estimator = replace(
+        read_config(TINY).stage_config("flow").estimator,
+        depth=8,
+        static_chunk_size=BLOCK_FRAMES,
+        guided=GuidedAttention.assigned(8, (2, 4), (1,)),
+    )
+    pictures = masks.masks_of(estimator, -1, 6)
     assert list(pictures) == [
         "backward: 2 of the layers",
         "block: 5 of the layers",

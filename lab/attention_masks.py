@@ -1,6 +1,6 @@
 """Pictures of attention masks: this program draws all kinds of masks, or the masks of one model.
 
-    python examples/attention_masks.py --save masks.png --model path/to/model --config server.yaml
+    python -m lab.attention_masks --save masks.png --model path/to/model --config server.yaml
 
 Every mask comes from the function that the server uses. The program needs matplotlib, but not the
 weights of the model.
@@ -95,7 +95,7 @@ def draw(pictures: Pictures, block_frames: int, path: Path) -> None:
 
 
 def main() -> None:
-    """Runs the example; exits with status 1 and a message if a mask cannot be drawn."""
+    """Runs the program; exits with status 1 and a message if a mask cannot be drawn."""
     parser = argparse.ArgumentParser(
         description="Draw attention masks: all kinds, or the masks of one model."
     )
