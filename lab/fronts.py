@@ -1,14 +1,14 @@
 """Servers of several environments under the same load, in turns.
 
-No server computes: the backend `pause` takes a set time for a batch. So the figures are those of
-scheduler, Triton and gRPC. They include no time in which tokens arrive: an audio chunk is late by
-the time since a server without any delay would have sent its last sample. Up to 0.15 s are a choice
+No server computes: the backend `pause` takes a set time for a batch. So the figures show scheduler,
+Triton and gRPC. They include no time in which tokens arrive: the lateness of an audio chunk is the
+time since a server without any delay would have sent its last sample. Up to 0.15 s are a choice
 of the scheduler, which defers early audio that the listener does not need yet. If the lag of the
 clients is not far below the lateness, other programs need the cores; with `setsid` in front of the
 command, Linux gives it a share of its own. All servers must have the same checksums of audio.
 
 The clients speak HTTP/2 themselves, because a message costs 0.34 ms of CPU time in the gRPC library
-for Python, as much as in the server, and 0.1 ms here.
+for Python, which is the cost in the server too, and 0.1 ms here.
 
     .venv/bin/python -m lab.fronts --servers this=.venv/bin/python
 """
@@ -175,7 +175,7 @@ class Spoken:
 
     Attributes:
         arrivals_s, durations_s: arrival since the start, and length, of each chunk.
-        answered: messages whose answer is complete.
+        answered: number of messages with a complete answer.
         ended_at: time of the last answer, on the monotonic clock.
         lags_s: delay with which the client sent each message.
         checksum: of all audio.
@@ -392,12 +392,14 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 bar = (server * turns + row["turn"] - 1) / (turns * len(servers) + 1)
                 height, colour = 0.8 / (turns * len(servers)), f"C{server}"
                 label = row["server"] if (row["turn"], row["load"]) == (1, loads[0]) else None
-                place = loads.index(row["load"]) + bar
-                axis.barh(place, value(row), height, color=colour, label=label, edgecolor="white")
+                position = loads.index(row["load"]) + bar
+                axis.barh(
+                    position, value(row), height, color=colour, label=label, edgecolor="white"
+                )
         axis.set(title=title)
     axes[1].set(xscale="log", xlim=(1, None))
     axes[1].xaxis.set_major_formatter("{x:g}")
-    axes[0].set_yticks([place + 0.35 for place in range(len(loads))], labels=loads)
+    axes[0].set_yticks([index + 0.35 for index in range(len(loads))], labels=loads)
     axes[0].invert_yaxis()
     handles = axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=len(servers))

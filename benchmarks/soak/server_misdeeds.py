@@ -155,7 +155,7 @@ def stops_reading(*, read_on: bool) -> Act:
 
 
 def crowd_of_long_texts(scene: Scene) -> str:
-    """Sends long texts at full speed, as many as the server admits, and leaves after some audio."""
+    """Sends more long texts at full speed than the server admits, and leaves after some audio."""
     line, answers = scene.line(_LONG_TOKENS), Answers()
     text = np.concatenate([line.tokens] * (_CROWD_TOKENS // len(line.tokens)))
     with ExitStack() as stack:
@@ -249,7 +249,7 @@ def codes(value: int, dtype: type = np.int32, more_codebooks: int = 0) -> Spoil:
 
     Args:
         value: all codes of the frame.
-        more_codebooks: codebooks that the frame has besides those of the stream.
+        more_codebooks: number of codebooks above that of the stream.
     """
 
     def spoil(message: Any) -> None:

@@ -143,7 +143,7 @@ def _details(inspection: Inspected) -> str:
 
 
 def _summarised(tensors: dict[str, _Shape]) -> dict[str, _Shape]:
-    """Shortens a list of tensors: layer 0 stands for all layers, whose shapes are equal.
+    """Shortens a list of tensors: layer 0 stands for all layers, because their shapes are equal.
 
     The same applies to numbered states of a vocoder.
     """
