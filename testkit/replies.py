@@ -26,8 +26,8 @@ LIMITS = LimitConfig(streams=40, stream_tokens=900, idle_seconds=30.0)
 
 
 class FakeClock:
-    def __init__(self) -> None:
-        self.now = 5000.0
+    def __init__(self, now: float = 5000.0) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now

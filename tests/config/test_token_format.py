@@ -64,6 +64,18 @@ def test_an_empty_list_fits_every_format() -> None:
     ("tokens", "values", "message"),
     [
         (NUMBERS, [0, 6561], "6561 at index 1 is outside the vocabulary 0 to 6560"),
+        (NUMBERS, [1 << 40], f"values do not fit 32 bits; found {1 << 40} to {1 << 40}"),
+        (NUMBERS, np.array([(1 << 32) + 5]), "values do not fit 32 bits; found .*"),  # else 5
+        (NUMBERS, [1 << 70], "values do not fit 32 bits; found .*"),
+        (NUMBERS, np.zeros((1, 5), np.int32), r"shape \(1, 5\), expected one dimension"),
+        *(
+            (NUMBERS, no_list, r"shape \(\), expected one dimension")
+            for no_list in (5, "123", None)
+        ),
+        (NUMBERS, np.ones(2, np.float32), "type float32, expected integers"),
+        (NUMBERS, [float("nan")], "type float64, expected integers"),
+        (NUMBERS, [True], "type bool, expected integers"),
+        (NUMBERS, ["1", "2"], "type <U1, expected integers"),
         (CODES, [[0, 16]], "16 at index 0, codebook 1, is outside the vocabulary 0 to 15"),
         (
             UNEVEN,

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.pacing import BUFFER_S, PACES, PATTERNS, policies, replay
 from testkit.models.tiny_model import TINY
+from testkit.replies import FakeClock
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.chunking import Chunker
@@ -58,16 +59,8 @@ def test_first_audio_needs_the_first_tokens_and_their_lookahead() -> None:
         )
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def chunker_of(
-    clock: Clock, first_tokens: int = FIRST, load: PipelineLoad | None = None, prompt: int = 75
+    clock: FakeClock, first_tokens: int = FIRST, load: PipelineLoad | None = None, prompt: int = 75
 ) -> tuple[Chunker, Playback]:
     playback = Playback(clock, BUFFER_S)
     schedule = HopSchedule.of(StreamConfig(first_tokens=first_tokens), FLOW)
@@ -78,27 +71,8 @@ def tokens(count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.zeros(count, np.int32)
 
 
-def test_a_hop_is_cut_down_when_the_tokens_for_more_do_not_come() -> None:
-    clock = Clock()
-    chunker, playback = chunker_of(clock, first_tokens=0)
-    chunker.push(tokens(28))
-    playback.sent(0.92)
-    chunker.finish_chunk()
-    clock.now = 0.1
-    chunker.push(tokens(40))  # 40 of 53, at 400 a second
-    assert chunker.next_chunk is None
-    clock.now = 0.4
-    chunker.decide()
-    assert chunker.next_chunk is None
-    # 0.2 s of audio are left, and 13 more tokens would take as long at the current pace.
-    clock.now = 0.9
-    chunker.decide()
-    assert chunker.next_chunk is not None
-    assert (chunker.next_chunk.start, chunker.next_chunk.stop) == (100, 125)
-
-
 def test_a_longer_hop_takes_more_time_than_the_latest_chunk() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     chunker, playback = chunker_of(clock, first_tokens=0, prompt=0)
     chunker.push(tokens(28))
     clock.now = 0.2  # the time of a chunk of 25 tokens
@@ -118,7 +92,7 @@ def test_a_longer_hop_takes_more_time_than_the_latest_chunk() -> None:
 @pytest.mark.parametrize(("block_seconds", "most"), [(0.05, 1), (0.35, 2)])
 def test_provisional_chunks_while_a_whole_block_runs(block_seconds: float, most: int) -> None:
     """A whole block has more ODE steps, so the time of a provisional chunk does not estimate it."""
-    clock, load = Clock(), PipelineLoad()
+    clock, load = FakeClock(0.0), PipelineLoad()
     load.delayed(block_seconds, one_block=True)
     chunker, playback = chunker_of(clock, load=load, prompt=0)
     provisional = 0
@@ -133,7 +107,7 @@ def test_provisional_chunks_while_a_whole_block_runs(block_seconds: float, most:
 
 
 def test_a_waiting_provisional_chunk_becomes_a_block() -> None:
-    chunker, _ = chunker_of(Clock())
+    chunker, _ = chunker_of(FakeClock(0.0))
     chunker.push(tokens(15))
     assert chunker.next_chunk is not None
     assert chunker.next_chunk.stop == 75 + 15 - LOOKAHEAD
@@ -143,7 +117,7 @@ def test_a_waiting_provisional_chunk_becomes_a_block() -> None:
 
 
 def test_separate_estimates_for_provisional_and_whole_chunks() -> None:
-    clock, load = Clock(), PipelineLoad()
+    clock, load = FakeClock(0.0), PipelineLoad()
     chunker, _ = chunker_of(clock, load=load)
     chunker.push(tokens(15))
     clock.now = 0.3  # the time of a provisional chunk
@@ -153,37 +127,12 @@ def test_separate_estimates_for_provisional_and_whole_chunks() -> None:
     assert estimates.seconds_to_compute(25) == load.delay_seconds < 0.3
 
 
-def test_a_stream_that_ran_dry_waits_for_a_whole_block() -> None:
-    clock = Clock()
-    chunker, playback = chunker_of(clock)
-    chunker.push(tokens(15))
-    playback.sent(0.4)
-    chunker.finish_chunk()
-    clock.now = 0.7  # silent for 0.1 s
-    chunker.push(tokens(10))
-    assert chunker.next_chunk is None
-    chunker.push(tokens(3))
-    assert chunker.next_chunk is not None
-    assert not chunker.next_chunk.provisional
-
-
-def test_no_provisional_chunks_where_chunks_take_long() -> None:
-    load = PipelineLoad()
-    for _ in range(30):
-        load.delayed(0.3)
-    chunker, _ = chunker_of(Clock(), load=load)
-    chunker.push(tokens(27))
-    assert chunker.next_chunk is None
-    chunker.push(tokens(1))
-    assert chunker.next_chunk is not None
-
-
 def test_whole_blocks_make_room_for_a_provisional_stream() -> None:
     load = PipelineLoad()
     for _ in range(2):
         load.record_batch(1, 0.04)
-    other, _ = chunker_of(Clock(), load=load)
-    chunker, _ = chunker_of(Clock(), load=load)
+    other, _ = chunker_of(FakeClock(0.0), load=load)
+    chunker, _ = chunker_of(FakeClock(0.0), load=load)
     chunker.push(tokens(15))
     chunker.finish_chunk()  # the first tokens
     chunker.push(tokens(100))
@@ -194,7 +143,7 @@ def test_whole_blocks_make_room_for_a_provisional_stream() -> None:
 
 
 def test_a_first_chunk_without_audio_then_another_soon() -> None:
-    chunker, _ = chunker_of(Clock())
+    chunker, _ = chunker_of(FakeClock(0.0))
     chunker.push(tokens(15))
     chunker.finish_chunk(heard=False)  # silence that was trimmed
     chunker.push(tokens(12))

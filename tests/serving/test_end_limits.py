@@ -25,7 +25,6 @@ from testkit.replies import (
 from testkit.utterances import joined
 from token2wav import (
     AudioChunk,
-    InputError,
     StreamClosedError,
     StreamConfig,
     Token2Wav,
@@ -72,7 +71,7 @@ def all_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     cuts=st.lists(st.integers(0, 40), max_size=6),
     codebooks=st.integers(0, 3),
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_repeats_end_at_the_first_run_however_tokens_are_portioned(
     tokens: list[int], repeats: int, cuts: list[int], codebooks: int
 ) -> None:
@@ -101,7 +100,7 @@ def test_a_run_counts_once_for_each_token() -> None:
     cuts=st.lists(st.integers(0, 60 * 240), max_size=6),
     channels=st.sampled_from([1, 2]),
 )
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_silence_ends_after_its_seconds_however_audio_is_portioned(
     silent: list[bool], cuts: list[int], channels: int
 ) -> None:
@@ -210,18 +209,6 @@ def test_settings_are_the_default_and_a_request_may_choose(voice: Voice) -> None
         )
     ]
     assert lengths == [20 + REPEATS - 1, 20 + 20 - 1, len(tokens)]
-
-
-@pytest.mark.parametrize("value", [1, -1, 1_000_001, 2.0, "8", True])
-def test_wrong_numbers_of_repeats_are_refused(value: object) -> None:
-    with pytest.raises(InputError, match=r"^end_after_repeats: .* is not 0 or an integer from 2"):
-        UtteranceOptions(end_after_repeats=value)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("value", [-0.1, 3601, float("nan"), float("inf"), "3", True])
-def test_wrong_seconds_of_silence_are_refused(value: object) -> None:
-    with pytest.raises(InputError, match=r"^end_after_silence_s: .* is not a number from 0 to"):
-        UtteranceOptions(end_after_silence_s=value)  # type: ignore[arg-type]
 
 
 # Requests of a server.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testkit.stages import two_stages
 from testkit.utterances import Mel, a_voice, off, portions, some_tokens
 from tests.stages.rig import AUDIO, MEL, FlowStream, Parts, estimator_state
-from token2wav import StreamConfig, Token2Wav
+from token2wav import StreamConfig
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config.token_format import NO_TOKEN
 from token2wav.networks.masks import attention_bias
@@ -231,16 +229,3 @@ def test_the_audio_is_that_of_the_mel_that_was_spoken(parts: Parts, sizes: list[
     audio, mel = recorded.run(portions(some_tokens(90), sizes), a_voice(75))
     assert audio.shape == (960 * 90,)
     assert np.abs(audio - parts.vocode(mel)).max() <= AUDIO
-
-
-def test_all_tokens_at_once_are_spoken_exactly(parts: Parts) -> None:
-    early, late = (
-        Token2Wav(
-            parts.config,
-            two_stages(parts.incremental(), parts.model(parts.recompute()).recorder),
-            StreamConfig(first_tokens=n),
-        )
-        for n in (8, 0)
-    )
-    say = partial(Token2Wav.synthesize, tokens=some_tokens(90), voice=a_voice(30))
-    assert np.array_equal(say(early), say(late))

@@ -95,16 +95,6 @@ def test_a_dropped_stream_closed_by_another_thread(model: Token2Wav, voice: Voic
         pipeline._dropped = dropped
 
 
-def test_an_engine_that_cannot_open_leaves_nothing_in_the_other(
-    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
-) -> None:
-    model, vocoder = faulty
-    vocoder.open_fault = RuntimeError("no room")
-    with pytest.raises(BackendError, match=r"^backend: no room$"):
-        model.stream(voice)
-    assert model.pipeline.open_streams == 0
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_audio_that_is_no_number_ends_its_request_alone(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, number: float

@@ -351,6 +351,24 @@ def test_only_a_request_that_awaits_tokens_is_idle() -> None:
     assert all(isinstance(error, IdleError) for _, error in overdue)
 
 
+def test_a_request_that_was_ended_gets_no_result() -> None:
+    rig = Rig()
+    rig.push(utterance := rig.opened(), FIRST)
+    rig.scheduler.fail(utterance, StreamClosedError("stream: it was cancelled"))
+    for record in (utterance.hear, utterance.finish_chunk):
+        with pytest.raises(StreamClosedError, match=r"^stream: it was cancelled$"):
+            record(Sample())
+    assert (utterance.playback.started, utterance.chunker.chunks) == (None, 0)
+
+
+@pytest.mark.parametrize("result", [None, Sample(0.0)])
+def test_a_result_without_audio_does_not_start_playback(result: Sample | None) -> None:
+    rig = Rig()
+    rig.push(utterance := rig.opened(), FIRST)
+    rig.finish(rig.computes(utterance), result)
+    assert (utterance.playback.started, utterance.chunker.chunks) == (None, 1)
+
+
 @pytest.mark.parametrize("keep_open", [True, False])
 def test_a_dry_listener_gets_available_audio_if_a_reply_is_open(
     keep_open: bool,

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import interpolate, pad
 
 from testkit.batches import WHOLE_BLOCKS, spoken_together
 from testkit.models import bigvgan_model, qwen25_omni_model, streamflow_model
-from testkit.models.caching_families import CPU, WRITERS, write_family
+from testkit.models.caching_families import CPU, write_family
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.golden import snr_db
 from testkit.models.tiny_model import ODE_STEPS, TINY
@@ -43,6 +43,7 @@ def stretched(mel: torch.Tensor, speed: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("speed", SPEEDS)
+@settings(max_examples=40)
 @given(st.integers(1, 150), st.lists(st.integers(0, 150), max_size=12), st.booleans())
 def test_any_division_of_a_mel_gives_the_interpolation_of_the_whole(
     speed: float, frames: int, cuts: list[int], ends_empty: bool
@@ -76,20 +77,22 @@ def omni(folder: Path) -> Path:
     return qwen25_omni_model.write_model(folder, FamilyGolden("qwen25_omni", "tiny"))
 
 
+# Each has another vocoder, other hops or another ratio of frames to tokens than the first one. The
+# families that are left out have nothing of their own between flow and vocoder.
 FOLDERS: dict[str, Callable[[Path], Path]] = {
     "cosyvoice3": lambda _: TINY,
+    "moss_speech": lambda folder: write_family("moss_speech", folder),
     "bigvgan": bigvgan_model.write_model,
     "streamflow": streamflow_model.write_model,
     "qwen25_omni": omni,
-} | {name: lambda folder, name=name: write_family(name, folder) for name in WRITERS}
-ONE_WINDOW = ("streamflow", "qwen25_omni")  # a window has all that one evaluation depends on
+}
 
 
 @pytest.fixture(scope="module", params=FOLDERS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     name = request.param
     folder = FOLDERS[name](tmp_path_factory.mktemp(name))
-    steps = {"turbo": (), "streamflow": (1,), "qwen25_omni": ()}.get(name, (ODE_STEPS,))
+    steps = {"streamflow": (1,), "qwen25_omni": ()}.get(name, (ODE_STEPS,))
     stream = StreamConfig(steps=steps, first_tokens=WHOLE_BLOCKS.first_tokens)
     model = Token2Wav.load(folder, stream=stream, runtime=CPU)
     voices = {
@@ -98,7 +101,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "qwen25_omni": lambda: qwen25_omni_model.a_voice(folder),
     }
     voice = voices.get(name, lambda: voice_of(model, 30))()
-    return Case(model, voice, some_tokens(130, vocabulary=model.config.tokens.codebook_sizes[0]))
+    return Case(model, voice, some_tokens(90, vocabulary=model.config.tokens.codebook_sizes[0]))
 
 
 def streamed(case: Case, speed: float, seed: int) -> Audio:
@@ -123,7 +126,7 @@ def test_streams_equal_the_vocoder_of_the_interpolated_mel(case: Case, speed: fl
 def test_speeds_mix_in_a_batch(case: Case) -> None:
     options = [UtteranceOptions(speed=speed) for speed in (1, 0.6, 1.25, 2)]
     utterances = [
-        (case.voice, case.tokens[: 90 + 10 * index], option) for index, option in enumerate(options)
+        (case.voice, case.tokens[: 60 + 10 * index], option) for index, option in enumerate(options)
     ]
     for (voice, tokens, option), audio in zip(
         utterances, spoken_together(case.model.pipeline, utterances, stagger=1), strict=True
@@ -142,13 +145,13 @@ def test_tokens_one_by_one_speak_early(speed: float) -> None:
             first = first or (count if chunks else 0)
         chunks += stream.finish()
     withheld = model.pipeline.stages["vocoder"].withheld_samples
-    settings, lookahead = StreamConfig(), StreamConfig().provisional_lookahead_tokens
-    schedule = HopSchedule.of(settings, model.config, withheld * speed)
+    stream_config, lookahead = StreamConfig(), StreamConfig().provisional_lookahead_tokens
+    schedule = HopSchedule.of(stream_config, model.config, withheld * speed)
     assert first == schedule.first_tokens + lookahead
     assert len(joined(chunks)) == 480 * 2 * len(tokens) / speed
     spoken = {token for chunk in chunks for token in _tokens_of(chunk)}
     assert spoken == set(range(len(tokens)))
-    assert len(chunks[0].audio) >= 960 * settings.first_tokens / 2 / speed - 480
+    assert len(chunks[0].audio) >= 960 * stream_config.first_tokens / 2 / speed - 480
 
 
 def _tokens_of(chunk: AudioChunk) -> range:

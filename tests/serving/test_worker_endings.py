@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -53,29 +54,6 @@ def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice
     assert str(refused(workers, utterance, [1])) == str(error)
     until(lambda: closed.count == 1)
     assert model.pipeline.open_streams == 0
-
-
-def test_an_utterance_without_any_request_is_dropped_too(make: Make, voice: Voice) -> None:
-    clock, closed = FakeClock(), Counter()
-    workers = make(clock=clock, idle_seconds=30.0)
-    time.sleep(0.1)  # the scheduler's thread sleeps
-    workers.utterances.open(voice, closed)
-    clock.now += 31.0
-    until(lambda: closed.count == 1)
-    assert workers.utterances.open_utterances == 0
-
-
-def test_requests_without_tokens_are_no_sign_of_life(make: Make, voice: Voice) -> None:
-    clock, closed = FakeClock(), Counter()
-    workers = make(clock=clock, idle_seconds=30.0)
-    utterance = workers.utterances.open(voice, closed)
-    for _ in range(3):
-        clock.now += 10.0
-        workers.utterances.push(utterance, [], reply := RecordingReply(), end=False)
-        reply.succeeded()
-    clock.now += 1.0
-    until(lambda: closed.count == 1)
-    assert isinstance(refused(workers, utterance, []), StreamClosedError)
 
 
 def test_a_stream_has_a_longest_life(make: Make, voice: Voice) -> None:
@@ -204,3 +182,29 @@ def test_a_cancellation_while_the_engine_works_frees_all(
     assert reply.outcomes == ["failed"]
     assert closed.count == 1
     assert model.pipeline.open_streams == 0
+
+
+def test_close_ends_open_streams_and_refuses_new_ones(
+    make: Make, model: Token2Wav, voice: Voice
+) -> None:
+    workers, closed = make(), Counter()
+    utterance = workers.utterances.open(voice, closed)
+    reply, waiting = GatedReply(), RecordingReply()
+    workers.utterances.push(utterance, demo_tokens(SECOND), reply, end=False)
+    workers.utterances.push(utterance, [1], waiting, end=True)
+    assert reply.reached.wait(WAIT_SECONDS)
+    closer = threading.Thread(target=workers.close)
+    closer.start()
+    for open_reply in (reply, waiting):
+        error = open_reply.failed()
+        assert isinstance(error, LimitError)
+        assert "shutting down" in str(error)
+    reply.gate.set()
+    closer.join(WAIT_SECONDS)
+    assert not closer.is_alive()
+    assert closed.count == 1
+    assert model.pipeline.open_streams == 0
+    with pytest.raises(LimitError, match="shutting down"):
+        workers.utterances.open(voice)
+    threads = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in threads if name.startswith("token2wav-worker-")]

@@ -4,7 +4,6 @@ forgotten by any.
 
 from __future__ import annotations
 
-import random
 import re
 import threading
 from collections.abc import Iterator
@@ -28,47 +27,13 @@ from testkit.replies import (
     joined,
     speak,
 )
-from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
+from token2wav import BackendError, Token2Wav, Voice
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.turn import hang_seconds
 from token2wav.serving.worker import WorkerPool, default_workers
 
-WORKERS = 3
 # batches sum in another order than single streams, and phase integrates the difference
 SAME_DB = 60
-
-
-@pytest.fixture
-def several(model: Token2Wav) -> Iterator[WorkerPool]:
-    workers = WorkerPool(model.pipeline, LIMITS, workers=WORKERS)
-    yield workers
-    workers.close()
-    assert model.pipeline.open_streams == 0
-
-
-def test_many_utterances_in_portions_equal_the_library(
-    several: WorkerPool, voice: Voice, expected: Expected
-) -> None:
-    rng = random.Random(3)
-    spoken = []
-    for _ in range(12):
-        count = rng.choice([4, FIRST, SECOND + 1])
-        utterance, replies, sent = several.utterances.open(voice), [], 0
-        while sent < count:
-            stop = min(count, sent + rng.choice([3, 20, 60]))
-            replies.append(RecordingReply())
-            several.utterances.push(
-                utterance, demo_tokens(count)[sent:stop], replies[-1], end=stop == count
-            )
-            sent = stop
-        spoken.append((count, replies))
-    for count, replies in spoken:
-        audio = joined(*replies)
-        assert [chunk.index for reply in replies for chunk in reply.chunks] == list(
-            range(sum(len(reply.chunks) for reply in replies))
-        )
-        assert audio.shape == expected(count).shape
-        assert snr_db(expected(count), audio) > SAME_DB
 
 
 def test_workers_compute_at_the_same_time(
@@ -152,23 +117,6 @@ def test_a_gpu_that_hangs_admits_no_utterance(
     hanging.gate.set()
     until(lambda: workers.utterances.scheduler.idle_workers == 2)
     assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
-
-
-def test_a_stream_cancelled_in_one_of_several_workers(
-    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
-) -> None:
-    model, vocoder = faulty
-    workers = WorkerPool(model.pipeline, LIMITS, workers=2)
-    try:
-        utterance, reply = workers.utterances.open(voice), RecordingReply()
-        vocoder.meanwhile["advance"] = lambda: workers.utterances.cancel(utterance)
-        workers.utterances.push(utterance, demo_tokens(FIRST), reply, end=False)
-        assert isinstance(reply.failed(), StreamClosedError)
-        audio = joined(speak(workers, voice, FIRST))
-        until(lambda: model.pipeline.open_streams == 0)
-    finally:
-        workers.close()
-    assert np.array_equal(audio, expected(FIRST))
 
 
 def test_a_hanging_worker_loses_only_its_own_streams(

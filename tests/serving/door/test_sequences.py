@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from testkit.replies import FakeClock
 from token2wav.errors import InputError, StreamClosedError
 from token2wav.serving.door.sequences import Owner, Sequences
 
 ALICE, BOB = Owner("alice", "key"), Owner("bob", "key")
 NOBODY = Owner()
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_owners_are_distinguished_by_name_and_key() -> None:
@@ -83,7 +77,7 @@ def test_reasons_of_a_thousand_closed_streams_are_kept() -> None:
 
 def test_a_contested_id_is_refused_while_requests_arrive() -> None:
     """Tokens of the first client must not become audio of a client that starts the id later."""
-    clock = Clock()
+    clock = FakeClock()
     sequences: Sequences[str] = Sequences(30.0, clock)
     sequences.add(1, NOBODY, "first")
     assert sequences.started_by(1, NOBODY) == "first"
@@ -104,14 +98,14 @@ def test_a_contested_id_is_refused_while_requests_arrive() -> None:
 
 
 def test_an_owner_with_a_key_may_start_its_id_again() -> None:
-    sequences: Sequences[str] = Sequences(30.0, Clock())
+    sequences: Sequences[str] = Sequences(30.0, FakeClock())
     sequences.add(1, ALICE, "first")
     sequences.remove(1, "first", str(sequences.start_twice(1, ALICE)))
     assert sequences.started_by(1, ALICE) is None
 
 
 def test_contested_ids_are_bounded() -> None:
-    sequences: Sequences[int] = Sequences(30.0, Clock())
+    sequences: Sequences[int] = Sequences(30.0, FakeClock())
     for number in range(1, 10_001):
         sequences.start_twice(number, NOBODY)
     assert sequences.started_by(1, NOBODY) is None
