@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,23 +13,17 @@ import httpx
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.forked_command import run, start
 from token2wav_server import Ports
 
-COMMAND = [sys.executable, "-m", "token2wav", "gateway"]
 CALLS = 50
 STREAMS = 100_000
 
 
 def refused(ports: Ports, folder: Path) -> str:
     """Runs the command with this folder for temporary files, and returns the last line."""
-    ended = subprocess.run(
-        [*COMMAND, "--port", str(ports.http), "--riva-port", str(ports.grpc)],
-        env=os.environ | {"TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    options = ["--port", str(ports.http), "--riva-port", str(ports.grpc)]
+    ended = run({"TMPDIR": str(folder)}, "gateway", *options)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
     return ended.stderr.splitlines()[-1]
@@ -60,15 +51,17 @@ def test_a_long_path_of_temporary_files_ends_the_command(tmp_path: Path) -> None
 def running(log: Path) -> Iterator[tuple[Ports, int]]:
     """Runs the command, and yields its ports and its process id."""
     ports = Ports.free()
-    command = [*COMMAND, "--port", str(ports.http), "--riva-port", str(ports.grpc)]
-    with log.open("w") as file, subprocess.Popen(command, stderr=file) as process:
-        try:
-            with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
-                grpc.channel_ready_future(channel).result(PATIENCE_SECONDS)
-            yield ports, process.pid
-        finally:
-            process.terminate()
-        assert process.wait(PATIENCE_SECONDS) == 0
+    options = ["--port", str(ports.http), "--riva-port", str(ports.grpc)]
+    process = start("gateway", *options, out=log, err=log)
+    assert process.pid is not None
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+            grpc.channel_ready_future(channel).result(PATIENCE_SECONDS)
+        yield ports, process.pid
+    finally:
+        process.terminate()
+        process.join(PATIENCE_SECONDS)
+    assert process.exitcode == 0
 
 
 def test_wrong_calls_do_not_fill_the_log(tmp_path: Path) -> None:

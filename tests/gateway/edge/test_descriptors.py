@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 import resource
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from urllib.request import urlopen
 
 import httpx
 
 from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.forked_command import start
 from token2wav_server import Ports
 
 DESCRIPTORS = 128
@@ -29,7 +30,7 @@ _LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (\w+ \S+: .*)$", re
 class Command:
     """The command as a process with few descriptors."""
 
-    process: subprocess.Popen[bytes]
+    process: BaseProcess
     port: int
     log: Path
 
@@ -38,16 +39,18 @@ class Command:
     def start(cls, folder: Path, settings: str) -> Iterator[Command]:
         (folder / "gateway.yaml").write_text(settings)
         port, log = Ports.free().http, folder / "log"
-        command = ["sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "sh", sys.executable]
-        command += ["-m", "token2wav", "gateway", "--port", str(port)]
-        command += ["--config", str(folder / "gateway.yaml")]
-        with log.open("w") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        options = ["--port", str(port), "--config", str(folder / "gateway.yaml")]
+        process = start("gateway", *options, out=log, err=log, descriptors=DESCRIPTORS)
         try:
             yield cls(process, port, log)
         finally:
             process.kill()
-            process.wait()
+            process.join()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     @property
     def url(self) -> str:
@@ -55,11 +58,11 @@ class Command:
 
     @property
     def descriptors(self) -> int:
-        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def answers(self) -> bool:
-        with suppress(httpx.TransportError):
-            return httpx.get(self.url, timeout=PATIENCE_SECONDS).status_code == 200
+        with suppress(OSError), urlopen(self.url, timeout=PATIENCE_SECONDS) as answer:
+            return bool(answer.status == 200)
         return False
 
     def connect(self, stack: ExitStack) -> socket.socket:
@@ -89,11 +92,11 @@ def lines_of(command: Command, words: str) -> list[datetime]:
 def test_idle_connections_leave_a_descriptor_for_a_health_check(tmp_path: Path) -> None:
     with Command.start(tmp_path, FEW) as command, ExitStack() as stack:
         until(command.answers)
-        for number in range(3 * DESCRIPTORS):
+        for number in range(2 * DESCRIPTORS):
             connection = command.connect(stack)
             if number % 2:
                 connection.sendall(HALF_A_HEADER)
-            if number % 8 == 0:
+            if number % 16 == 0:
                 assert command.answers()
                 assert command.descriptors < DESCRIPTORS
         assert any("is the limit" in kind for kind in command.lines())
@@ -105,7 +108,7 @@ def test_a_gateway_without_a_free_descriptor_recovers(tmp_path: Path) -> None:
         until(command.answers)
         assert monitor.get(command.url).status_code == 200
         few = command.descriptors + 2
-        resource.prlimit(command.process.pid, resource.RLIMIT_NOFILE, (few, few))
+        resource.prlimit(command.pid, resource.RLIMIT_NOFILE, (few, few))
         with ExitStack() as stack:
             for _ in range(20):
                 command.connect(stack)
@@ -118,7 +121,8 @@ def test_a_gateway_without_a_free_descriptor_recovers(tmp_path: Path) -> None:
 
 def test_limits_that_need_more_descriptors_are_refused(tmp_path: Path) -> None:
     with Command.start(tmp_path, "limits: {streams: 20}") as command:
-        assert command.process.wait(PATIENCE_SECONDS) == 2
+        command.process.join(PATIENCE_SECONDS)
+        assert command.process.exitcode == 2
     assert command.log.read_text() == (
         "token2wav gateway: limits: 20 streams and 256 sockets need 396 file descriptors, but the "
         f"gateway may open {DESCRIPTORS} (ulimit -n)\n"
