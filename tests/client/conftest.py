@@ -1,7 +1,8 @@
-"""Fixture that the client's tests share: a well-formed voice."""
+"""Fixtures that the client's tests share: a well-formed voice, and its file."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,3 +19,10 @@ def voice_arrays() -> dict[str, npt.NDArray[Any]]:
         "prompt_mel": random.standard_normal((8, 80)).astype(np.float32),
         "speaker_embedding": random.standard_normal(192).astype(np.float32),
     }
+
+
+@pytest.fixture
+def voice_file(tmp_path: Path, voice_arrays: dict[str, npt.NDArray[Any]]) -> Path:
+    path = tmp_path / "voice.npz"
+    np.savez(path, **voice_arrays)  # type: ignore[arg-type]
+    return path

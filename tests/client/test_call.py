@@ -4,6 +4,7 @@ another attempt.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -100,18 +101,18 @@ def sending(call: Call, *requests: tuple[float, int], end: float | None = None) 
     return call
 
 
-def test_latency_from_the_request_with_the_last_token_heard(answered: Call) -> None:
+@pytest.mark.parametrize(
+    ("answered_request", "latency_s"),
+    [(0, 1.5), (2, 0.5)],  # token 6 left at 11.0; with look-ahead, request 2 made it possible
+)
+def test_latency_from_the_request_that_made_the_audio_possible(
+    answered: Call, answered_request: int, latency_s: float
+) -> None:
     sending(answered, (10.0, 5), (11.0, 5), (12.0, 5))
-    chunk = take(answered, audio(0, 0, 6), 12.5)
+    chunk = take(answered, audio(answered_request, 0, 6), 12.5)
     assert chunk.arrival_s == pytest.approx(2.5)
-    assert chunk.latency_s == pytest.approx(1.5)  # token 6 left at 11.0
+    assert chunk.latency_s == pytest.approx(latency_s)
     assert chunk.gap_s is None
-
-
-def test_latency_from_a_later_request_that_is_answered(answered: Call) -> None:
-    sending(answered, (10.0, 5), (11.0, 5), (12.0, 5))
-    chunk = take(answered, audio(2, 0, 6), 12.5)  # look-ahead: request 2 made it possible
-    assert chunk.latency_s == pytest.approx(0.5)
 
 
 def test_no_shorter_latency_from_unknown_or_done_requests(answered: Call) -> None:
@@ -162,39 +163,61 @@ def test_the_first_request_is_owed_once_the_last_is_sent(call: Call) -> None:
     assert call.owed_since == pytest.approx(3.3)  # after 0.2 s of audio
 
 
-def test_chunks_must_be_contiguous(answered: Call) -> None:
-    sending(answered, (0.0, 10))
-    take(answered, audio(0, 0, 1), 1.0)
-    with pytest.raises(ProtocolError, match="chunk_index: the server sent 2, expected 1"):
-        answered.accept(audio(0, 2, 1), 2.0)
+def stereo(index: int, samples: int, **outputs: Any) -> Any:
+    both = np.stack((SAMPLES[:samples],) * 2, axis=1)
+    return message(0, both, last=False, chunk_index=index, **outputs)
 
 
-@pytest.mark.parametrize(("tokens", "short"), [(9, 0), (10, 1), (11, 0)])
-def test_the_final_chunk_must_complete_960_samples_per_token(
-    answered: Call, tokens: int, short: int
+# Each after 10 tokens, and after the end of the utterance where a row says so.
+AT_ONCE, AFTER_THE_END = 0, 1
+RATES: dict[str, Any] = {"sample_rate": 16_000, "samples_per_token": 480}
+VIOLATIONS: list[tuple[int, list[Any], str]] = [
+    (AT_ONCE, [audio(0, 0, 1), audio(0, 2, 1)], "chunk_index: the server sent 2, expected 1"),
+    (AFTER_THE_END, [audio(0, 0, 9, final=True)], "samples for 10 tokens, expected 9600"),
+    (AFTER_THE_END, [audio(0, 0, 10, final=True, short=1)], "for 10 tokens, expected 9600"),
+    (AFTER_THE_END, [audio(0, 0, 11, final=True)], "samples for 10 tokens, expected 9600"),
+    (AFTER_THE_END, [audio(1, 0, 10, final=True), audio(1, 1, 0)], "1 after the final chunk"),
+    (AFTER_THE_END, [answer(0), answer(1)], "after 0 chunks and marked no chunk as final"),
+    (AT_ONCE, [audio(0, 0, 11)], "sent 10560 samples for 10 tokens, expected 9600"),
+    (AT_ONCE, [audio(0, 0, 10, final=True)], "before its last request"),
+    (AT_ONCE, [audio(0, 0, 11, final=True, end_reason=1)], "expected 9600"),
+    (AT_ONCE, [audio(0, 0, 10, final=True, end_reason=3)], "end_reason: the server sent 3, expec"),
+    (
+        AT_ONCE,
+        [audio(0, 0, 1, **RATES), audio(0, 1, 1)],
+        "sent (24000, 960, 1), but (16000, 480, 1) in earlier chunks",
+    ),
+    (
+        AT_ONCE,
+        [audio(0, 0, 1), stereo(1, 960)],
+        "sent (24000, 960, 2), but (24000, 960, 1) in earlier chunks",
+    ),
+]
+
+
+@pytest.mark.parametrize(("moment", "messages", "error"), VIOLATIONS)
+def test_violations_of_the_protocol_are_refused_at_once(
+    answered: Call, moment: int, messages: list[Any], error: str
 ) -> None:
-    sending(answered, (0.0, 10), end=1.0)
-    with pytest.raises(ProtocolError, match=r"samples for 10 tokens, expected 9600"):
-        answered.accept(audio(0, 0, tokens, final=True, short=short), 2.0)
+    sending(answered, (0.0, 10), end=1.0 if moment == AFTER_THE_END else None)
+    answered_before = messages[:-1]
+    for message in answered_before:
+        answered.accept(message, 2.0)
+    with pytest.raises(ProtocolError, match=re.escape(error)):
+        answered.accept(messages[-1], 2.0)
 
 
-def test_audio_for_tokens_never_sent_is_refused_at_once(answered: Call) -> None:
-    sending(answered, (0.0, 10))
-    with pytest.raises(ProtocolError, match="expected 9600"):
-        answered.accept(audio(0, 0, 11), 1.0)
+def test_tokens_that_wait_to_be_sent_have_no_audio(answered: Call) -> None:
+    sending(answered, (1.0, 2))
+    answered.add([1], 2.0, end=False)
+    with pytest.raises(ProtocolError, match="sent 2880 samples for 2 tokens, expected 1920"):
+        answered.accept(audio(0, 0, 3), 3.0)
 
 
-def test_a_chunk_after_the_final_one_is_refused(answered: Call) -> None:
-    sending(answered, (0.0, 10), end=1.0)
-    take(answered, audio(1, 0, 10, final=True), 2.0)
-    with pytest.raises(ProtocolError, match="chunk 1 after the final chunk"):
-        answered.accept(audio(1, 1, 0), 2.1)
-
-
-def test_a_final_chunk_before_the_last_request_is_refused(answered: Call) -> None:
-    sending(answered, (0.0, 10))
-    with pytest.raises(ProtocolError, match="before its last request"):
-        answered.accept(audio(0, 0, 10, final=True), 1.0)
+def test_rates_come_from_the_first_answer(answered: Call) -> None:
+    request(answered, [1] * 4, 10.0, end=True)
+    chunk = take(answered, audio(0, 0, 1, **RATES), 11.0)
+    assert (chunk.sample_rate, chunk.samples_per_token, chunk.duration_s) == (16_000, 480, 0.06)
 
 
 @pytest.mark.parametrize(("code", "reason"), [(1, "repeats"), (2, "silence")])
@@ -213,12 +236,6 @@ def test_a_limit_of_the_server_ends_the_utterance_before_its_last_tokens(
         answered.add([1], 2.0, end=True)
 
 
-def test_a_limit_cannot_make_more_audio_than_the_tokens(answered: Call) -> None:
-    sending(answered, (0.0, 10))
-    with pytest.raises(ProtocolError, match="expected 9600"):
-        answered.accept(audio(0, 0, 11, final=True, end_reason=1), 1.0)
-
-
 def test_another_attempt_may_end_at_a_limit_again(call: Call) -> None:
     sending(call, (0.0, 10))
     take(call, audio(0, 0, 4), 1.0)
@@ -229,46 +246,13 @@ def test_another_attempt_may_end_at_a_limit_again(call: Call) -> None:
     assert (len(chunk.audio), chunk.final, chunk.end_reason) == (960 * 2, True, "repeats")
 
 
-def test_unknown_reasons_of_an_end_are_refused(answered: Call) -> None:
-    sending(answered, (0.0, 10))
-    with pytest.raises(ProtocolError, match=r"^end_reason: the server sent 3, expected 0 to 2"):
-        answered.accept(audio(0, 0, 10, final=True, end_reason=3), 1.0)
-
-
-def test_an_end_without_a_final_chunk_is_refused(answered: Call) -> None:
-    sending(answered, (0.0, 10), end=1.0)
-    answered.accept(answer(0), 1.1)
-    with pytest.raises(ProtocolError, match="after 0 chunks and marked no chunk as final"):
-        answered.accept(answer(1), 1.2)
-
-
-def test_rates_come_from_the_first_answer_and_must_not_change(answered: Call) -> None:
-    request(answered, [1] * 4, 10.0, end=True)
-    chunk = take(answered, audio(0, 0, 1, sample_rate=16_000, samples_per_token=480), 11.0)
-    assert (chunk.sample_rate, chunk.samples_per_token, chunk.duration_s) == (16_000, 480, 0.06)
-    with pytest.raises(
-        ProtocolError, match=r"sent \(24000, 960, 1\), but \(16000, 480, 1\) in earlier chunks"
-    ):
-        answered.accept(audio(0, 1, 1, final=True), 12.0)
-
-
 def test_samples_of_two_channels_are_counted_once(answered: Call) -> None:
     request(answered, [1] * 4, 10.0, end=True)
-    both = np.stack((SAMPLES, SAMPLES), axis=1)
-    first = message(0, both[:2880], last=False, chunk_index=0)
-    last = message(0, both[: 960 - 1], last=False, chunk_index=1, final=True, samples_trimmed=1)
-    chunks = [take(answered, first, 11.0), take(answered, last, 12.0)]
+    last = stereo(1, 960 - 1, final=True, samples_trimmed=1)
+    chunks = [take(answered, stereo(0, 2880), 11.0), take(answered, last, 12.0)]
     assert [chunk.audio.shape for chunk in chunks] == [(2880, 2), (959, 2)]
     assert [(chunk.first_token, chunk.token_count) for chunk in chunks] == [(0, 3), (3, 1)]
     assert answered.complete
-
-
-def test_the_number_of_channels_must_not_change(answered: Call) -> None:
-    request(answered, [1] * 4, 10.0, end=True)
-    take(answered, audio(0, 0, 1), 11.0)
-    both = message(0, np.stack((SAMPLES[:960],) * 2, axis=1), last=False, chunk_index=1)
-    with pytest.raises(ProtocolError, match=r"sent \(24000, 960, 2\), but \(24000, 960, 1\) in"):
-        answered.accept(both, 12.0)
 
 
 def test_silence_that_was_trimmed_is_missing_in_the_sum(answered: Call) -> None:
@@ -367,13 +351,6 @@ def test_tokens_that_wait_to_be_sent_share_a_request(answered: Call) -> None:
     assert answered.complete
 
 
-def test_audio_of_tokens_that_were_not_sent_is_refused(answered: Call) -> None:
-    sending(answered, (1.0, 2))
-    answered.add([1], 2.0, end=False)
-    with pytest.raises(ProtocolError, match="sent 2880 samples for 2 tokens, expected 1920"):
-        answered.accept(audio(0, 0, 3), 3.0)
-
-
 def test_a_server_may_be_silent_while_the_listener_has_audio(answered: Call) -> None:
     """A busy server computes a stream with audio to spare later than other streams."""
     sending(answered, (0.0, 12), (1.0, 12))
@@ -384,16 +361,12 @@ def test_a_server_may_be_silent_while_the_listener_has_audio(answered: Call) -> 
 
 
 def test_all_requests_of_latents_have_one_type(call: Call) -> None:
-    requests = [request(call, [[0.5, 1.5]], 1.0, end=False), request(call, [], 2.0, end=True)]
-    for message, count in zip(requests, (1, 0), strict=True):
-        sent = message.inputs[0]
-        assert (sent.name, sent.datatype, list(sent.shape)) == ("latents", "FP32", [count, 2])
-
-
-def test_whole_numbers_among_latents_are_latents(call: Call) -> None:
-    request(call, [[0.5, 1.5]], 1.0, end=False)
-    [sent] = request(call, [[0, 1]], 2.0, end=False).inputs
-    assert (sent.name, sent.datatype) == ("latents", "FP32")
+    """Also one without latents, and one of latents that happen to be whole numbers."""
+    values: list[Any] = [[[0.5, 1.5]], [[0, 1]], []]
+    for number, latents in enumerate(values):
+        sent = request(call, latents, float(number), end=not latents).inputs[0]
+        wanted = ("latents", "FP32", [len(latents), 2])
+        assert (sent.name, sent.datatype, list(sent.shape)) == wanted
 
 
 def test_latents_after_codes_are_refused(call: Call) -> None:

@@ -20,7 +20,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pytest
 
@@ -31,17 +30,17 @@ from token2wav_client import (
     Client,
     ClientVoice,
     InputError,
+    OutputError,
     ServerUnavailable,
     __version__,
 )
 from token2wav_client.errors import EXIT_CODES
+from token2wav_client.stats import print_report
 
 
 @pytest.fixture
-def voice(tmp_path: Path, voice_arrays: dict[str, npt.NDArray[Any]]) -> str:
-    path = tmp_path / "voice.npz"
-    np.savez(path, **voice_arrays)  # type: ignore[arg-type]
-    return str(path)
+def voice(voice_file: Path) -> str:
+    return str(voice_file)
 
 
 @pytest.fixture
@@ -118,50 +117,34 @@ def test_wrong_usage_exits_with_2(usage: str, capsys: pytest.CaptureFixture[str]
     assert line.endswith(f" (see {program} --help)")
 
 
-@pytest.mark.parametrize(
-    ("option", "wrong"),
-    [
-        ("tokens", "no.npy"),
-        ("voice", "no.npz"),
-        ("token-file", "no.txt"),
-        ("out", "no/such/folder/o.wav"),
-        ("url", "http://localhost:8001"),
-    ],
-)
+UNUSABLE = [
+    ("--tokens=no.npy", "no.npy"),
+    ("--voice=no.npz", "no.npz"),
+    ("--token-file=no.txt", "no.txt"),
+    ("--out=no/such/folder/o.wav", "no/such/folder/o.wav"),
+    ("--url=http://localhost:8001", "http://localhost:8001"),
+    ("--voice-id=abc", "voice id: 'abc' is not 64 hexadecimal digits"),
+    ("--voice-name=", "voice: '' is neither a voice id nor a valid voice name"),
+    ("--voice-name=v.npz", "voice: 'v.npz' is a file, not a name"),
+]
+
+
+@pytest.mark.parametrize(("option", "message"), UNUSABLE)
 def test_unusable_arguments_are_named_once_and_at_once(
     option: str,
-    wrong: str,
+    message: str,
     tmp_path: Path,
     voice: str,
     tokens: str,
     free_url: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    good = {"tokens": tokens, "voice": voice, "out": str(tmp_path / "out.wav"), "url": free_url}
-    arguments = good | {option: wrong}
-    assert main(["synth", *(f"--{name}={value}" for name, value in arguments.items())]) == 2
-    assert one_sentence(capsys).count(wrong) == 1
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--voice-id=abc", "voice id: 'abc' is not 64 hexadecimal digits"),
-        ("--voice-name=", "voice: '' is neither a voice id nor a valid voice name"),
-        ("--voice-name=v.npz", "voice: 'v.npz' is a file, not a name"),
-    ],
-)
-def test_a_voice_that_no_server_can_know_exits_with_2(
-    option: str,
-    message: str,
-    tmp_path: Path,
-    tokens: str,
-    free_url: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = [f"--tokens={tokens}", option, f"--out={tmp_path / 'o.wav'}", f"--url={free_url}"]
-    assert main(["synth", *arguments]) == 2
-    assert message in one_sentence(capsys)
+    good = {"tokens": tokens, "out": str(tmp_path / "out.wav"), "url": free_url}
+    if not option.startswith("--voice"):
+        good["voice"] = voice
+    given = [f"--{name}={value}" for name, value in good.items()]
+    assert main(["synth", *given, option]) == 2
+    assert one_sentence(capsys).count(message) == 1
 
 
 def test_nobody_at_the_address_exits_with_3(
@@ -219,19 +202,14 @@ def test_a_signal_ends_it_without_a_traceback(
     assert errors == f"token2wav synth: {message}\n"
 
 
-@pytest.mark.parametrize("target", ["/dev/full", "closed pipe"])
-def test_a_report_that_cannot_be_written(target: str, voice: str) -> None:
+def test_a_report_that_cannot_be_written() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "wb") as pipe, Path("/dev/full").open("wb") as full:
-        command = [sys.executable, "-m", "token2wav", "voice-id", voice]
-        output = full if target == "/dev/full" else pipe
-        done = subprocess.run(
-            command, stdout=output, stderr=subprocess.PIPE, text=True, check=False
-        )
-    reason = os.strerror(errno.ENOSPC if target == "/dev/full" else errno.EPIPE)
-    assert done.returncode == 2
-    assert done.stderr == f"token2wav voice-id: error: report: cannot be written ({reason})\n"
+    with os.fdopen(writing, "w") as pipe, Path("/dev/full").open("w") as full:
+        for output, number in ((pipe, errno.EPIPE), (full, errno.ENOSPC)):
+            message = re.escape(f"report: cannot be written ({os.strerror(number)})")
+            with pytest.raises(OutputError, match=f"^{message}$"):
+                print_report("words", output)
 
 
 def test_the_id_of_a_voice_file(
@@ -311,26 +289,22 @@ def test_addresses_that_are_taken(url: str) -> None:
         pass
 
 
-def test_an_error_in_tokens_names_the_file(
-    tmp_path: Path, voice: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "{tokens}: tokens: 0 found; an utterance needs at least 1"),
+        (
+            "[[1, 2], [3, 4], [5, 6]]",
+            "{tokens}: tokens: shape (3, 2), but prompt_tokens of {voice} have the shape (4,); ",
+        ),
+    ],
+)
+def test_tokens_without_perf_data_are_refused(
+    text: str, message: str, tmp_path: Path, voice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokens = tmp_path / "my tokens.json"
-    tokens.write_text("[]")
-    out = tmp_path / "perf.json"
+    tokens, out = tmp_path / "my tokens.json", tmp_path / "perf.json"
+    tokens.write_text(text)
     assert main(["perf-data", f"--tokens={tokens}", f"--voice={voice}", f"--out={out}"]) == 2
-    assert (
-        one_sentence(capsys)
-        == f"token2wav perf-data: error: {tokens}: tokens: 0 found; an utterance needs at least 1"
-    )
-    assert not out.exists()
-
-
-def test_perf_data_of_tokens_and_voice_of_different_models(
-    tmp_path: Path, voice: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tokens, out = tmp_path / "tokens.json", tmp_path / "perf.json"
-    tokens.write_text("[[1, 2], [3, 4], [5, 6]]")
-    assert main(["perf-data", f"--tokens={tokens}", f"--voice={voice}", f"--out={out}"]) == 2
-    message = f"{tokens}: tokens: shape (3, 2), but prompt_tokens of {voice} have the shape (4,); "
-    assert message in one_sentence(capsys)
+    sentence = message.format(tokens=tokens, voice=voice)
+    assert one_sentence(capsys).startswith(f"token2wav perf-data: error: {sentence}")
     assert not out.exists()

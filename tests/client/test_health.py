@@ -6,44 +6,20 @@ The tests in tests/served run it against real servers.
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
+from testkit.rigs.fake_triton import Answer, fake_triton, refused
 from token2wav.commands import main
 from token2wav_client.errors import ResponseTimeoutError, ServerError
 from token2wav_client.health import Examination
 
 PATIENT = ("--connect-timeout=60", "--timeout=60")  # a busy machine takes its time
-Answer = Callable[[Any, npt.NDArray[Any]], Iterator[Any]]  # from the request and its true audio
-
-
-class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Server that is ready, and answers an utterance with the responses of a given function."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.ready = True
-        self._answer = answer
-
-    def ModelReady(self, request: Any, context: Any) -> Any:
-        return service_pb2.ModelReadyResponse(ready=self.ready)
-
-    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        gone = threading.Event()
-        context.add_callback(gone.set)
-        for request in requests:
-            dtype = np.dtype(request.parameters["audio_format"].string_param)
-            answers = list(self._answer(request, np.zeros(960 * 3, dtype)))
-            yield from answers
-            if not answers:  # no answer, and no end of the stream
-                gone.wait()
 
 
 def spoken(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
@@ -55,13 +31,6 @@ def spoken(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
         response.outputs.add(name=name, datatype=types[array.dtype.name], shape=array.shape)
         response.raw_output_contents.append(array.tobytes())
     yield service_pb2.ModelStreamInferResponse(infer_response=response)
-
-
-def refused(message: str) -> Answer:
-    def answer(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
-        yield service_pb2.ModelStreamInferResponse(error_message=message)
-
-    return answer
 
 
 def silent(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
@@ -78,17 +47,9 @@ def not_finite(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
 
 
 def health(answer: Answer, *arguments: str, ready: bool = True) -> int:
-    with ThreadPoolExecutor(4) as pool:
-        server = grpc.server(pool)
-        fake = FakeServer(answer)
-        fake.ready = ready
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            return main(["health", f"--url=127.0.0.1:{port}", *PATIENT, *arguments])
-        finally:
-            server.stop(0).wait()
+    with fake_triton(answer) as (url, server):
+        server.ready = ready
+        return main(["health", f"--url={url}", *PATIENT, *arguments])
 
 
 @pytest.mark.parametrize("audio_format", ["float32", "int16"])
@@ -111,20 +72,13 @@ def test_no_room_is_no_illness(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (one_sample_short, 4, "audio: the server sent 2879 samples for 3 tokens, expected 2880"),
         (not_finite, 4, "audio: the server sent NaN or infinite samples"),
-        (
-            refused("Stub process 'token2wav_0_0' is not healthy."),
-            4,
-            "Stub process 'token2wav_0_0' is not healthy.",
-        ),
-        (
-            refused("server: it is shutting down; try another one"),
-            6,
-            "server: it is shutting down; try another one",
-        ),
-        (
-            refused("engine: it is starting; send the utterance again in some seconds"),
-            6,
-            "engine: it is starting; send the utterance again in some seconds",
+        *(
+            (refused(sentence), status, sentence)
+            for status, sentence in (
+                (4, "Stub process 'token2wav_0_0' is not healthy."),
+                (6, "server: it is shutting down; try another one"),
+                (6, "engine: it is starting; send the utterance again in some seconds"),
+            )
         ),
     ],
 )

@@ -47,12 +47,6 @@ def test_any_cut_gives_the_same_tokens(case: tuple[list[int], bytes], places: li
     assert parse(cut(text, places)) == tokens
 
 
-@given(texts())
-def test_byte_by_byte_gives_the_same_tokens(case: tuple[list[int], bytes]) -> None:
-    tokens, text = case
-    assert parse([text[i : i + 1] for i in range(len(text))]) == tokens
-
-
 @given(st.binary(max_size=40), st.lists(st.integers(0, 10_000), max_size=10))
 def test_any_bytes_give_the_same_outcome_however_cut(text: bytes, places: list[int]) -> None:
     def outcome(pieces: list[bytes]) -> list[int] | str:

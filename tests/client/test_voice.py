@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
-import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +10,6 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
-from tests.client.hostile import memory_within, npy_header
 from token2wav_client.errors import VoiceError
 from token2wav_client.voice import ClientVoice, check_known_voice
 
@@ -82,77 +77,6 @@ def test_a_missing_field_is_named(
     del voice_arrays[field]
     with pytest.raises(VoiceError, match=f"{field}: missing"):
         ClientVoice.load(save(tmp_path / name, voice_arrays))
-
-
-@pytest.mark.parametrize("name", ["v.npz", "v.safetensors"])
-@pytest.mark.parametrize(
-    "content", [None, b"", b"garbage" * 100, b"PK\x03\x04broken", b"\xff" * 64]
-)
-def test_an_unreadable_file_is_one_sentence(
-    tmp_path: Path, name: str, content: bytes | None
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(VoiceError, match=name):
-        ClientVoice.load(tmp_path / name)
-
-
-def archive(**contents: bytes) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as members:
-        for name, content in contents.items():
-            members.writestr(f"{name}.npy", content)
-    return file.getvalue()
-
-
-def safetensors_header(**tensors: dict[str, Any]) -> bytes:
-    text = json.dumps(tensors).encode()
-    return len(text).to_bytes(8, "little") + text
-
-
-ENDLESS = {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}
-BFLOAT = {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}
-HOSTILE = {
-    archive(prompt_mel=npy_header(f"({10**12}, 80)")): "the header announces",
-    archive(prompt_mel=bytes(100 << 20)): "prompt_mel has more than 64 MiB",
-    archive(prompt_mel=npy_header("(" * 4000 + ")" * 4000)): "cannot read the voice",
-    safetensors_header(prompt_mel=ENDLESS): "cannot read the voice",
-    (2**60).to_bytes(8, "little"): "header too large",
-    (10**5).to_bytes(8, "little") + b"[" * 10**5: "cannot read the voice",
-    safetensors_header(prompt_mel=BFLOAT) + b"ab": "type 'BF16' is unknown",
-}
-
-
-@pytest.mark.parametrize(("content", "message"), HOSTILE.items(), ids=HOSTILE.values())
-def test_a_hostile_file_is_refused_before_it_takes_memory(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
-    name = "v.npz" if content.startswith(b"PK") else "v.safetensors"
-    (tmp_path / name).write_bytes(content)
-    with memory_within(256 << 20), pytest.raises(VoiceError, match=message) as caught:
-        ClientVoice.load(tmp_path / name)
-    assert str(caught.value).startswith(str(tmp_path / name))
-
-
-@pytest.mark.parametrize("name", ["v.npz", "v.safetensors"])
-def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    os.truncate(tmp_path / name, 10**11)  # a sparse file, which takes no room on disk
-    with memory_within(256 << 20), pytest.raises(VoiceError, match="the file has more than 64 MiB"):
-        ClientVoice.load(tmp_path / name)
-
-
-def test_an_array_file_that_calls_itself_an_archive_is_refused(tmp_path: Path) -> None:
-    with (tmp_path / "v.npz").open("wb") as file:
-        np.save(file, np.arange(3))
-    with pytest.raises(VoiceError, match=r"cannot read the voice \(File is not a zip file\)"):
-        ClientVoice.load(tmp_path / "v.npz")
-
-
-def test_pickled_fields_are_refused(tmp_path: Path, voice_arrays: Arrays) -> None:
-    path = save(tmp_path / "v.npz", voice_arrays | {"prompt_tokens": np.array([1, None, 2, 3])})
-    with pytest.raises(VoiceError, match="cannot read the voice"):
-        ClientVoice.load(path)
 
 
 def test_another_suffix_is_refused_with_the_allowed_ones(tmp_path: Path) -> None:

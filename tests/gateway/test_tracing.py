@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from typing import Any
 
-import grpc
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from testkit.rigs.fake_triton import FakeTriton, fake_triton, refused
 from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, read_request
 from token2wav_gateway import tracing
 from token2wav_gateway.encoding import Encoder
@@ -61,29 +58,10 @@ def exporter() -> InMemorySpanExporter:
     return exporter
 
 
-class _Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """gRPC server that notes the metadata of streams, and refuses them."""
-
-    def __init__(self) -> None:
-        self.metadata: dict[str, str] = {}
-
-    def ModelReady(self, request: Any, context: Any) -> Any:
-        return service_pb2.ModelReadyResponse(ready=True)
-
-    def ModelStreamInfer(self, requests: Any, context: Any) -> Any:
-        self.metadata |= dict(context.invocation_metadata())
-        next(requests)  # the first one has tokens
-        yield service_pb2.ModelStreamInferResponse(error_message="refused")
-
-
 @contextmanager
-def servers() -> Iterator[tuple[Settings, _Triton, list[bytes]]]:
+def servers() -> Iterator[tuple[Settings, FakeTriton, list[bytes]]]:
     """Runs a language model server that sends one token, and a speech server that refuses it."""
-    requests, triton = list[bytes](), _Triton()
-    grpc_server = grpc.server(ThreadPoolExecutor(2))
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, grpc_server)
-    grpc_port = grpc_server.add_insecure_port("127.0.0.1:0")
-    grpc_server.start()
+    requests: list[bytes] = []
 
     def reply(connection: socket.socket) -> None:
         requests.append(read_request(connection))
@@ -91,33 +69,25 @@ def servers() -> Iterator[tuple[Settings, _Triton, list[bytes]]]:
         while connection.recv(4096):  # until the gateway has left
             pass
 
-    try:
-        with raw_server(reply) as port:
-            settings = {
-                "language_model": {"url": f"http://127.0.0.1:{port}/v1"},
-                "speech_server": {"url": f"127.0.0.1:{grpc_port}"},
-            }
-            yield Settings.model_validate(settings), triton, requests
-    finally:
-        grpc_server.stop(None)
+    with fake_triton(refused("refused")) as (url, triton), raw_server(reply) as port:
+        settings = {
+            "language_model": {"url": f"http://127.0.0.1:{port}/v1"},
+            "speech_server": {"url": url},
+        }
+        yield Settings.model_validate(settings), triton, requests
 
 
-def speak(settings: Settings) -> None:
+async def speak(settings: Settings) -> None:
     """Speaks a text that fails."""
-
-    async def spoken() -> None:
-        servers = Servers(settings, Metrics())
-        try:
-            text, trace = Text(SECRET, Voice("anna")), trace_headers(CONTEXT)
-            turn = Turn(servers, text, Encoder("pcm"), trace=trace)
-            async with aclosing(turn.events()) as events:
-                async for _ in events:
-                    pass
-        finally:
-            await servers.close()
-
-    with pytest.raises(ModelError, match="refused"):
-        asyncio.run(spoken())
+    servers = Servers(settings, Metrics())
+    text, trace = Text(SECRET, Voice("anna")), trace_headers(CONTEXT)
+    turn = Turn(servers, text, Encoder("pcm"), trace=trace)
+    try:
+        async with aclosing(turn.events()) as events:
+            with pytest.raises(ModelError, match="refused"):
+                assert not [event async for event in events]
+    finally:
+        await servers.close()
 
 
 def headers_of(request: bytes) -> dict[str, str]:
@@ -126,20 +96,22 @@ def headers_of(request: bytes) -> dict[str, str]:
     return {name.lower(): value for name, value in fields}
 
 
-def test_without_opentelemetry_the_context_passes_unchanged(
+@pytest.mark.anyio
+async def test_without_opentelemetry_the_context_passes_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tracing, "_installed", lambda _: False)
     with servers() as (settings, triton, requests):
-        speak(settings)
+        await speak(settings)
     assert trace_headers(triton.metadata) == CONTEXT
     assert headers_of(requests[0])["traceparent"] == CONTEXT["traceparent"]
 
 
-def test_spans_of_a_text_that_fails(exporter: InMemorySpanExporter) -> None:
+@pytest.mark.anyio
+async def test_spans_of_a_text_that_fails(exporter: InMemorySpanExporter) -> None:
     exporter.clear()
     with servers() as (settings, triton, requests):
-        speak(settings)
+        await speak(settings)
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert set(spans) == {"speech", "language model", "speech server"}
     assert {format(identity(span).trace_id, "032x") for span in spans.values()} == {TRACE}

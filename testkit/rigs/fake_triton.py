@@ -1,0 +1,65 @@
+"""gRPC server that answers an utterance with the responses of a function."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+Answer = Callable[[Any, npt.NDArray[Any]], Iterator[Any]]  # from the request and its true audio
+
+
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Server of an utterance of three tokens.
+
+    Attributes:
+        ready: whether the model is ready.
+        metadata: headers of the streams.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self.ready = True
+        self.metadata: dict[str, str] = {}
+        self._answer = answer
+
+    def ModelReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ModelReadyResponse(ready=self.ready)
+
+    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        self.metadata |= dict(context.invocation_metadata())
+        gone = threading.Event()
+        context.add_callback(gone.set)
+        for request in requests:
+            dtype = np.dtype(request.parameters["audio_format"].string_param)
+            answers = list(self._answer(request, np.zeros(960 * 3, dtype)))
+            yield from answers
+            if not answers:  # no answer, and no end of the stream
+                gone.wait()
+
+
+def refused(message: str) -> Answer:
+    def answer(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
+        yield service_pb2.ModelStreamInferResponse(error_message=message)
+
+    return answer
+
+
+@contextmanager
+def fake_triton(answer: Answer) -> Iterator[tuple[str, FakeTriton]]:
+    """Serves on a free port; yields its host:port, and the server."""
+    with ThreadPoolExecutor(4) as pool:
+        server, fake = grpc.server(pool), FakeTriton(answer)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}", fake
+        finally:
+            server.stop(0).wait()
