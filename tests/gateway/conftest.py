@@ -14,3 +14,9 @@ def made_up_aligners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     site = tmp_path_factory.mktemp("site")
     with installed(site):
         yield site
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Event loop of tests that are coroutines."""
+    return "asyncio"

@@ -10,6 +10,8 @@ from testkit.patience import PATIENCE_SECONDS
 from token2wav_gateway.edge.riva_front import FrameError, RivaFront, Unfinished
 from token2wav_server import Ports
 
+pytestmark = pytest.mark.anyio
+
 PREFACE = bytes(24)
 DATA, HEADERS = 0, 1
 END_STREAM, END_HEADERS = 1, 4
@@ -35,7 +37,7 @@ def test_headers_without_an_answer_take_no_memory() -> None:
         unfinished.requests.feed(frame(HEADERS, END_HEADERS, 8))
 
 
-def test_too_many_bytes_close_the_connection_with_the_oldest_message() -> None:
+async def test_too_many_bytes_close_the_connection_with_the_oldest_message() -> None:
     """The newer one, which is larger, may be the recording of an honest client."""
 
     async def send(port: int, size: int) -> asyncio.Task[bytes]:
@@ -51,18 +53,13 @@ def test_too_many_bytes_close_the_connection_with_the_oldest_message() -> None:
         while await reader.read(1000):
             await arrived.put(None)
 
-    async def relay() -> None:
-        front, port = RivaFront(most_bytes=100, most_connections=9), Ports.free().grpc
-        server = await asyncio.start_unix_server(read, front.path)
-        await front.start("127.0.0.1", port)
-        old, new = await send(port, 30), await send(port, 90)
-        await asyncio.wait(
-            {old, new}, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED
-        )
-        assert (old.done(), new.done()) == (True, False)
-        await front.close()
-        server.close()
-
     arrived: asyncio.Queue[None] = asyncio.Queue()
     writers: list[asyncio.StreamWriter] = []  # a writer that nobody holds closes its connection
-    asyncio.run(relay())
+    front, port = RivaFront(most_bytes=100, most_connections=9), Ports.free().grpc
+    server = await asyncio.start_unix_server(read, front.path)
+    await front.start("127.0.0.1", port)
+    old, new = await send(port, 30), await send(port, 90)
+    await asyncio.wait({old, new}, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    assert (old.done(), new.done()) == (True, False)
+    await front.close()
+    server.close()

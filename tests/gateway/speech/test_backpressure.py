@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from token2wav_client import AudioChunk
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.speech import backpressure
 from token2wav_gateway.speech.backpressure import Backpressure
+
+pytestmark = pytest.mark.anyio
 
 AHEAD_S, TOKEN_S, BATCH = 2.0, 0.04, 10
 LIMIT = int(AHEAD_S / TOKEN_S)  # tokens
@@ -56,21 +58,18 @@ class Utterance:
         return self.metrics.registry.get_sample_value("token2wav_gateway_held_back") or 0.0
 
 
-def run(script: Callable[[Utterance], Awaitable[None]], speed: float = 1.0) -> None:
-    """Runs a script of a client while the tokens are sent, and checks that all is closed."""
-
-    async def spoken() -> None:
-        utterance = Utterance(speed)
-        sending = asyncio.create_task(utterance.send())
-        try:
-            await script(utterance)
-        finally:
-            sending.cancel()
-            await asyncio.wait({sending})
-        assert utterance.closed
-        assert utterance.held == 0
-
-    asyncio.run(spoken())
+@asynccontextmanager
+async def spoken(speed: float = 1.0) -> AsyncIterator[Utterance]:
+    """Sends the tokens of an utterance meanwhile, and checks that all is closed afterwards."""
+    utterance = Utterance(speed)
+    sending = asyncio.create_task(utterance.send())
+    try:
+        yield utterance
+    finally:
+        sending.cancel()
+        await asyncio.wait({sending})
+    assert utterance.closed
+    assert utterance.held == 0
 
 
 async def turns(count: int = 200) -> None:
@@ -78,8 +77,8 @@ async def turns(count: int = 200) -> None:
         await asyncio.sleep(0)
 
 
-def test_a_client_that_takes_its_audio_never_waits() -> None:
-    async def client(utterance: Utterance) -> None:
+async def test_a_client_that_takes_its_audio_never_waits() -> None:
+    async with spoken() as utterance:
         for taken in range(BATCH, 20 * LIMIT, BATCH):
             with utterance.pressure.waiting():
                 while utterance.read < taken:
@@ -87,11 +86,9 @@ def test_a_client_that_takes_its_audio_never_waits() -> None:
             utterance.pressure.take(chunk(BATCH))
             assert utterance.read - taken <= LIMIT + 2 * BATCH
 
-    run(client)
 
-
-def test_a_client_that_does_not_come_back_holds_the_language_model_back() -> None:
-    async def client(utterance: Utterance) -> None:
+async def test_a_client_that_does_not_come_back_holds_the_language_model_back() -> None:
+    async with spoken() as utterance:
         await turns()
         assert utterance.held == 1
         assert utterance.read <= LIMIT + BATCH  # before anybody knows the audio of a token
@@ -106,41 +103,33 @@ def test_a_client_that_does_not_come_back_holds_the_language_model_back() -> Non
         await turns()
         assert utterance.read == read + 2 * BATCH
 
-    run(client)
 
-
-def test_fast_speech_needs_more_tokens_for_as_much_audio() -> None:
-    async def client(utterance: Utterance) -> None:
+async def test_fast_speech_needs_more_tokens_for_as_much_audio() -> None:
+    async with spoken(speed=2) as utterance:
         utterance.pressure.take(chunk(2))  # audio of 4 tokens
         await turns()
         assert 2 * LIMIT < utterance.read <= 2 * LIMIT + 4 + BATCH
 
-    run(client, speed=2)
 
-
-def test_a_speech_server_that_needs_more_tokens_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_speech_server_that_needs_more_tokens_gets_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(backpressure, "_STARVED_S", 0.05)
     monkeypatch.setattr(backpressure, "_POLL_S", 0.02)
-
-    async def client(utterance: Utterance) -> None:
+    async with spoken() as utterance:
         with utterance.pressure.waiting():
             while utterance.read < 10 * LIMIT:
                 await asyncio.sleep(0.01)
 
-    run(client)
 
-
-def test_a_batch_passes_now_and_then_to_keep_the_stream_open(
+async def test_a_batch_passes_now_and_then_to_keep_the_stream_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backpressure, "_KEEP_ALIVE_S", 0.05)
     monkeypatch.setattr(backpressure, "_POLL_S", 0.02)
-
-    async def client(utterance: Utterance) -> None:
+    async with spoken() as utterance:
         utterance.pressure.take(chunk(1))
         await turns()
         read = utterance.read
         while utterance.read < read + 3 * BATCH:
             await asyncio.sleep(0.01)
-
-    run(client)

@@ -20,6 +20,8 @@ from token2wav_gateway.voices import listener
 from token2wav_gateway.voices.listener import Listener
 from token2wav_gateway.voices.recorded_voices import RecordedVoices
 
+pytestmark = pytest.mark.anyio
+
 
 class SlowFrontEnd:
     """Front end that computes voices until `goes_on` is set.
@@ -57,32 +59,29 @@ def front_end(monkeypatch: pytest.MonkeyPatch) -> SlowFrontEnd:
     return slow
 
 
-def test_cancelled_requests_are_computed_one_at_a_time(
+async def test_cancelled_requests_are_computed_one_at_a_time(
     front_end: SlowFrontEnd, tmp_path: Path
 ) -> None:
     """A thread cannot be stopped. Requests that are cancelled while they wait for it never run."""
     recordings = [np.full(4, level / 100, np.float32) for level in range(13)]
 
-    async def listen() -> None:
-        recorded = RecordedVoices(VoiceSettings(model=tmp_path))
-        for recording in recordings[:-1]:
-            task = asyncio.create_task(recorded.of(recording, "words"))
-            await asyncio.sleep(0.02)
-            while not front_end.count:
-                await asyncio.sleep(0.01)
-            task.cancel()
-            await asyncio.wait({task})
-        asyncio.get_running_loop().call_later(0.02, front_end.goes_on.set)
-        await recorded.of(recordings[-1], "words")
-        assert (front_end.count, front_end.most) == (2, 1)
-        # The first one was computed although its client has left, so it is remembered.
-        await recorded.of(recordings[0], "words")
-        assert front_end.count == 2
-
-    asyncio.run(listen())
+    recorded = RecordedVoices(VoiceSettings(model=tmp_path))
+    for recording in recordings[:-1]:
+        task = asyncio.create_task(recorded.of(recording, "words"))
+        await asyncio.sleep(0.02)
+        while not front_end.count:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait({task})
+    asyncio.get_running_loop().call_later(0.02, front_end.goes_on.set)
+    await recorded.of(recordings[-1], "words")
+    assert (front_end.count, front_end.most) == (2, 1)
+    # The first one was computed although its client has left, so it is remembered.
+    await recorded.of(recordings[0], "words")
+    assert front_end.count == 2
 
 
-def test_a_recording_is_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_recording_is_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest recording takes 30 ms, in which no other stream would get audio."""
     goes_on = threading.Event()
 
@@ -90,12 +89,9 @@ def test_a_recording_is_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyP
         assert goes_on.wait(PATIENCE_SECONDS)
         return recording
 
-    async def ask() -> None:
-        asyncio.get_running_loop().call_later(0.02, goes_on.set)
-        assert await Listener(Path("model"), longest_s=30).known(b"sound") is None
-
     monkeypatch.setattr(listener, "_digest", digest)
-    asyncio.run(ask())
+    asyncio.get_running_loop().call_later(0.02, goes_on.set)
+    assert await Listener(Path("model"), longest_s=30).known(b"sound") is None
 
 
 def test_a_model_by_name_that_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> None:

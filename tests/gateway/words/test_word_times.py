@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ GOOD = "ab c"
 ALIGNED = [("a", 0, 333), ("b", 333, 667), ("c", 667, 1000)]
 PATIENT_S = 60.0  # the most that settings allow
 
-pytestmark = pytest.mark.usefixtures("made_up_aligners")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("made_up_aligners")]
 
 
 @asynccontextmanager
@@ -62,78 +62,61 @@ def outcomes(metrics: Metrics) -> dict[str, float]:
     }
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(work(), 240)
-
-    asyncio.run(bounded())
-
-
-def test_words_have_times() -> None:
-    async def work() -> None:
-        async with aligning("Letters", metrics := Metrics()) as word_times:
-            assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
-            texts = [word_times.of(GOOD, SECOND[: 2400 * count]) for count in range(1, 11)]
-            for count, words in enumerate(await asyncio.gather(*texts), start=1):
-                assert words is not None
-                assert words[-1].end_s == pytest.approx(0.1 * count)
-        assert outcomes(metrics) == {"done": 11}
-
-    run(work)
+async def test_words_have_times() -> None:
+    async with aligning("Letters", metrics := Metrics()) as word_times:
+        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
+        texts = [word_times.of(GOOD, SECOND[: 2400 * count]) for count in range(1, 11)]
+        for count, words in enumerate(await asyncio.gather(*texts), start=1):
+            assert words is not None
+            assert words[-1].end_s == pytest.approx(0.1 * count)
+    assert outcomes(metrics) == {"done": 11}
 
 
-def test_nothing_to_align_is_an_empty_list() -> None:
-    async def work() -> None:
-        async with aligning("Letters") as word_times:
-            assert await word_times.of("...", SECOND) == []
-            assert await word_times.of(GOOD, SECOND[:0]) == []
-        async with aligning(None) as none:
-            assert await none.of(GOOD, SECOND) == []
-            assert none.longest_s == 0
-
-    run(work)
+async def test_nothing_to_align_is_an_empty_list() -> None:
+    async with aligning("Letters") as word_times:
+        assert await word_times.of("...", SECOND) == []
+        assert await word_times.of(GOOD, SECOND[:0]) == []
+    async with aligning(None) as none:
+        assert await none.of(GOOD, SECOND) == []
+        assert none.longest_s == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "outcome", "reason"),
+    ("name", "reason"),
     [
-        ("Exits", "failed", "its process has crashed"),
-        ("Crashes", "failed", "its process has crashed"),
-        ("Raises", "failed", "a text could not be aligned (ValueError)"),
-        ("Greedy", "failed", "a text could not be aligned (MemoryError)"),
-        ("Floods", "failed", "its answer has "),
+        ("Exits", "its process has crashed"),
+        ("Crashes", "its process has crashed"),
+        ("Raises", "a text could not be aligned (ValueError)"),
+        ("Greedy", "a text could not be aligned (MemoryError)"),
+        ("Floods", "its answer has "),
     ],
 )
-def test_a_failed_text_costs_only_its_own_times(
-    name: str, outcome: str, reason: str, caplog: pytest.LogCaptureFixture
+async def test_a_failed_text_costs_only_its_own_times(
+    name: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work() -> None:
-        async with aligning(name, metrics := Metrics()) as word_times:
-            assert await word_times.of("bad secret", SECOND) is None
-            assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
-        assert outcomes(metrics) == {outcome: 1, "done": 1}
-
-    with caplog.at_level(logging.WARNING):
-        run(work)
+    caplog.set_level(logging.WARNING)
+    async with aligning(name, metrics := Metrics()) as word_times:
+        assert await word_times.of("bad secret", SECOND) is None
+        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
+    assert outcomes(metrics) == {"failed": 1, "done": 1}
     [message] = caplog.messages
     assert message.startswith(f"aligner: {reason}")
     assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["Hangs", "HangsDeaf"])
-def test_an_aligner_that_hangs_is_replaced(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> None:
-        async with aligning(name, metrics := Metrics(), timeout_s=3) as word_times:
-            loading = word_times._loading
-            assert loading is not None
-            hung = await loading
-            assert await word_times.of("bad", SECOND) is None
-            assert hung.returncode == -9
-        assert outcomes(metrics) == {"late": 1}
-        async with aligning(name) as word_times:
-            assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
-
-    run(work)
+async def test_an_aligner_that_hangs_is_replaced(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with aligning(name, metrics := Metrics(), timeout_s=3) as word_times:
+        loading = word_times._loading
+        assert loading is not None
+        hung = await loading
+        assert await word_times.of("bad", SECOND) is None
+        assert hung.returncode == -9
+    assert outcomes(metrics) == {"late": 1}
+    async with aligning(name) as word_times:
+        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
     assert caplog.messages == ["aligner: no times within 3 s"]
 
 
@@ -147,112 +130,88 @@ def running_in(group: int) -> list[int]:
     return running
 
 
-def test_processes_that_an_aligner_has_started_end_with_it() -> None:
-    async def work() -> None:
-        async with aligning("Forks", metrics := Metrics(), timeout_s=5) as word_times:
-            loading = word_times._loading
-            assert loading is not None
-            group = (await loading).pid
-            assert await word_times.of("bad", SECOND) is None
-            until(lambda: not running_in(group))
-        assert outcomes(metrics) == {"late": 1}
-
-    run(work)
+async def test_processes_that_an_aligner_has_started_end_with_it() -> None:
+    async with aligning("Forks", metrics := Metrics(), timeout_s=5) as word_times:
+        loading = word_times._loading
+        assert loading is not None
+        group = (await loading).pid
+        assert await word_times.of("bad", SECOND) is None
+        until(lambda: not running_in(group))
+    assert outcomes(metrics) == {"late": 1}
 
 
 @pytest.mark.parametrize("name", ["ForksAndAnswers", "AnswersTwice"])
-def test_a_late_answer_is_not_taken_for_the_next_text(name: str) -> None:
+async def test_a_late_answer_is_not_taken_for_the_next_text(name: str) -> None:
     """The answer to the first text would pass every check of the next one."""
 
-    async def work() -> None:
-        async with aligning(name) as word_times:
-            await word_times.of("bad", SECOND[::2])
-            await asyncio.sleep(1)
-            times = [rounded(await word_times.of("bad", SECOND)) for _ in range(2)]
-            whole = [("b", 0, 333), ("a", 333, 667), ("d", 667, 1000)]
-            assert all(words in (None, whole) for words in times), times
+    async with aligning(name) as word_times:
+        await word_times.of("bad", SECOND[::2])
+        await asyncio.sleep(1)
+        times = [rounded(await word_times.of("bad", SECOND)) for _ in range(2)]
+        whole = [("b", 0, 333), ("a", 333, 667), ("d", 667, 1000)]
+        assert all(words in (None, whole) for words in times), times
+        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
+
+
+async def test_texts_behind_one_that_hangs_are_late_too_and_do_not_end_the_process() -> None:
+    async with aligning("Hangs", metrics := Metrics(), timeout_s=4) as word_times:
+        assert word_times._loading is not None
+        await word_times._loading
+        hanging = asyncio.create_task(word_times.of("bad", SECOND))
+        await asyncio.sleep(1)
+        waiting = [asyncio.create_task(word_times.of(GOOD, SECOND)) for _ in range(3)]
+        assert await hanging is None
+        # The new process may need longer to load than the rest of their time.
+        results = [rounded(words) for words in await asyncio.gather(*waiting)]
+        assert all(words in (None, ALIGNED) for words in results)
+    assert sum(outcomes(metrics).values()) == 4
+
+
+async def test_few_texts_may_wait() -> None:
+    async with aligning("Hangs", metrics := Metrics(), waiting=2) as word_times:
+        waiting = [asyncio.create_task(word_times.of("bad", SECOND)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        assert await word_times.of(GOOD, SECOND) is None
+        for task in waiting:
+            task.cancel()
+    assert outcomes(metrics)["refused"] == 1
+
+
+async def test_a_client_that_leaves_does_not_disturb_the_next_answer() -> None:
+    async with aligning("Letters") as word_times:
+        for _ in range(5):
+            leaving = asyncio.create_task(word_times.of("other text", SECOND))
+            await asyncio.sleep(0.01)
+            leaving.cancel()
             assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
 
-    run(work)
 
-
-def test_texts_behind_one_that_hangs_are_late_too_and_do_not_end_the_process() -> None:
-    async def work() -> None:
-        async with aligning("Hangs", metrics := Metrics(), timeout_s=4) as word_times:
-            assert word_times._loading is not None
-            await word_times._loading
-            hanging = asyncio.create_task(word_times.of("bad", SECOND))
-            await asyncio.sleep(1)
-            waiting = [asyncio.create_task(word_times.of(GOOD, SECOND)) for _ in range(3)]
-            assert await hanging is None
-            # The new process may need longer to load than the rest of their time.
-            results = [rounded(words) for words in await asyncio.gather(*waiting)]
-            assert all(words in (None, ALIGNED) for words in results)
-        assert sum(outcomes(metrics).values()) == 4
-
-    run(work)
-
-
-def test_few_texts_may_wait() -> None:
-    async def work() -> None:
-        async with aligning("Hangs", metrics := Metrics(), waiting=2) as word_times:
-            waiting = [asyncio.create_task(word_times.of("bad", SECOND)) for _ in range(2)]
-            await asyncio.sleep(0.1)
-            assert await word_times.of(GOOD, SECOND) is None
-            for task in waiting:
-                task.cancel()
-        assert outcomes(metrics)["refused"] == 1
-
-    run(work)
-
-
-def test_a_client_that_leaves_does_not_disturb_the_next_answer() -> None:
-    async def work() -> None:
-        async with aligning("Letters") as word_times:
-            for _ in range(5):
-                leaving = asyncio.create_task(word_times.of("other text", SECOND))
-                await asyncio.sleep(0.01)
-                leaving.cancel()
-                assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
-
-    run(work)
-
-
-def test_what_an_aligner_prints_is_no_answer() -> None:
-    async def work() -> None:
-        async with aligning("Prints") as word_times:
-            assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
-
-    run(work)
+async def test_what_an_aligner_prints_is_no_answer() -> None:
+    async with aligning("Prints") as word_times:
+        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("FailsToLoad", "OSError: no model"), ("missing", "AttributeError: ")],
 )
-def test_an_aligner_that_cannot_be_loaded(
+async def test_an_aligner_that_cannot_be_loaded(
     name: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work() -> None:
-        async with aligning(name, metrics := Metrics()) as word_times:
-            assert await word_times.of(GOOD, SECOND) is None
-            assert await word_times.of(GOOD, SECOND) is None  # not loaded again at once
-        assert outcomes(metrics) == {"failed": 2}
-
-    run(work)
+    async with aligning(name, metrics := Metrics()) as word_times:
+        assert await word_times.of(GOOD, SECOND) is None
+        assert await word_times.of(GOOD, SECOND) is None  # not loaded again at once
+    assert outcomes(metrics) == {"failed": 2}
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 1
     assert errors[0].startswith(f"aligner {name}: {reason}")
 
 
-def test_an_aligner_that_is_slow_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_aligner_that_is_slow_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOAD_S", 1.0)
 
-    async def work() -> None:
-        async with aligning("SlowToLoad") as word_times:
-            assert await word_times.of(GOOD, SECOND) is None
-
-    run(work)
+    async with aligning("SlowToLoad") as word_times:
+        assert await word_times.of(GOOD, SECOND) is None
 
 
 def test_unknown_aligners_are_refused_at_the_start() -> None:
@@ -295,15 +254,12 @@ def test_times_may_exceed_the_audio_by_a_frame() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    ["[(chr(122), 0, 1)]", "3", "[(set(), 0, 1)]", "[('b', 0.0, 9e9)]", "[('b', 0, 10**400)]"],
+    ["3", "[(set(), 0, 1)]", "[('b', 0, 10**400)]"],
 )
-def test_rubbish_of_a_process_fails_its_text(answer: str) -> None:
-    async def work() -> None:
-        async with aligning("Rubbish") as word_times:
-            assert await word_times.of(f"bad {answer}", SECOND) is None
-            assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
-
-    run(work)
+async def test_rubbish_of_a_process_fails_its_text(answer: str) -> None:
+    async with aligning("Rubbish") as word_times:
+        assert await word_times.of(f"bad {answer}", SECOND) is None
+        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
 
 
 # Audio that is sent.
@@ -315,27 +271,24 @@ async def sent(spoken: SpokenText, *pieces: NDArray[np.int16]) -> dict[str, Any]
     return await spoken.fields()
 
 
-def test_fields_of_the_event() -> None:
-    async def work() -> None:
-        async with aligning("Letters", metrics := Metrics(), longest_s=1.5) as word_times:
-            stereo = np.zeros((12_000, 2), np.int16)
-            assert await sent(SpokenText(word_times, GOOD), SECOND[:12_000], stereo) == {
-                "timestamps": [
-                    {"word": word, "start_ms": start, "end_ms": end} for word, start, end in ALIGNED
-                ],
-                "segments": [{"text": GOOD, "start_ms": 0, "end_ms": 1000}],
-            }
-            spoken = SpokenText(word_times, GOOD)
-            fields = await sent(spoken, SECOND, SECOND)
-            assert fields["timestamps"] is None
-            assert fields["segments"][0]["end_ms"] == 2000
-            assert not spoken._pieces  # too long, so not kept
-            assert (await sent(SpokenText(word_times, GOOD)))["timestamps"] == []
-        assert outcomes(metrics) == {"done": 1, "long": 1}
-        async with aligning(None) as none:
-            fields = await sent(spoken := SpokenText(none, GOOD), SECOND)
-            assert fields["timestamps"] == []
-            assert fields["segments"] == [{"text": GOOD, "start_ms": 0, "end_ms": 1000}]
-            assert not spoken._pieces
-
-    run(work)
+async def test_fields_of_the_event() -> None:
+    async with aligning("Letters", metrics := Metrics(), longest_s=1.5) as word_times:
+        stereo = np.zeros((12_000, 2), np.int16)
+        assert await sent(SpokenText(word_times, GOOD), SECOND[:12_000], stereo) == {
+            "timestamps": [
+                {"word": word, "start_ms": start, "end_ms": end} for word, start, end in ALIGNED
+            ],
+            "segments": [{"text": GOOD, "start_ms": 0, "end_ms": 1000}],
+        }
+        spoken = SpokenText(word_times, GOOD)
+        fields = await sent(spoken, SECOND, SECOND)
+        assert fields["timestamps"] is None
+        assert fields["segments"][0]["end_ms"] == 2000
+        assert not spoken._pieces  # too long, so not kept
+        assert (await sent(SpokenText(word_times, GOOD)))["timestamps"] == []
+    assert outcomes(metrics) == {"done": 1, "long": 1}
+    async with aligning(None) as none:
+        fields = await sent(spoken := SpokenText(none, GOOD), SECOND)
+        assert fields["timestamps"] == []
+        assert fields["segments"] == [{"text": GOOD, "start_ms": 0, "end_ms": 1000}]
+        assert not spoken._pieces
