@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.gpu.sections import ON_PURPOSE, files_of_tests
+from benchmarks.gpu.sections import ON_PURPOSE
 from benchmarks.gpu.settings import RESULTS, Settings
 from benchmarks.gpu.worker import Results, run_section
 from testkit.models.golden import ROOT, TINY
@@ -151,18 +151,7 @@ def test_a_section_goes_on_after_an_error_of_the_device(tmp_path: Path) -> None:
     assert after["sum"] == 3
 
 
-def test_all_tests_for_a_gpu_are_collected_on_a_bare_machine(tmp_path: Path) -> None:
-    tree, python = machine(tmp_path, PACKAGES)
-    run = partial(run_on, tree, python)
-    options = ["--collect-only", "-q", "-m", "gpu", "-o", "pythonpath=. client exporters server"]
-    # tests/conftest.py needs further packages.
-    options.append(f"--confcutdir={tree / 'tests' / 'execution'}")
-    paths = [str(path.relative_to(ROOT)) for path in files_of_tests()]
-    done = run("-m", "pytest", "-p", "no:cacheprovider", *options, *paths)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "tests/stages/test_waveform_cuda.py::" in done.stdout
-
-
+@pytest.mark.slow
 def test_slices_without_the_triton_language(tmp_path: Path) -> None:
     run = partial(run_on, *machine(tmp_path, [name for name in PACKAGES if name != "triton"]))
     assert run("-c", "import triton").returncode == 1

@@ -78,19 +78,6 @@ def test_shell_linter() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_build_context_has_every_file_that_is_copied(dockerfile: Path) -> None:
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    exceptions = {line[1:] for line in ignored if line.startswith("!")}
-    copied = {
-        source
-        for rest in arguments(dockerfile, "COPY")
-        if not rest.startswith("--from")
-        for source in rest.split()[:-1]
-    }
-    assert copied <= exceptions
-    assert all((ROOT / source).exists() for source in copied)
-
-
 def test_base_images_are_pinned(dockerfile: Path) -> None:
     defaults = dict(rest.split("=", 1) for rest in arguments(dockerfile, "ARG") if "=" in rest)
     stages = [rest.partition(" AS ")[2] for rest in arguments(dockerfile, "FROM")]
@@ -122,12 +109,9 @@ def test_both_servers_are_alike_but_for_their_triton() -> None:
     assert comments.sub("", gpu) == comments.sub("", cpu)
 
 
-@pytest.mark.parametrize("works", [True, False])
-def test_no_image_without_a_compiler_for_kernels(works: bool, tmp_path: Path) -> None:
-    """Runs the command of the Dockerfile in the environment of the tests, without a compiler."""
+def test_no_image_without_a_compiler_for_kernels(tmp_path: Path) -> None:
+    """Runs the command of the Dockerfile without a compiler. A build runs it with one."""
     pytest.importorskip("triton", reason="needs the Triton language: pip install triton")
-    if shutil.which("gcc") is None and shutil.which("clang") is None:
-        pytest.skip("needs a C compiler: apt-get install gcc")
     [command] = [
         rest
         for rest in arguments(DOCKER / "server.Dockerfile", "RUN")
@@ -142,11 +126,10 @@ def test_no_image_without_a_compiler_for_kernels(works: bool, tmp_path: Path) ->
     (programs / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (programs / "python3").chmod(0o755)
     (programs / "rm").symlink_to("/usr/bin/rm")
-    path = f"{programs}:{os.environ['PATH']}" if works else str(programs)
-    shell = ["/bin/sh", "-c", command]
+    shell, path = ["/bin/sh", "-c", command], str(programs)
     done = subprocess.run(shell, env={"PATH": path}, capture_output=True, text=True, check=False)
-    assert (done.returncode == 0) is works, done.stderr
-    assert ("cannot compile for the Triton language" in done.stderr) is not works
+    assert done.returncode != 0
+    assert "cannot compile for the Triton language" in done.stderr
 
 
 def test_everything_that_is_installed_is_pinned() -> None:
@@ -195,7 +178,6 @@ def test_pins_agree_with_the_rest_of_the_project(name: str) -> None:
     [
         ("13", "rtx", "tensorrt-rtx-cu13"),
         ("13", "tensorrt", "tensorrt-cu13-bindings"),
-        ("13", "none", ""),
         ("12", "none", ""),
         ("12", "rtx", None),
         ("11", "none", None),

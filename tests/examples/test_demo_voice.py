@@ -89,7 +89,10 @@ def run_demo(wav: Path, out: Path, *options: str) -> subprocess.CompletedProcess
     ("family", "names"),
     [
         ("voice", ["demo.png", "demo.wav", "demo_tokens.npy", "demo_voice.safetensors"]),
-        ("codec", ["demo_codec.png", "demo_codec.wav", "demo_codec_tokens.npy"]),
+        pytest.param(
+            *("codec", ["demo_codec.png", "demo_codec.wav", "demo_codec_tokens.npy"]),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_demo(family: str, names: list[str], tmp_path: Path) -> None:
