@@ -31,6 +31,27 @@ VOLUMES = ("folder", "model")  # settings of the voices that name folders
 Manifests = dict[tuple[str, str], dict[str, Any]]
 
 
+# All components, and settings of a gateway of one's own.
+EXTENDED = """
+resources: [../gpu, ../../gateway]
+components: [../../components/mps, ../../components/hub, ../../components/monitoring]
+configMapGenerator: [{name: token2wav-gateway, behavior: replace, files: [gateway.yaml]}]
+patches:
+  - patch: |
+      {apiVersion: v1, kind: ConfigMap, metadata: {name: token2wav-hub},
+      data: {TOKEN2WAV_MODEL_FOLDER: acme/model}}
+"""
+SETTINGS = "log_level: warning\n"
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> Manifests:
+    needs_kubectl()
+    overlay = overlay_in(tmp_path_factory.mktemp("deploy"), EXTENDED)
+    (overlay / "gateway.yaml").write_text(SETTINGS)
+    return kustomize(overlay)
+
+
 @pytest.fixture(scope="module", params=OVERLAYS)
 def manifests(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -76,36 +97,23 @@ def test_schemas(manifests: Manifests) -> None:
             kubernetes_validate.validate(manifest, release, strict=True)
 
 
-def test_servers_may_share_a_gpu_by_mps(tmp_path: Path) -> None:
-    needs_kubectl()
-    content = "resources: [../gpu]\ncomponents: [../../components/mps]\n"
-    server = kustomize(overlay_in(tmp_path, content))["Deployment", "token2wav-server"]
-    containers = server["spec"]["template"]["spec"]["containers"]
-    assert [container.get("env") for container in containers if container["name"] == "server"] == [
-        [{"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "50"}]
-    ]
+def test_servers_may_share_a_gpu_by_mps(extended: Manifests) -> None:
+    server = _pod(extended, "token2wav-server")["containers"][0]
+    assert server["env"] == [{"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "50"}]
 
 
-def test_a_job_may_pull_the_model(tmp_path: Path) -> None:
-    needs_kubectl()
+def test_a_job_may_pull_the_model(extended: Manifests) -> None:
     import kubernetes_validate
 
-    content = (
-        "resources: [../gpu]\ncomponents: [../../components/hub]\n"
-        "patches:\n  - patch: |\n"
-        "      {apiVersion: v1, kind: ConfigMap, metadata: {name: token2wav-hub},\n"
-        "      data: {TOKEN2WAV_MODEL_FOLDER: acme/model}}\n"
-    )
-    manifests = kustomize(overlay_in(tmp_path, content))
-    job = manifests["Job", "token2wav-pull"]
+    job = extended["Job", "token2wav-pull"]
     for release in RELEASES:
         kubernetes_validate.validate(job, release, strict=True)
     pod = job["spec"]["template"]["spec"]
-    server = _pod(manifests, "token2wav-server")
+    server = _pod(extended, "token2wav-server")
     [puller] = pod["containers"]
     assert puller["image"] == server["containers"][0]["image"]
     assert puller["args"] == ["token2wav", "pull", "$(TOKEN2WAV_MODEL_FOLDER)"]
-    assert manifests["ConfigMap", "token2wav-hub"]["data"] == {
+    assert extended["ConfigMap", "token2wav-hub"]["data"] == {
         "TOKEN2WAV_MODEL_FOLDER": "acme/model",
         "HF_HOME": "/model",
         "HF_HUB_OFFLINE": "1",
@@ -119,7 +127,7 @@ def test_a_job_may_pull_the_model(tmp_path: Path) -> None:
     ]
     claims = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes}
     assert claims == {"token2wav-model"}
-    assert manifests["NetworkPolicy", "token2wav-server"]["spec"]["egress"] == []
+    assert extended["NetworkPolicy", "token2wav-server"]["spec"]["egress"] == []
 
 
 def test_every_container_is_without_privileges(manifests: Manifests) -> None:
@@ -268,22 +276,13 @@ def test_pod_monitors_name_the_metrics_ports(manifests: Manifests) -> None:
     assert jobs.keys() == {job["job_name"] for job in docker["scrape_configs"]}
 
 
-def test_the_component_fits_the_overlays(tmp_path: Path) -> None:
-    needs_kubectl()
-    kustomization = "resources: [../gpu]\ncomponents: [../../components/monitoring]\n"
-    kinds = [kind for kind, _ in kustomize(overlay_in(tmp_path, kustomization))]
-    assert kinds.count("PodMonitor") == 3
+def test_every_pod_has_a_monitor_of_the_operator(extended: Manifests) -> None:
+    assert [kind for kind, _ in extended].count("PodMonitor") == 3
 
 
-def test_an_overlay_replaces_the_settings_of_the_gateway(tmp_path: Path) -> None:
-    needs_kubectl()
-    generator = "{name: token2wav-gateway, behavior: replace, files: [gateway.yaml]}"
-    kustomization = f"resources: [../cpu, ../../gateway]\nconfigMapGenerator: [{generator}]\n"
-    overlay = overlay_in(tmp_path, kustomization)
-    (overlay / "gateway.yaml").write_text("log_level: warning\n")
-    manifests = kustomize(overlay)
-    name = _config_map(manifests, "token2wav-gateway")
-    assert manifests["ConfigMap", name]["data"] == {"gateway.yaml": "log_level: warning\n"}
+def test_an_overlay_replaces_the_settings_of_the_gateway(extended: Manifests) -> None:
+    name = _config_map(extended, "token2wav-gateway")
+    assert extended["ConfigMap", name]["data"] == {"gateway.yaml": SETTINGS}
 
 
 def test_the_gateway_accepts_its_settings(manifests: Manifests, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.gateway_rig import key_settings, serving
 from tests.gateway.voices.test_listener import SlowFrontEnd, front_end
-from tests.gateway.voices.test_voice_folder import TENSORS, full_disk, link_to_itself
+from tests.gateway.voices.test_voice_folder import TENSORS, full_disk
 from token2wav_gateway.app import create_app
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
@@ -97,15 +97,6 @@ def test_a_full_disk_is_reported_with_507(
         assert answer.json()["error"]["message"] == "gateway: its disk is full"
         assert list(tmp_path.iterdir()) == []
         assert http.send(upload(http, "bob", size)).status_code == 201
-
-
-def test_bad_files_of_a_folder_do_not_fail_its_list(tmp_path: Path) -> None:
-    save_file(TENSORS, tmp_path / "joe.safetensors")
-    save_file(TENSORS, tmp_path / "eve.safetensors")
-    link_to_itself(tmp_path / "eve.json")
-    link_to_itself(tmp_path / "ann.safetensors")
-    with served(tmp_path, Metrics()) as http:
-        assert http.get("/audio/voices").json()["voices"] == ["joe"]
 
 
 def test_a_key_deletes_only_the_voices_that_it_made(

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testkit.utterances import Mel, a_voice, off, portions, some_tokens
-from tests.stages.rig import AUDIO, MEL, FlowStream, Parts, estimator_state
+from testkit.utterances import a_voice, off, portions, some_tokens
+from tests.stages.rig import MEL, FlowStream, Parts, estimator_state
 from token2wav import StreamConfig
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config.token_format import NO_TOKEN
@@ -196,36 +196,3 @@ def test_fewer_steps_leave_no_trace(parts: Parts, provisional_steps: int) -> Non
     exact = provisional_frames(few, 30)
     assert np.array_equal(few.mel[:, exact:], all_steps.mel[:, exact:])
     assert not np.array_equal(few.mel[:, :exact], all_steps.mel[:, :exact])
-
-
-def test_streams_in_a_batch_equal_streams_alone(parts: Parts) -> None:
-    """Provisional chunks beside whole ones, of all lengths."""
-    engine, cases = (
-        parts.incremental(provisional_steps=3),
-        [(30, 15), (75, 28), (0, 15), (99, 40), (25, 53)],
-    )
-    alone: list[Mel] = []
-    for prompt, count in cases:
-        stream = FlowStream(engine, a_voice(prompt), parts.config, StreamConfig())
-        alone.append(stream.push(some_tokens(count)).mel[:, : 2 * count])
-        stream.close()
-    schedule = HopSchedule.of(StreamConfig(), parts.config)
-    batch, handles = [], [engine.open(a_voice(prompt)) for prompt, _ in cases]
-    for handle, (prompt, count) in zip(handles, cases, strict=True):
-        chunker = Chunker(a_voice(prompt).prompt_tokens, parts.config, schedule)
-        chunker.push(some_tokens(count))
-        assert chunker.next_chunk is not None
-        batch.append((handle, chunker.next_chunk))
-    assert {chunk.provisional for _, chunk in batch} == {True, False}
-    for (handle, chunk), mel, other in zip(batch, engine.advance(batch), alone, strict=True):
-        new = mel[:, 2 * chunk.skip :].numpy()
-        assert off(new, other[:, : new.shape[1]]) <= MEL
-        engine.close(handle)
-
-
-@pytest.mark.parametrize("sizes", [[1], [5], [7, 30]])
-def test_the_audio_is_that_of_the_mel_that_was_spoken(parts: Parts, sizes: list[int]) -> None:
-    recorded = parts.model(parts.incremental(), StreamConfig())
-    audio, mel = recorded.run(portions(some_tokens(90), sizes), a_voice(75))
-    assert audio.shape == (960 * 90,)
-    assert np.abs(audio - parts.vocode(mel)).max() <= AUDIO

@@ -246,11 +246,6 @@ def test_a_full_disk_leaves_no_file(heard: list[bytes], tmp_path: Path) -> None:
     assert folder.names() == ["bob"]
 
 
-def test_a_recording_that_does_not_fit_on_the_disk(tmp_path: Path) -> None:
-    with full_disk(), pytest.raises(StorageError, match=r"its disk is full$"):
-        create(folder_with_model(tmp_path), "bob", recording=bytes(10_000))
-
-
 def test_a_folder_that_cannot_be_written(heard: list[bytes], tmp_path: Path) -> None:
     folder = folder_with_model(tmp_path / "voices")
     (tmp_path / "voices").rename(tmp_path / "moved")
