@@ -36,8 +36,8 @@ from tritonclient.grpc import service_pb2
 from benchmarks.environment import RESULTS, describe, save, save_picture
 from benchmarks.load.listener import milliseconds, quantiles
 from benchmarks.load.subject import CHOICES, Subject, model_folder
+from lab.stream_call import StreamCall
 from testkit.rigs.processes import descendants, stat_fields
-from testkit.rigs.raw_grpc import StreamCall
 from testkit.rigs.serve_command import Serving
 from testkit.simulation.listener import Listener
 from testkit.simulation.server import Costs, Events, ServerKind, SimulatedServer, Sound

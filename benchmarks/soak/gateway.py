@@ -28,9 +28,11 @@ from safetensors.numpy import save_file
 from benchmarks.environment import ROOT
 from benchmarks.soak.crowd import Crowd, Plan, WrongAnswerError
 from benchmarks.soak.gateway_clients import PACES, Manner, speak
+from benchmarks.soak.gateway_door import SPEECH, STAGE, STREAM, Door
 from benchmarks.soak.gateway_garbage import FEW_KEY, GARBAGE
 from benchmarks.soak.gateway_misdeeds import IDLE_S, MISDEEDS, RECORDING, VOICES, Scene
 from benchmarks.soak.lines import Line, make_lines, spoken_line
+from benchmarks.soak.marked_language_model import create_app
 from benchmarks.soak.outages import Outages, ProxyOutages
 from benchmarks.soak.report import findings
 from benchmarks.soak.watch import (
@@ -43,9 +45,7 @@ from benchmarks.soak.watch import (
     still_held,
 )
 from testkit.models.golden import TINY
-from testkit.rigs.gateway_door import SPEECH, STAGE, STREAM, Door
 from testkit.rigs.gateway_rig import TEMPLATE, serving
-from testkit.rigs.marked_language_model import create_app
 from testkit.rigs.metrics import labelled, scrape
 from testkit.rigs.observed_gateway import ObservedGateway
 from testkit.rigs.traces import Traces

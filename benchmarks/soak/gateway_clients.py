@@ -19,8 +19,8 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from benchmarks.soak.crowd import WrongAnswerError, broken
+from benchmarks.soak.gateway_door import SPEECH, STAGE, STREAM, Door
 from benchmarks.soak.lines import Line
-from testkit.rigs.gateway_door import SPEECH, STAGE, STREAM, Door
 
 # Tokens per second of the language model, by the mark at the end of a text.
 PACES = {".": 60.0, "!": 400.0, "?": 10_000.0}

@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from benchmarks.soak.crowd import AUDIO, BROKEN, NOTHING, broken, listed
 from benchmarks.soak.gateway_clients import Manner, problem, send, voice_id
+from benchmarks.soak.gateway_door import SPEECH, STAGE
 from benchmarks.soak.gateway_misdeeds import (
     Act,
     Scene,
@@ -24,7 +25,6 @@ from benchmarks.soak.gateway_misdeeds import (
     speaks_after,
 )
 from benchmarks.soak.lines import Line
-from testkit.rigs.gateway_door import SPEECH, STAGE
 
 FEW_KEY = "key-of-few-requests"
 _PIECES, _STORM = 20_000, 1000  # of a flood

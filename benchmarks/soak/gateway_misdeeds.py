@@ -16,8 +16,8 @@ from benchmarks.environment import ROOT
 from benchmarks.soak import crowd
 from benchmarks.soak.crowd import AUDIO, BROKEN, NOTHING, broken, listed
 from benchmarks.soak.gateway_clients import Manner, Spoken, converse, hear, send
+from benchmarks.soak.gateway_door import SPEECH, Door
 from benchmarks.soak.lines import Line
-from testkit.rigs.gateway_door import SPEECH, Door
 from testkit.rigs.raw_server import resets
 
 IDLE_S = 5.0  # after which the gateway drops a client that does not read or send

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 from benchmarks.load.closed_loop import Load, row
 from benchmarks.load.listener import Heard
 from benchmarks.load.open_loop import highest_rate, next_rate
-from testkit.rigs.raw_grpc import StreamCall
 from token2wav_client.listening import record
 
 RATE = 8000
@@ -66,57 +61,3 @@ def test_a_load_counts_gaps_after_the_buffer_of_the_player_and_complete_utteranc
     assert result["first_playable_ms"]["p50"] == 1000.0
     assert result["share_without_gaps"] == {"0.05 s": 0.0, "0.1 s": 0.5, "0.2 s": 0.5}
     assert (result["audio_seconds_per_second"], result["mean_batch"]) == (0.5, 1.5)
-
-
-METHOD = "/test.Echo/Echo"
-
-
-@pytest.fixture
-def echo() -> Iterator[str]:
-    """Address of a gRPC server that repeats each message, and ends the call after b"end"."""
-
-    def repeat(messages: Iterator[bytes], _: Any) -> Iterator[bytes]:
-        for message in messages:
-            if message == b"end":
-                return
-            yield message
-
-    handler = grpc.stream_stream_rpc_method_handler(repeat)
-    with ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("test.Echo", {"Echo": handler}),)
-        )
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield f"127.0.0.1:{port}"
-        server.stop(0).wait()
-
-
-def test_a_call_sends_and_receives_messages_of_any_size(echo: str) -> None:
-    """Messages above 16 KB need several frames, and those above 64 KB wait for the server."""
-    sent = [bytes([index]) * size for index, size in enumerate([0, 1, 40_000, 3_000_000, 7])]
-
-    async def exchange() -> list[bytes]:
-        received: list[bytes] = []
-        call = await StreamCall.open(echo, METHOD, received.append)
-        for message in sent:
-            call.send(message)
-        while len(received) < len(sent):
-            await asyncio.sleep(0.01)
-        call.close()
-        await call.ended
-        return received
-
-    assert asyncio.run(asyncio.wait_for(exchange(), 60)) == sent
-
-
-@pytest.mark.parametrize("method", [METHOD, "/test.Echo/Unknown"])
-def test_a_call_that_the_server_ends(echo: str, method: str) -> None:
-    async def end() -> None:
-        call = await StreamCall.open(echo, method, lambda _: None)
-        call.send(b"end")
-        with pytest.raises(ConnectionError, match="the server has ended the call"):
-            await asyncio.wait_for(call.ended, 60)
-
-    asyncio.run(end())
