@@ -189,7 +189,6 @@ def pull(arguments: Sequence[str]) -> int:
 
 
 def pull_parser() -> CommandParser:
-    """Returns the parser of `token2wav pull`."""
     parser = CommandParser(
         prog=f"{PROGRAM} pull",
         description="Fetch the files of a model that its decoder needs from the Hugging Face Hub, "
@@ -222,7 +221,6 @@ def models(arguments: Sequence[str]) -> int:
 
 
 def models_parser() -> CommandParser:
-    """Returns the parser of `token2wav models`."""
     parser = CommandParser(
         prog=f"{PROGRAM} models",
         description="List the models on the Hugging Face Hub that this project reads. In all "
@@ -253,7 +251,6 @@ def completion(arguments: Sequence[str]) -> int:
 
 
 def completion_parser() -> CommandParser:
-    """Returns the parser of `token2wav completion`."""
     parser = CommandParser(
         prog=f"{PROGRAM} completion",
         description="Print a script by which a shell completes subcommands and options. For bash, "

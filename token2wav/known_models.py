@@ -1,7 +1,6 @@
 """Models on the Hugging Face Hub that this project reads.
 
-They are the rows of `models.csv`: a new name is one line there. `token2wav models` and the table in
-`docs/models.md` show the same rows.
+They are the rows of `models.csv`: a new name is one line there.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ NOTE = (  # below the table
 
 @dataclass(frozen=True)
 class KnownModel:
-    """Row of `models.csv`: a name that is known to this project.
+    """Row of `models.csv`.
 
     Attributes:
-        alias: short name.
         repo: name on the hub, `org/name`.
         family: package of `token2wav.families` that reads the folder.
         tokens_of: models whose tokens the decoder turns into audio; empty if none is known.
@@ -50,7 +48,6 @@ class KnownModel:
 
 @cache
 def known_models() -> tuple[KnownModel, ...]:
-    """Reads the names that are known to this project."""
     with Path(__file__).with_name("models.csv").open(encoding="utf-8", newline="") as file:
         return tuple(KnownModel(**row) for row in csv.DictReader(file))
 

@@ -44,7 +44,6 @@ class Token2Wav:
     Attributes:
         config: sizes and rates of the model.
         pipeline: pipeline of stages, which computes the chunks of all streams.
-        summary: names of the backend, precision and device of the networks.
         name: model folder and family, for the summary.
     """
 
@@ -71,8 +70,7 @@ class Token2Wav:
         Args:
             folder: path of the model folder; or a name of a model on the Hugging Face Hub, such as
                 `org/name` or `org/name@revision`, which is pulled first.
-            stream: settings of streams, such as the lengths of chunks; None for the defaults.
-            runtime: settings of device, backend and memory; None for the defaults.
+            stream, runtime: settings; None for the defaults.
             streams: number of streams that will be open at the same time. Memory for their states
                 is allocated when the model is loaded, except for states in place (`StateStore`).
                 Further streams allocate more memory.
@@ -162,8 +160,7 @@ class Token2Wav:
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks); or (n, size) numbers for a model that
                 takes latents.
-            voice: prompt and speaker, as for `stream`.
-            options: options of the utterance, as for `stream`.
+            voice, options: as for `stream`.
 
         Returns:
             (samples_per_token * n,) float32 at speed 1, minus the leading silence that
@@ -186,7 +183,6 @@ class Token2Wav:
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
-            voice: prompt and speaker.
             streaming: True for the attention mask of streams, in which a frame attends to its own
                 block and to earlier blocks; False for full attention.
             steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the default.
@@ -242,11 +238,7 @@ def check_settings(folder: Path, stream: StreamConfig, runtime: RuntimeConfig) -
 
 
 def _config_under(folder: Path, stream: StreamConfig) -> ModelConfig:
-    """Reads the configuration of a model folder, and applies the settings of streams.
-
-    Raises:
-        ConfigError: the configuration cannot be used, or a setting does not fit the model.
-    """
+    """Reads the configuration of a model folder, and applies the settings of streams."""
     config = read_config(folder).with_stream_settings(stream)
     config.check(stream)
     HopSchedule.of(stream, config)

@@ -87,10 +87,7 @@ class BlockGrid:
         return [*range(prefix_stop), *range(self.first_needed(block), block + 1)]
 
     def visible_spans(self, start: int) -> list[tuple[int, int]]:
-        """Returns the spans of earlier positions that a block attends to, without the block itself.
-
-        Args:
-            start: first position of the block.
+        """Returns the spans of earlier positions that the block that begins at `start` attends to.
 
         Returns:
             Start and stop of each run of positions, in order.

@@ -31,8 +31,6 @@ class ModelConfig:
     default.
 
     Attributes:
-        tokens: format of the tokens.
-        sample_rate: samples per second.
         samples_per_token: audio samples per token, of each channel.
         stages: names of the stages, in the order in which they compute a chunk.
         block_tokens: tokens of an attention block. Every chunk ends where a block of the stream
@@ -99,7 +97,6 @@ class ModelConfig:
 
     @property
     def takes_voice(self) -> bool:
-        """Whether an utterance needs a voice."""
         return self.speaker_size > 0
 
     @property
@@ -140,7 +137,6 @@ class ModelConfig:
 
     @property
     def block_seconds(self) -> float:
-        """Duration of the audio of one attention block."""
         return self.block_tokens / self.token_frame_rate
 
     @property
@@ -158,7 +154,6 @@ class ModelConfig:
         before the end of the prompt.
 
         Args:
-            prompt_tokens: tokens of the prompt.
             left_blocks: visible earlier blocks besides the prefix; negative for all.
         """
         block = self.block_tokens

@@ -192,7 +192,6 @@ class LimitConfig:
 
     @property
     def client_streams(self) -> int:
-        """Most streams that one client may have open at the same time."""
         return self.streams_per_client or math.ceil(self.streams / 2)
 
     @property
@@ -201,11 +200,7 @@ class LimitConfig:
         return _VOICES_PER_STREAM * self.streams
 
     def open_seconds(self, token_rate: float) -> float:
-        """Returns the seconds after which an open stream is closed, even if tokens still arrive.
-
-        Args:
-            token_rate: tokens per second of speech.
-        """
+        """Returns the seconds after which an open stream is closed, even if tokens still arrive."""
         return _PATIENCE * self.stream_tokens / token_rate
 
     def check_room(self, owners: Collection[str], client: str) -> None:

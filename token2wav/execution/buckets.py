@@ -51,8 +51,7 @@ class Work(Protocol[WorkItem]):
     def fill(self, items: Sequence[WorkItem]) -> None:
         """Copies items into the tensors."""
 
-    def compute(self) -> None:
-        """Computes the result of the batch."""
+    def compute(self) -> None: ...
 
     def take(self, items: Sequence[WorkItem]) -> list[torch.Tensor]:
         """Returns the result of every item, in tensors that later batches do not overwrite."""

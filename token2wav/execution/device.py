@@ -86,8 +86,7 @@ def keep_arithmetic_exact(device: torch.device) -> None:
     """Turns off the reduced precision that torch uses on a GPU for speed, for the whole process.
 
     Float32 convolutions and matrix products then do not use TF32, which keeps only 10 bits of the
-    mantissa. Products of float16 matrices are summed in float32. docs/parity.md gives the error of
-    each kind of rounding.
+    mantissa. Products of float16 matrices are summed in float32 (errors: docs/parity.md).
     """
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False
@@ -112,8 +111,7 @@ def keep_freed_memory(device: torch.device) -> None:
     pages of the next block. Batches with such tensors then take up to twice as long.
 
     In threads other than the main thread, blocks above 64 MiB are still returned, because such
-    threads have heaps of that size. One heap for all threads (M_ARENA_MAX) would keep them too, but
-    flows then compute 4 % less audio per second (8 clients, two workers).
+    threads have heaps of that size.
 
     The call has no effect in three cases: another C library, a glibc before 2.35 (it rejects the
     value), or an environment that sets the same values.

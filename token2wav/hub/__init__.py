@@ -29,7 +29,6 @@ def model_folder(model: str | Path, part: Part = "decoder") -> Path:
     a path.
 
     Args:
-        model: path of a model folder, `org/name`, `org/name@revision`, or an alias.
         part: needed files: the decoder, the networks that make voices and tokens from recordings,
             or the configuration of the decoder.
 
@@ -60,7 +59,6 @@ def pull(repo: str, revision: str = "main", part: Part = "decoder") -> Path:
     had at the last pull is used.
 
     Args:
-        repo: name on the hub, `org/name`.
         revision: branch, tag or commit.
         part: as in `model_folder`.
 

@@ -51,7 +51,6 @@ class CodecSizes(ABC):
 
     @property
     def tokens(self) -> TokenFormat:
-        """Format of the tokens."""
         if self.LATENT:
             return TokenFormat.latents(getattr(self, self.LATENT))
         count, size = (getattr(self, name) for name in self.CODES)
@@ -117,7 +116,6 @@ class SymmetricSizes:
 
     @property
     def latents(self) -> int:
-        """Channels of the latents."""
         return self.hidden_size or self.encoder_hidden_size << len(self.downsampling_ratios)
 
     @property

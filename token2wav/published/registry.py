@@ -207,7 +207,6 @@ def _model_types(family: Any) -> tuple[str, ...]:
 
 
 def _own_families() -> Iterator[ModuleType]:
-    """Yields the families of this project."""
     for module in pkgutil.iter_modules(import_module(GROUP).__path__):
         if module.ispkg:
             yield import_module(f"{GROUP}.{module.name}")

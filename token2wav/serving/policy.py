@@ -52,8 +52,7 @@ class Schedulable(Protocol):
         """Seconds of audio that were sent so far."""
 
     @property
-    def next_tokens(self) -> int:
-        """Tokens of the next chunk."""
+    def next_tokens(self) -> int: ...
 
     @property
     def ode_steps(self) -> int:

@@ -33,8 +33,7 @@ class Reply(Protocol):
     Exactly one of `finish` and `fail` is called, once, as the last call.
     """
 
-    def send(self, chunk: AudioChunk) -> None:
-        """Delivers one chunk."""
+    def send(self, chunk: AudioChunk) -> None: ...
 
     def finish(self) -> None:
         """Ends the reply: the tokens of the message are consumed."""

@@ -167,8 +167,7 @@ class FlowStage(Stage, Protocol):
 
         Args:
             tokens: tokens of the utterance, without the prompt.
-            streaming: whether attention is limited to whole blocks, as in a stream. If not, every
-                frame attends to all frames.
+            streaming: whether attention is limited to whole blocks, as in a stream.
         """
 
 
@@ -242,12 +241,10 @@ class BlockEncoder(Encoder, Protocol):
         """Shape of a token: empty, or its number of codes."""
 
     @property
-    def mel_bands(self) -> int:
-        """Bands of the mel and of mu."""
+    def mel_bands(self) -> int: ...
 
     @property
-    def token_mel_ratio(self) -> int:
-        """Mel frames per token."""
+    def token_mel_ratio(self) -> int: ...
 
     @property
     def attention_heads(self) -> tuple[int, int]:
