@@ -10,9 +10,11 @@ from token2wav.exported.step import ExportedStep
 from token2wav.stages.cached_flow import CachedFlow
 
 
-def pad_batches(engine: CachedFlow, buckets: Sequence[BatchSize] = ()) -> CachedFlow:
+def pad_batches(
+    engine: CachedFlow, buckets: Sequence[BatchSize] = (), in_steps: Sequence[BatchSize] = ()
+) -> CachedFlow:
     """Makes an engine run the step that is exported, on torch, in buckets if there are any."""
     for steps, runner in engine._runners.items():
         step = ExportedStep(runner.step.estimator, runner.step.tables, runner.step.cache)
-        engine._runners[steps] = FlowRunner(step, engine.states, buckets)
+        engine._runners[steps] = FlowRunner(step, engine.states, buckets, in_steps=in_steps)
     return engine

@@ -1,10 +1,10 @@
 """Random operations of many threads on one small model: no leaks, and no harm to other streams.
 
 Threads open, push to, finish, cancel and drop streams, several at a time, and cancel streams of
-other threads. Some streams run through workers. The cache is small, streams send provisional chunks
-or use a window, and the engines fail now and then. Every utterance that ends normally is compared
-with the audio of the whole utterance, sample by sample. If there are problems, prints them with the
-seed and exits with 1.
+other threads. Some streams run through workers, which may interrupt batches. The cache is small,
+streams send provisional chunks or use a window, and the engines fail now and then. Every utterance
+that ends normally is compared with the audio of the whole utterance, sample by sample. If there are
+problems, prints them with the seed and exits with 1.
 
     .venv/bin/python -m testkit.random_operations --seconds 60
 """
@@ -48,7 +48,9 @@ from token2wav import (
     Voice,
 )
 from token2wav.config import LimitConfig
+from token2wav.serving.interruptions import Interruptions
 from token2wav.serving.pipeline import Result, Timed
+from token2wav.serving.turn import Turn
 from token2wav.serving.utterance import Utterance
 from token2wav.serving.worker import WorkerPool
 from token2wav.stages.cached_flow import CachedFlow
@@ -63,7 +65,9 @@ SETTINGS = {
     "provisional": StreamConfig(steps=(2,)),  # few steps, so that there are many operations
     "blocks": StreamConfig(steps=(2,), first_tokens=0),
     "window": StreamConfig(steps=(2,), left_blocks=2, max_hop_tokens=25),
+    "interruptions": StreamConfig(steps=(4,)),
 }
+INTERRUPTIONS = "interruptions"  # setting with one worker for all streams, and random interruptions
 LIMITS = LimitConfig(streams=6, stream_tokens=900, idle_seconds=PATIENCE_SECONDS)
 PROMPTS = (0, 28, 41, 53)
 SAME_DB = 40  # phase integrates float rounding, as in tests/families/cosyvoice3/tolerances.py
@@ -110,6 +114,7 @@ class Round:
         self.events: Counter[str] = Counter()
         self.problems: list[str] = []
         self._name = f"{seed} {settings}"
+        self._interrupts = settings == INTERRUPTIONS
         self._model, larger = (
             Token2Wav.load(
                 TINY,
@@ -142,7 +147,10 @@ class Round:
         """Runs all threads to their ends, then checks for leftovers."""
         log = _Listening(self.problems)
         logging.getLogger("token2wav").addHandler(log)
-        self._workers = WorkerPool(self._model.pipeline, LIMITS, workers=WORKERS)
+        workers = 1 if self._interrupts else WORKERS
+        self._workers = WorkerPool(self._model.pipeline, LIMITS, workers=workers)
+        if self._interrupts:
+            self._interrupt_at_random()
         threads = [
             threading.Thread(target=self._speak, args=(number,), daemon=True)
             for number in range(THREADS)
@@ -160,14 +168,34 @@ class Round:
         self.events["injected faults"] = self._faults.injected
         self._look_for_leaks()
 
+    def _interrupt_at_random(self) -> None:
+        scheduler, random = (
+            self._workers.utterances.scheduler,
+            Random(f"{self._name} interruptions"),
+        )
+        scheduler._policy.may_interrupt = lambda *_: random.random() < 0.5  # type: ignore[method-assign]
+        next_interruption = scheduler.next_interruption
+
+        def counting(turn: Turn, spent: float, now: float) -> Turn | None:
+            interrupting = next_interruption(turn, spent, now)
+            if interrupting:
+                self._count("opened in a batch" if interrupting.opens else "computed in a batch")
+            return interrupting
+
+        scheduler.next_interruption = counting  # type: ignore[method-assign]
+
     def _note_chunks(self) -> None:
         """Records the chunks of every utterance, for computing the expected audio again."""
         pipeline = self._model.pipeline
         advance = pipeline.advance
 
-        def noting(utterances: Sequence[Utterance], timed: Timed | None = None) -> list[Result]:
+        def noting(
+            utterances: Sequence[Utterance],
+            timed: Timed | None = None,
+            interruptions: Interruptions | None = None,
+        ) -> list[Result]:
             chunks = [utterance.chunker.next_chunk for utterance in utterances]
-            audio = advance(utterances, timed)
+            audio = advance(utterances, timed, interruptions)
             for utterance, chunk in zip(utterances, chunks, strict=True):
                 assert chunk is not None
                 self._chunks.setdefault(utterance, []).append(chunk)
@@ -233,7 +261,7 @@ class Round:
             some_tokens(random.choice((1, 13, 24, 60, 110)), random.randrange(4)),
         )
         with self._may_fail():
-            if random.random() < 0.3:
+            if self._interrupts or random.random() < 0.3:
                 utterance = OpenUtterance(voice, tokens, self._workers.utterances.open(voice))
             else:
                 stream = self._model.stream(voice)

@@ -20,7 +20,12 @@ from token2wav.config import RuntimeConfig
 from token2wav.config.model_config import StageName
 from token2wav.errors import BackendUnavailableError, ConfigError
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.captured_sizes import CAPTURED_BLOCKS, PAST_PAGES, PROVISIONAL_BLOCKS
+from token2wav.execution.captured_sizes import (
+    CAPTURED_BLOCKS,
+    ONE_GRAPH_BLOCKS,
+    PAST_PAGES,
+    PROVISIONAL_BLOCKS,
+)
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step import ExportedModule, StepMaker, TorchStep
@@ -203,12 +208,15 @@ def flow_runner(
             return FlowRunner(TorchStep(*parts), states)
         step = kernel_step(*parts)
         buckets = _kernel_buckets(PROVISIONAL_BLOCKS if provisional else max(CAPTURED_BLOCKS))
+        # A batch of provisional chunks is short, and the scheduler never interrupts it.
+        in_steps = [size for size in buckets if size.blocks > ONE_GRAPH_BLOCKS and not provisional]
     else:
         step, buckets = ExportedStep(*parts, backend.step), exported_buckets(longest_blocks)
+        in_steps = []
         if pool is None or backend.name == "onnx":
             return FlowRunner(step, states)
     log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
-    runner = FlowRunner(step, states, buckets, pool)
+    runner = FlowRunner(step, states, buckets, pool, in_steps)
     if isinstance(backend.step, TensorRTModule):
         backend.step.save_kernels()  # the captures have compiled all kernels
     return runner

@@ -58,6 +58,9 @@ class CountedGraphs(GraphPool):
         no_graph: Any = None
         return _CountedGraph(no_graph, function, self._counter)
 
+    def capture_steps(self, function: Callable[[], None]) -> CudaGraph:
+        return self.capture(function)
+
 
 def _assembled_on_meta(counter: LaunchCounter) -> ExitStack:
     """Makes assemblies work on `meta`, as on a GPU with as many pages as are needed."""

@@ -1,7 +1,9 @@
 """Server on simulated time: the library's scheduler and chunker, with costs in place of networks.
 
 Scheduler, policy, chunker and playback clock come from `token2wav/serving`. Only the workers'
-threads and the pipeline are replaced: a cost model decides when a batch ends.
+threads and the pipeline are replaced: a cost model decides when a batch ends. A worker runs one ODE
+step behind the scheduler, as a GPU does: an interruption begins after the step that runs when the
+scheduler decides about it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -247,12 +249,60 @@ class SimulatedServer:
             self._poll()
             return
         self._idle.discard(worker)
-        chunks = [] if turn.opens else [self._work(utterance) for utterance in turn.utterances]
-        costs = self.kind.costs
-        seconds = costs.open_s if turn.opens else costs.seconds(chunks)
-        events.at(events.now + seconds, lambda: self._finish(turn, chunks))
+        chunks, seconds = self._cost(turn)
+        steps = 1 if turn.opens else max(1, self.kind.config.ode_steps)
+        self._run(turn, chunks, seconds / steps, steps)
         if not turn.opens:
             self._turn()  # another worker may compute the remaining chunks
+
+    def _cost(self, turn: Turn) -> tuple[list[ChunkWork], float]:
+        if turn.opens:
+            return [], self.kind.costs.open_s
+        chunks = [self._work(utterance) for utterance in turn.utterances]
+        return chunks, self.kind.costs.seconds(chunks)
+
+    def _run(
+        self,
+        turn: Turn,
+        chunks: Sequence[ChunkWork],
+        step_s: float,
+        steps: int,
+        spent: float = 0.0,
+    ) -> None:
+        """Runs the next steps of a turn, each of which interruptions may follow.
+
+        Args:
+            step_s: seconds of a step.
+            spent: seconds of interruptions so far.
+        """
+        if not self.alive:
+            return
+        if not steps:
+            self._finish(turn, chunks, self._events.now - turn.started - spent)
+            self._idle.add(turn.worker)
+            self._turn()
+            return
+        events = self._events
+
+        def ask(left_s: float, spent: float) -> None:
+            """Lets the scheduler decide. The present step ends after `left_s`."""
+            other = None
+            if steps > 1 and self.alive:
+                other = self.scheduler.next_interruption(turn, spent, events.now)
+            if other is None:
+                following = partial(self._run, turn, chunks, step_s, steps - 1, spent)
+                events.at(events.now + left_s, following)
+                return
+            work, seconds = self._cost(other)
+
+            def finish() -> None:
+                if self.alive:
+                    self._finish(other, work, seconds)
+                ask(0.0, spent + seconds)
+
+            events.at(events.now + left_s + seconds, finish)
+
+        ask(step_s, spent)
 
     def _poll(self) -> None:
         if self._polled or not self.scheduler.utterances:
@@ -265,11 +315,8 @@ class SimulatedServer:
 
         self._events.at(self._events.now + POLL_SECONDS, look)
 
-    def _finish(self, turn: Turn, chunks: Sequence[ChunkWork]) -> None:
-        if not self.alive:
-            return
+    def _finish(self, turn: Turn, chunks: Sequence[ChunkWork], seconds: float) -> None:
         now, scheduler = self._events.now, self.scheduler
-        seconds = now - turn.started
         if chunks and all(chunk.provisional for chunk in chunks):
             self.load.record_batch(len(chunks), seconds)
         sounds = [None] if turn.opens else [self._sound(utterance) for utterance in turn.utterances]
@@ -285,8 +332,6 @@ class SimulatedServer:
             for answer in answers:
                 self._end(answer)
             answers = scheduler.settle(turn, now)
-        self._idle.add(turn.worker)
-        self._turn()
 
     def _sound(self, utterance: Utterance) -> Sound | None:
         config, chunk = self.kind.config, utterance.chunker.next_chunk

@@ -5,6 +5,7 @@ a capture that fails.
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import threading
 import weakref
@@ -27,6 +28,7 @@ from token2wav.execution import cuda_graphs
 from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.cuda_graphs import CaptureError, GraphPool
 from token2wav.execution.runner import FlowRunner
+from token2wav.execution.step_boundary import at_boundaries, step_boundary
 from token2wav.exported.step import ExportedStep
 from token2wav.stages.cached_flow import flow_states
 from token2wav.stages.waveform import WaveformStage, likely_pieces
@@ -209,15 +211,17 @@ def test_a_batch_is_split_into_parts_that_fit_buckets() -> None:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Replaces the calls of torch that need a GPU. It records the captures and replays."""
-    record = SimpleNamespace(modes=[], replays=0, capturing=False, uploads=False)
+    record = SimpleNamespace(modes=[], pools=[], replays=0, capturing=False, uploads=False)
+    handles = itertools.count()
 
     class Graph:
         def replay(self) -> None:
             record.replays += 1
 
     @contextmanager
-    def graph(*_: Any, capture_error_mode: str, **__: Any) -> Iterator[None]:
+    def graph(*_: Any, capture_error_mode: str, pool: int, **__: Any) -> Iterator[None]:
         record.modes.append(capture_error_mode)
+        record.pools.append(pool)
         record.capturing = True
         try:
             yield
@@ -230,7 +234,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
     a_stream = SimpleNamespace(wait_stream=lambda other: None, cuda_stream=7)
     replaced = {
-        "graph_pool_handle": lambda: (0, 1),
+        "graph_pool_handle": lambda: next(handles),
         "Stream": lambda device: a_stream,
         "current_stream": lambda: a_stream,
         "stream": stream,
@@ -263,6 +267,29 @@ def test_a_graph_is_on_the_gpu_before_its_first_batch(
     assert pool.summary.seconds > 0
     captured()
     assert recorded.replays == (1 if uploads else 2)
+
+
+def test_a_function_that_is_captured_in_steps_has_a_graph_for_each(
+    recorded: SimpleNamespace,
+) -> None:
+    recorded.uploads = True
+    pool, reached = GraphPool(torch.device("cuda")), list[int]()
+
+    def three_steps() -> None:
+        step_boundary()
+        step_boundary()
+
+    for capture, graphs in ((pool.capture, 1), (pool.capture_steps, 3)):
+        before, recorded.replays = len(recorded.modes), 0
+        captured = capture(three_steps)
+        assert len(recorded.modes) - before == graphs
+        reached.clear()
+        with at_boundaries(lambda: reached.append(recorded.replays)):
+            captured()
+        assert reached == [1, 2][: graphs - 1]
+        assert recorded.replays == graphs
+    assert (pool.summary.graphs, pool.summary.nodes) == (2, 4 * 5)
+    assert recorded.pools[0] != recorded.pools[1] == recorded.pools[2] == recorded.pools[3]
 
 
 def test_convolutions_are_timed_only_for_a_capture(recorded: SimpleNamespace) -> None:

@@ -264,7 +264,7 @@ def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.Monk
         pool = GraphPool(torch.device("cuda"))
         for work in ("flow", "vocoder"):
             pool.capture(lambda work=work: journal.append(f"{work} on {streams[-1].name}"))  # type: ignore[misc]
-    first = [f"{work} on stream 1" for work in ("flow", "vocoder")]
+    first = [f"{work} on stream 2" for work in ("flow", "vocoder")]
     assert journal[:8] == [
         first[0],
         first[0],
@@ -276,7 +276,7 @@ def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.Monk
         first[1],
     ]
     assert journal[8:] == [
-        line.replace("stream 1", "stream 3").replace("pool 0", "pool 2") for line in journal[:8]
+        line.replace("stream 2", "stream 5").replace("pool 0", "pool 3") for line in journal[:8]
     ]
 
 

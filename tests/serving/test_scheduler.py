@@ -394,3 +394,91 @@ def test_kept_replies_are_finished_with_their_request_each_once() -> None:
     assert rig.push(utterance, 1, end=True, keep_open=True) == []
     assert rig.run_chunk(utterance) == 2
     assert np.array_equal([utterance.chunker.new_tokens, utterance.chunker.chunks], [2, 1])
+
+
+# Interruptions of a batch between its ODE steps.
+
+
+def a_busy_rig(token_seconds: float = 2e-4, lead_seconds: float = 0.5) -> tuple[Rig, Turn]:
+    """Returns a rig that computes a batch of 400 tokens for listeners with audio."""
+    rig = Rig()
+    listeners = [rig.opened() for _ in range(8)]
+    for tokens, end in ((FIRST, False), (75, True)):
+        for listener in listeners:
+            rig.push(listener, tokens, end=end)
+        turn = rig.computes(*listeners)
+        if not end:
+            rig.finish(turn, Sample(lead_seconds), seconds=token_seconds * turn.tokens)
+    return rig, turn
+
+
+def interrupting(rig: Rig, turn: Turn, spent: float = 0.0) -> list[Utterance]:
+    """Returns the utterances of an interruption, which ends at once."""
+    other = rig.scheduler.next_interruption(turn, spent, rig.clock())
+    if other is None:
+        return []
+    assert other.worker == WORKER
+    seconds = other.tokens * rig.scheduler._policy._token_seconds
+    rig.finish(other, None if other.opens else Sample(), seconds)
+    assert not rig.scheduler.can_compute
+    return [*other.utterances]
+
+
+def test_first_chunks_and_openings_interrupt_a_batch() -> None:
+    rig, turn = a_busy_rig()
+    assert interrupting(rig, turn) == []
+    ready, unopened = [rig.opened() for _ in range(9)], rig.admitted()
+    for utterance in (*ready, unopened):
+        rig.push(utterance, 1, end=True)
+    assert interrupting(rig, turn) == ready[:8]
+    assert interrupting(rig, turn) == ready[8:]
+    assert [interrupting(rig, turn) for _ in range(3)] == [[unopened], [unopened], []]
+    rig.finish(turn, Sample())
+    assert (rig.scheduler.utterances, rig.scheduler.turns) == ([*turn.utterances], set())
+
+
+def test_interruptions_of_a_batch_have_50_ms() -> None:
+    rig, turn = a_busy_rig(1e-3, 5.0)
+    ready = [rig.opened() for _ in range(2)]
+    for utterance in ready:
+        rig.push(utterance, 1, end=True)  # computed with the last block of the prompt: 26 tokens
+    rig.push(unopened := rig.admitted(), 1, end=True)  # its prompt has 25 tokens
+    assert interrupting(rig, turn, spent=0.0245) == [unopened]
+    assert interrupting(rig, turn) == ready[:1]
+    assert interrupting(rig, turn, spent=0.026) == []
+    assert interrupting(rig, turn) == ready[1:]
+
+
+@pytest.mark.parametrize(
+    ("token_seconds", "lead_seconds", "waits"),
+    [(2e-4, 0.14, False), (2e-4, 0.12, True), (1.2e-4, 0.5, True)],
+    ids=["in time", "a listener would wait", "a short batch"],
+)
+def test_a_batch_that_no_chunk_may_interrupt(
+    token_seconds: float, lead_seconds: float, waits: bool
+) -> None:
+    """A batch of 80 ms and 50 ms of interruptions must end before its listeners need the audio."""
+    rig, turn = a_busy_rig(token_seconds, lead_seconds)
+    rig.push(utterance := rig.opened(), 1, end=True)
+    assert interrupting(rig, turn) == ([] if waits else [utterance])
+
+
+def test_only_first_chunks_interrupt_and_only_a_batch_that_was_heard() -> None:
+    rig, turn = a_busy_rig()
+    rig.push(utterance := rig.opened(), 1, end=True)
+    utterance.playback.sent(0.1)
+    rig.push(rig.admitted(canary=True), 1)
+    assert interrupting(rig, turn) == []
+    utterance.playback.plays_until = None
+    turn.utterances[0].playback.plays_until = None
+    assert interrupting(rig, turn) == []
+    rig.scheduler.fail(turn.utterances[0], StreamClosedError("stream: it was cancelled"))
+    assert interrupting(rig, turn) == [utterance]
+
+
+def test_an_idle_worker_takes_the_chunk_itself() -> None:
+    rig, turn = a_busy_rig()
+    rig.push(utterance := rig.opened(), 1, end=True)
+    rig.scheduler._workers = rig.scheduler.threads = 2
+    assert interrupting(rig, turn) == []
+    assert rig.computes(utterance)

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from token2wav.execution.cuda_graphs import CaptureError, GraphPool
+from token2wav.execution.step_boundary import at_boundaries, interrupts, step_boundary
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +65,17 @@ class BucketRunner(Generic[SizeT, Item]):
     own, neighbours together. Without buckets all batches run in tensors of their own, and several
     threads may run batches at the same time. With buckets one batch runs at a time.
 
+    A batch can be interrupted between its parts. It can be interrupted between its ODE steps if
+    there are no buckets, or if its bucket is in `in_steps`. The interrupting batch, of the same
+    thread, runs in a bucket that is not in `in_steps`, or in tensors of its own.
+
     If a bucket cannot be captured, this bucket and the remaining ones run eagerly.
 
     Args:
         size_of: returns the smallest size that holds the given items.
         graphs: pool of CUDA graphs that the buckets are captured in; None to run the buckets
             eagerly.
+        in_steps: sizes of buckets that have one CUDA graph for each ODE step.
     """
 
     def __init__(
@@ -78,10 +84,12 @@ class BucketRunner(Generic[SizeT, Item]):
         make: Callable[[SizeT], Work[Item]],
         sizes: Sequence[SizeT] = (),
         graphs: GraphPool | None = None,
+        in_steps: Collection[SizeT] = (),
     ) -> None:
         self._size_of, self._make = size_of, make
+        self._in_steps = frozenset(in_steps)
         # The tensors of a bucket hold one batch at a time.
-        self._lock = threading.Lock() if sizes else nullcontext()
+        self._lock = threading.RLock() if sizes else nullcontext()
         self._most_rows = max((size.rows for size in sizes), default=None)
         self._buckets: dict[SizeT, tuple[Work[Item], Callable[[], None]]] = {}
         # The most costly size comes first, so that all later graphs reuse the memory of its graph.
@@ -90,7 +98,8 @@ class BucketRunner(Generic[SizeT, Item]):
             compute: Callable[[], None] = work.compute
             if graphs:
                 try:
-                    compute = graphs.capture(work.compute)
+                    cut = size in self._in_steps
+                    compute = (graphs.capture_steps if cut else graphs.capture)(work.compute)
                 except CaptureError as error:
                     log.warning(
                         "%s cannot be captured as a CUDA graph, so this size and all smaller ones "
@@ -103,11 +112,12 @@ class BucketRunner(Generic[SizeT, Item]):
     def run(self, items: Sequence[Item]) -> list[torch.Tensor]:
         """Returns the result of every item. It does not depend on the other items."""
         with self._lock:
-            return [
-                result
-                for part, bucket in self._parts(items)
-                for result in self._run_together(part, bucket)
-            ]
+            results: list[torch.Tensor] = []
+            for part, bucket in self._parts(items):
+                if results:
+                    step_boundary()
+                results += self._run_together(part, bucket)
+            return results
 
     def _run_together(self, items: Sequence[Item], bucket: SizeT | None) -> list[torch.Tensor]:
         if bucket is None:
@@ -116,7 +126,11 @@ class BucketRunner(Generic[SizeT, Item]):
         else:
             work, compute = self._buckets[bucket]
         work.fill(items)
-        compute()
+        if not self._buckets or bucket in self._in_steps:
+            compute()
+        else:
+            with at_boundaries(None):
+                compute()
         return work.take(items)
 
     def _parts(self, items: Sequence[Item]) -> list[tuple[Sequence[Item], SizeT | None]]:
@@ -146,8 +160,10 @@ class BucketRunner(Generic[SizeT, Item]):
         return [*parts]
 
     def _bucket(self, items: Sequence[Item]) -> SizeT | None:
-        size = self._size_of(items)
-        fitting = [bucket for bucket in self._buckets if size.fits(bucket)]
+        size, occupied = self._size_of(items), self._in_steps if interrupts() else ()
+        fitting = [
+            bucket for bucket in self._buckets if size.fits(bucket) and bucket not in occupied
+        ]
         return min(fitting, key=lambda bucket: bucket.cost, default=None)
 
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 # Batches of the flow and the encoder on kernels, in blocks.
 CAPTURED_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+# Largest batch of the flow with one CUDA graph for all ODE steps, in blocks. A larger batch has one
+# for each step, so that a first chunk need not wait for the whole batch.
+ONE_GRAPH_BLOCKS = 16
 # Past pages of a block: room for a history of 34 minutes, in one width for all graphs. Kernels read
 # only the pages of a block. So unused room costs 8 KB for each of the 423 rows, and a copy of at
 # most 1 MB for each batch.

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 
 from token2wav.errors import BackendError
 from token2wav.execution.cuda_facts import nodes_in_capture, uploaded
+from token2wav.execution.step_boundary import at_boundaries, step_boundary
 
 SWITCH = "TOKEN2WAV_CUDA_GRAPHS"  # set it to 0 to run without CUDA graphs, for debugging
 # Calls of a function before its capture. In these first calls, libraries choose kernels and
@@ -51,8 +52,10 @@ class GraphPool:
     Graphs can share memory only if they run one after another. This holds because all threads
     replay them on the default stream of the device, and because a lock guards each `BucketRunner`.
     Every model has a pool of its own, because torch refuses a capture into a pool whose graphs were
-    all freed. All captures use one CUDA stream, because a library keeps a workspace for every CUDA
-    stream that it was ever called on. The workspace of cuBLAS has 32 MiB on a data-centre GPU.
+    all freed. Functions that are captured in steps have a second memory pool, because other graphs
+    may run between their steps. All captures use one CUDA stream, because a library keeps a
+    workspace for every CUDA stream that it was ever called on. The workspace of cuBLAS has 32 MiB
+    on a data-centre GPU.
 
     After a capture that failed, the allocator of torch 2.11 and older still records allocations for
     the pool, and refuses every later capture into it. So the pool ends the recording, and later
@@ -61,7 +64,8 @@ class GraphPool:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
+        # The second memory pool is for functions that are captured in steps.
+        self._pools = {in_steps: torch.cuda.graph_pool_handle() for in_steps in (False, True)}
         self._stream = torch.cuda.Stream(device)
         # Graphs whose capture failed. Their memory pools may only be freed with the model.
         self._failed: list[torch.cuda.CUDAGraph] = []
@@ -80,6 +84,17 @@ class GraphPool:
         Raises:
             CaptureError: the capture failed, although the function runs without a capture.
         """
+        return self._capture(function, in_steps=False)
+
+    def capture_steps(self, function: Callable[[], None]) -> CudaGraph:
+        """Captures a function as one CUDA graph for each part between its step boundaries.
+
+        Otherwise as `capture`. All such functions share one memory pool. So a function of them must
+        not run between the steps of another one.
+        """
+        return self._capture(function, in_steps=True)
+
+    def _capture(self, function: Callable[[], None], *, in_steps: bool) -> CudaGraph:
         began = time.monotonic()
         torch.cuda.empty_cache()  # else the capture itself would free this memory
         free, _ = torch.cuda.mem_get_info(self._device)
@@ -89,9 +104,11 @@ class GraphPool:
             for _ in range(_WARM_UPS):
                 function()
             torch.cuda.synchronize()
-            graph, nodes = self._record(function)
-        if not uploaded(graph, torch.cuda.current_stream().cuda_stream):
-            graph.replay()
+            graphs, nodes = self._record(function, in_steps=in_steps)
+        stream = torch.cuda.current_stream().cuda_stream
+        if not all(uploaded(graph, stream) for graph in graphs):
+            for graph in graphs:
+                graph.replay()
         torch.cuda.synchronize()
         summary = self.summary
         summary.graphs += 1
@@ -99,35 +116,55 @@ class GraphPool:
             summary.nodes = (summary.nodes or 0) + nodes
         summary.memory += free - torch.cuda.mem_get_info(self._device)[0]
         summary.seconds += time.monotonic() - began
-        return CudaGraph(graph, function)
+        return CudaGraph(graphs, function)
 
-    def _record(self, function: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, int | None]:
-        graph = torch.cuda.CUDAGraph()
+    def _record(
+        self, function: Callable[[], None], *, in_steps: bool
+    ) -> tuple[list[torch.cuda.CUDAGraph], int | None]:
+        graphs: list[torch.cuda.CUDAGraph] = []
+        nodes: list[int | None] = []
         try:
-            # By default a capture fails if any other thread of the process allocates memory or
-            # waits for the GPU, as a second model or a server's metrics may.
-            with (
-                _garbage_kept(),
-                torch.cuda.graph(
-                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-                ),
-            ):
-                function()
-                nodes = nodes_in_capture(self._stream.cuda_stream)
+            with _garbage_kept(), ExitStack() as recording:
+
+                def end_graph() -> None:
+                    nodes.append(nodes_in_capture(self._stream.cuda_stream))
+                    recording.close()
+
+                def begin_graph() -> None:
+                    graphs.append(torch.cuda.CUDAGraph())
+                    # By default a capture fails if any other thread of the process allocates memory
+                    # or waits for the GPU, as a second model or a server's metrics may.
+                    capture = torch.cuda.graph(
+                        graphs[-1],
+                        pool=self._pools[in_steps],
+                        stream=self._stream,
+                        capture_error_mode="thread_local",
+                    )
+                    recording.enter_context(capture)
+
+                def next_graph() -> None:
+                    end_graph()
+                    begin_graph()
+
+                begin_graph()
+                with at_boundaries(next_graph if in_steps else None):
+                    function()
+                end_graph()
         except (BackendError, RuntimeError) as error:
-            self._leave_pool(graph)
+            self._failed += graphs
+            self._leave_pool(in_steps=in_steps)
             torch.cuda.synchronize()  # fails if the GPU is lost, which is another error
             raise CaptureError(" ".join(str(error).split())[:300]) from error
-        return graph, nodes
+        counted = [count for count in nodes if count is not None]
+        return graphs, sum(counted) if len(counted) == len(nodes) else None
 
-    def _leave_pool(self, graph: torch.cuda.CUDAGraph) -> None:
-        self._failed.append(graph)
+    def _leave_pool(self, *, in_steps: bool) -> None:
         # Missing in builds of torch without CUDA.
         end_recording = getattr(torch._C, "_cuda_endAllocateToPool", None)
         if end_recording is not None:
             with suppress(RuntimeError):  # the allocator has ended the recording already
-                end_recording(self._device.index or 0, self._pool)
-        self._pool = torch.cuda.graph_pool_handle()
+                end_recording(self._device.index or 0, self._pools[in_steps])
+        self._pools[in_steps] = torch.cuda.graph_pool_handle()
 
 
 @contextmanager
@@ -160,14 +197,19 @@ def _garbage_kept() -> Iterator[None]:
 @dataclass(frozen=True, eq=False)
 class CudaGraph:
     """Captured function. Every call reads and writes the same memory, and runs no Python code of
-    the function.
+    the function, except for its step boundaries.
 
     Attributes:
+        graphs: graphs in the order of their replay; several if the function was captured in steps.
         function: function that was captured; this reference keeps its tensors alive.
     """
 
-    graph: torch.cuda.CUDAGraph
+    graphs: Sequence[torch.cuda.CUDAGraph]
     function: Callable[[], None]
 
     def __call__(self) -> None:
-        self.graph.replay()
+        first, *others = self.graphs
+        first.replay()
+        for graph in others:
+            step_boundary()
+            graph.replay()

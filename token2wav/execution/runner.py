@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
-from token2wav.cache.states import StateRows, StateStore
+from token2wav.cache.states import StateStore
 from token2wav.execution.batch import Batch, BatchSize, ChunkInput
 from token2wav.execution.buckets import BucketRunner, map_grouped
 from token2wav.execution.cuda_graphs import GraphPool
@@ -26,6 +26,7 @@ class FlowRunner:
         step: step function, which evaluates the estimator on a batch. With buckets, the step
             function must not wait for the device, and its host code must not depend on the values
             in tensors.
+        in_steps: as for `BucketRunner`.
     """
 
     def __init__(
@@ -34,17 +35,21 @@ class FlowRunner:
         states: StateStore,
         buckets: Sequence[BatchSize] = (),
         graphs: GraphPool | None = None,
+        in_steps: Collection[BatchSize] = (),
     ) -> None:
         self.step = step
         self._states = states
-        # Buckets run one at a time, so all buckets share one set of rows. A row of the public model
-        # has 5 MB.
-        most_rows = max((bucket.rows for bucket in buckets), default=0)
-        self._rows: StateRows = states.rows(ESTIMATOR, most_rows)
-        self._most_rows = most_rows
+        self._in_steps = in_steps
+        # Buckets run one at a time, so they share one set of rows. A row of the public model has
+        # 5 MB. Buckets that can be interrupted share another set.
+        rows_in_steps = max((bucket.rows for bucket in in_steps), default=0)
+        whole = [bucket.rows for bucket in buckets if bucket not in in_steps]
+        self._most_rows = max(whole, default=0)
+        self._rows = states.rows(ESTIMATOR, self._most_rows)
+        self._rows_in_steps = states.rows(ESTIMATOR, rows_in_steps)
         self._most_past = max((bucket.past_pages for bucket in buckets), default=None)
         self._warned = False
-        self._batches = BucketRunner(self._size_of, self._make, buckets, graphs)
+        self._batches = BucketRunner(self._size_of, self._make, buckets, graphs, in_steps)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
@@ -58,8 +63,12 @@ class FlowRunner:
 
     def _make(self, size: BatchSize) -> Batch:
         self._warn_of_long_past(size)
-        shared = size.rows <= self._most_rows
-        rows = self._rows if shared else self._states.rows(ESTIMATOR, size.rows)
+        if size in self._in_steps:
+            rows = self._rows_in_steps
+        elif size.rows <= self._most_rows:
+            rows = self._rows
+        else:
+            rows = self._states.rows(ESTIMATOR, size.rows)
         return Batch(size, self.step.cache.layout, self._states, rows, self.step.integrate)
 
     def _warn_of_long_past(self, size: BatchSize) -> None:

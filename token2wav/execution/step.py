@@ -12,6 +12,7 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.block_table import Block, frame_positions
 from token2wav.execution.chunk_attention import chunk_attention
+from token2wav.execution.step_boundary import step_boundary
 from token2wav.networks.estimator import Attend, Convolution, Estimator
 from token2wav.networks.ode import OdeTables
 
@@ -43,7 +44,7 @@ class StepFunction(ABC):
         """Integrates the state of a batch, in place, from noise to mel.
 
         It also writes the keys and values of the blocks to the cache, and the convolution states to
-        `conv_state` of the batch.
+        `conv_state` of the batch. Between two ODE steps it calls `step_boundary`.
         """
 
 
@@ -64,6 +65,8 @@ class VelocityStep(StepFunction):
     def integrate(self, batch: Batch) -> None:
         velocity = self(batch)
         for step in range(len(self.tables.widths)):
+            if step:
+                step_boundary()
             velocities = velocity(step)
             x = batch.x[..., : velocities.shape[-1]]
             x.copy_(self.tables.advance(step, x, velocities))

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from token2wav.execution.step_boundary import step_boundary
 from token2wav.kernels.tiles import fills_gpu
 from token2wav.networks.ode import OdeTables
 
@@ -90,7 +91,8 @@ def integrate(
     weight: torch.Tensor | None,
     velocity: Callable[[int, torch.Tensor], torch.Tensor],
 ) -> None:
-    """Integrates the state of a batch in place, from noise to mel.
+    """Integrates the state of a batch in place, from noise to mel. Between two ODE steps it calls
+    `step_boundary`.
 
     Args:
         x: (blocks, bands, block_frames) float32, contiguous: noise.
@@ -114,6 +116,7 @@ def integrate(
             after = torch.empty_like(x)
             inputs = _launch(state, velocities, after, conditions, weight, width, tables.guidance)
             state = after
+            step_boundary()
 
 
 def _launch(

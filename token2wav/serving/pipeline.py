@@ -17,9 +17,11 @@ from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import BackendError, ConfigError, Token2WavError
 from token2wav.execution.device import check_device, entered
 from token2wav.execution.staging import to_host
+from token2wav.execution.step_boundary import at_boundaries, paced, step_boundary
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.clocks import PipelineLoad, Playback
 from token2wav.serving.hops import HopSchedule
+from token2wav.serving.interruptions import Interruptions
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.utterance import Utterance
 from token2wav.stages.stage import CacheUsage, FrameChunk, Stage, TokenChunk
@@ -121,13 +123,19 @@ class Pipeline:
                 return
             self.close(dropped)
 
-    def advance(self, utterances: Sequence[Utterance], timed: Timed | None = None) -> list[Result]:
+    def advance(
+        self,
+        utterances: Sequence[Utterance],
+        timed: Timed | None = None,
+        interruptions: Interruptions | None = None,
+    ) -> list[Result]:
         """Computes the next chunk of every utterance, in one batch.
 
         Several threads may call this method at the same time, for different utterances.
 
         Args:
             utterances: utterances that are open and have a next chunk.
+            interruptions: called between ODE steps, and between stages.
 
         Returns:
             One entry for each utterance: the audio to send; None if the chunk yields no audio yet;
@@ -142,8 +150,9 @@ class Pipeline:
         self._close_dropped()
         batch = [(utterance, utterance.handles, _next_chunk(utterance)) for utterance in utterances]
         seconds: dict[StageName, float] = {}
-        with self.running():
-            audio = self._through_stages(batch, seconds)
+        handler = paced(interruptions, self._device) if interruptions else None
+        with self.running(), at_boundaries(handler):
+            audio = self._through_stages(batch, seconds, interruptions)
         if all(chunk.provisional for _, _, chunk in batch):
             self.load.record_batch(len(batch), sum(seconds.values()))
         if timed:
@@ -156,12 +165,20 @@ class Pipeline:
         ]
 
     def _through_stages(
-        self, batch: Sequence[_Chunk], seconds: dict[StageName, float]
+        self,
+        batch: Sequence[_Chunk],
+        seconds: dict[StageName, float],
+        interruptions: Interruptions | None,
     ) -> list[NDArray[np.float32]]:
+        def busy_clock() -> float:
+            return time.perf_counter() - (interruptions.seconds if interruptions else 0.0)
+
         chunks = [chunk for _, _, chunk in batch]
         inputs: list[Any] = [*chunks]
         for index, (name, stage) in enumerate(self.stages.items()):
-            start = time.perf_counter()
+            if index:
+                step_boundary()
+            start = busy_clock()
             outputs = stage.advance(
                 [
                     (handles[index], content)
@@ -179,7 +196,7 @@ class Pipeline:
                     _at_tempo(utterance, frames[:, ratio * chunk.skip :], last=chunk.last)
                     for (utterance, _, chunk), frames in zip(batch, outputs, strict=True)
                 ]
-            seconds[name] = time.perf_counter() - start
+            seconds[name] = busy_clock() - start
             inputs = [
                 FrameChunk(frames, chunk.last)
                 for chunk, frames in zip(chunks, outputs, strict=True)

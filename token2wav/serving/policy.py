@@ -29,6 +29,9 @@ _HARMLESS_SECONDS = 0.05  # a batch that takes no longer delays no other stream 
 # Tokens that a batch of relaxed chunks may always hold, even if the batch may finish too late. A
 # smaller bound would gain little, because the longest chunk alone has as many tokens.
 _SHORT_TOKENS = 100
+# Most chunks that interrupt a batch at once. They have at most two blocks each, so they fit the
+# batches that are captured as one CUDA graph.
+INTERRUPTING_CHUNKS = 8
 _FAIR_TURN = 2
 _NEWEST = 0.2  # weight of the latest batch in the mean compute time per token
 _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
@@ -101,11 +104,11 @@ class Policy(Generic[ChunkT]):
     ) -> list[ChunkT]:
         """Forms the next batch, which may be empty. Idle workers share the ready chunks equally.
 
-        A running batch cannot be interrupted. So a batch of relaxed or ahead chunks is kept small
-        enough to finish before the listener of its first chunk runs out of audio. On the last idle
-        worker the batch must also finish `RESERVE_SECONDS` before the listener of any waiting
-        utterance runs out of audio. An ahead chunk that does not fit waits. A relaxed chunk never
-        waits for this reason.
+        Only first chunks can interrupt a running batch. So a batch of relaxed or ahead chunks is
+        kept small enough to finish before the listener of its first chunk runs out of audio. On the
+        last idle worker the batch must also finish `RESERVE_SECONDS` before the listener of any
+        waiting utterance runs out of audio. An ahead chunk that does not fit waits. A relaxed chunk
+        never waits for this reason.
 
         Args:
             idle_workers: idle workers, the calling one included.
@@ -121,11 +124,8 @@ class Policy(Generic[ChunkT]):
         kind = _kind(head.plays_until, now)
         candidates = [
             chunk
-            for chunk in ranked
-            if chunk.ode_steps == head.ode_steps
-            and chunk.next_provisional == head.next_provisional
-            and chunk.next_tokens <= head.next_tokens
-            and _kind(chunk.plays_until, now) <= max(kind, _UNHEARD)
+            for chunk in _together(ranked)
+            if _kind(chunk.plays_until, now) <= max(kind, _UNHEARD)
         ]
         room = min(self._most, math.ceil(len(ready) / idle_workers))
         if self._equal_block:
@@ -146,12 +146,46 @@ class Policy(Generic[ChunkT]):
             return 0
         return _common_length(min(chunk.next_tokens for chunk in batch), self._equal_block)
 
+    def may_interrupt(
+        self, tokens: int, ran: float, spent: float, ends: Iterable[float | None], now: float
+    ) -> bool:
+        """Returns whether a batch may be interrupted: it is long, its interruptions have time left,
+        and each of its listeners still gets the audio before the earlier audio ends.
+
+        Args:
+            tokens: tokens of the batch.
+            ran: seconds for which the batch has run, without interruptions.
+            spent: seconds of earlier interruptions.
+            ends: times at which the listeners of the batch run out of audio; None before the first
+                audio.
+        """
+        seconds, spare = tokens * self._token_seconds, _HARMLESS_SECONDS - spent
+        done = now + max(0.0, seconds - ran) + spare
+        return (
+            seconds > _HARMLESS_SECONDS
+            and spare > 0
+            and all(end is not None and end > done for end in ends)
+        )
+
+    def fits_interruption(self, tokens: int, spent: float) -> bool:
+        """Returns whether interruptions have time left for so many tokens."""
+        return tokens <= self._tokens_in(_HARMLESS_SECONDS - spent)
+
+    def interrupting(self, ready: Sequence[ChunkT], spent: float) -> list[ChunkT]:
+        """Forms a batch of unheard chunks that interrupts another batch; it may be empty."""
+        unheard = [chunk for chunk in ready if chunk.plays_until is None]
+        together = _together(sorted(unheard, key=lambda chunk: chunk.ready_since))
+        tokens = self._tokens_in(_HARMLESS_SECONDS - spent)
+        return _within(together[:INTERRUPTING_CHUNKS], tokens)
+
     def _fitting_tokens(self, head: ChunkT, now: float, waiting: Iterable[float]) -> float:
         """Estimates how many tokens a worker can compute before a listener needs audio."""
         due = [] if head.plays_until is None else [head.plays_until]
         # A listener that has long been without audio does not count.
         due += [ends - RESERVE_SECONDS for ends in waiting if ends > now - AHEAD_SECONDS]
-        seconds = max(min(due, default=math.inf) - now, _HARMLESS_SECONDS)
+        return self._tokens_in(max(min(due, default=math.inf) - now, _HARMLESS_SECONDS))
+
+    def _tokens_in(self, seconds: float) -> float:
         return seconds / self._token_seconds if self._token_seconds else math.inf
 
 
@@ -175,6 +209,17 @@ def _rank(chunk: Schedulable, now: float, *, fair: bool) -> tuple[float, ...]:
     if chunk.plays_until is None:
         return _UNHEARD, chunk.ready_since
     return _kind(chunk.plays_until, now), chunk.plays_until
+
+
+def _together(ranked: Sequence[ChunkT]) -> list[ChunkT]:
+    """Selects the chunks that can run in one batch with the first one."""
+    return [
+        chunk
+        for chunk in ranked
+        if chunk.ode_steps == ranked[0].ode_steps
+        and chunk.next_provisional == ranked[0].next_provisional
+        and chunk.next_tokens <= ranked[0].next_tokens
+    ]
 
 
 def _alike(candidates: Sequence[ChunkT], block: int, room: int) -> list[ChunkT]:

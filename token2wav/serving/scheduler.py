@@ -189,7 +189,7 @@ class Scheduler:
 
     @property
     def idle_workers(self) -> int:
-        return self.threads - len(self.turns)
+        return self.threads - len({turn.worker for turn in self.turns})
 
     def next_turn(self, worker: int, now: float) -> Turn | None:
         """Decides what a worker opens or computes next. The worker then owns these utterances.
@@ -204,11 +204,47 @@ class Scheduler:
         utterances = [unopened] if unopened else self._next_batch(now)
         if not utterances:
             return None
-        turn = _turn(worker, utterances, now, opens=unopened is not None)
+        turn = self._begin(worker, utterances, now, opens=unopened is not None)
+        self._computing.add(turn)
+        return turn
+
+    def next_interruption(self, turn: Turn, spent: float, now: float) -> Turn | None:
+        """Decides what a worker opens or computes between two ODE steps of its turn: first chunks,
+        and streams that wait to be opened. An interruption is never interrupted itself.
+
+        Args:
+            turn: turn that the worker computes.
+            spent: seconds of earlier interruptions of the turn.
+
+        Returns:
+            None if the worker goes on with the turn.
+        """
+        policy, ran = self._policy, now - turn.started - spent
+        ends = [
+            utterance.playback.plays_until for utterance in turn.utterances if not utterance.over
+        ]
+        another_is_idle = self.can_compute and self.idle_workers
+        if another_is_idle or not policy.may_interrupt(turn.tokens, ran, spent, ends, now):
+            return None
+        waiting = [utterance for utterance in self.utterances if not utterance.canary]
+        ready = [utterance for utterance in waiting if utterance.status is Status.READY]
+        batch = policy.interrupting([*map(ReadyChunk.of, ready)], spent)
+        if batch:
+            return self._begin(turn.worker, [chunk.utterance for chunk in batch], now, opens=False)
+        for utterance in waiting:
+            if utterance.status is Status.UNOPENED and utterance.messages:
+                if policy.fits_interruption(len(utterance.voice.prompt_tokens), spent):
+                    return self._begin(turn.worker, [utterance], now, opens=True)
+                return None
+        return None
+
+    def _begin(
+        self, worker: int, utterances: Sequence[Utterance], now: float, *, opens: bool
+    ) -> Turn:
+        turn = _turn(worker, utterances, now, opens=opens)
         for utterance in utterances:
             utterance.start(worker)
         self.turns.add(turn)
-        self._computing.add(turn)
         return turn
 
     def finish_turn(
@@ -309,7 +345,7 @@ class Scheduler:
 
     def _check_working(self, now: float) -> None:
         hung = self.hung(now)
-        if len(hung) >= self._workers:
+        if len({turn.worker for turn in hung}) >= self._workers:
             seconds = now - max(turn.started for turn in hung)
             raise BackendError(
                 f"backend: no batch has finished for {seconds:.0f} s; the server hangs"

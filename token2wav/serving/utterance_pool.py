@@ -213,6 +213,11 @@ class UtterancePool:
                 self._lock.notify()
             return turn
 
+    def next_interruption(self, turn: Turn, spent: float) -> Turn | None:
+        """Returns a turn that the worker of `turn` takes now, see `Scheduler.next_interruption`."""
+        with self._lock:
+            return self.scheduler.next_interruption(turn, spent, self._clock())
+
     def finish_turn(self, turn: Turn, computed: Computed) -> None:
         """Sends the results of a turn, and ends the replies whose tokens are consumed."""
         with self._lock:

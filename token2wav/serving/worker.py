@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -13,8 +14,10 @@ from token2wav.config import LimitConfig
 from token2wav.config.model_config import StageName
 from token2wav.errors import to_public_error
 from token2wav.serving.delivery import attempt
+from token2wav.serving.interruptions import Interruptions
 from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline, Result
+from token2wav.serving.policy import INTERRUPTING_CHUNKS
 from token2wav.serving.turn import Computed, Turn
 from token2wav.serving.utterance_pool import UtterancePool
 
@@ -66,7 +69,7 @@ class WorkerPool:
         )
         self._pipeline, self._clock = pipeline, clock
         pipeline.load.workers = workers
-        pipeline.limit_chunks(workers * limits.batch_streams)
+        pipeline.limit_chunks(workers * (limits.batch_streams + INTERRUPTING_CHUNKS))
         self._closed = threading.Event()
         self._torch_threads = max(1, torch.get_num_threads() // workers)
         self._threads = [
@@ -95,21 +98,27 @@ class WorkerPool:
         torch.set_num_threads(self._torch_threads)
         going = True
         while going:
-            turn = None
             try:
                 turn = self.utterances.next_turn(worker)
                 going = turn is not None
                 if turn:
-                    self.utterances.finish_turn(turn, self._computed(turn))
-            # A defect of this program. The worker continues, and only its utterances are lost.
-            except Exception as error:
-                error = to_public_error(error)  # it is also logged
-                if turn:
-                    self.utterances.give_up(turn, error)
+                    self._take(turn)
+            except Exception as error:  # a defect of this program
+                to_public_error(error)  # it is logged
                 time.sleep(_WATCH_SECONDS)
+
+    def _take(self, turn: Turn) -> None:
+        """Computes a turn, and sends its results."""
+        try:
+            self.utterances.finish_turn(turn, self._computed(turn))
+        # A defect of this program. The worker continues, and only its utterances are lost.
+        except Exception as error:
+            self.utterances.give_up(turn, to_public_error(error))
+            time.sleep(_WATCH_SECONDS)
 
     def _computed(self, turn: Turn) -> Computed:
         start, stages = self._clock(), dict[StageName, float]()
+        interruptions = Interruptions(partial(self._interrupt, turn), self._clock)
         results: Sequence[Result]
         try:
             if turn.opens:
@@ -117,10 +126,16 @@ class WorkerPool:
                 self._pipeline.open(utterance)
                 results = [None]
             else:
-                results = self._pipeline.advance(turn.utterances, stages.update)
+                results = self._pipeline.advance(turn.utterances, stages.update, interruptions)
         except Exception as error:  # the backend failed, so no utterance of the turn can continue
             results = [to_public_error(error)] * len(turn.utterances)
-        return Computed(results, self._clock() - start, stages)
+        return Computed(results, self._clock() - start - interruptions.seconds, stages)
+
+    def _interrupt(self, turn: Turn, spent: float) -> bool:
+        interrupting = self.utterances.next_interruption(turn, spent)
+        if interrupting:
+            self._take(interrupting)
+        return interrupting is not None
 
     def _watch(self) -> None:
         while not self._closed.wait(_WATCH_SECONDS):

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.config.model_config import ModelConfig
+from token2wav.execution.step_boundary import step_boundary
 from token2wav.layers.streaming import WaveformNetwork
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
@@ -42,8 +43,13 @@ class Pause:
     token_ms: float
     sleep: Callable[[float], None] = time.sleep
 
-    def wait(self, tokens: int) -> None:
-        self.sleep((self.batch_ms + self.token_ms * tokens) / 1000)
+    def wait(self, tokens: int, steps: int = 1) -> None:
+        """Waits for the time of a batch, in equal parts for its ODE steps."""
+        seconds = (self.batch_ms + self.token_ms * tokens) / 1000
+        for step in range(steps):
+            if step:
+                step_boundary()
+            self.sleep(seconds / steps)
 
 
 class PauseFlow(StatefulStage[None], FlowStage):
@@ -59,7 +65,8 @@ class PauseFlow(StatefulStage[None], FlowStage):
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
         for handle, _ in batch:
             self.state(handle)
-        self._pause.wait(sum(chunk.stop - chunk.start for _, chunk in batch))
+        tokens = sum(chunk.stop - chunk.start for _, chunk in batch)
+        self._pause.wait(tokens, self._config.ode_steps)
         return [self._mel(chunk.tokens[: chunk.stop - chunk.start]) for _, chunk in batch]
 
     def whole(

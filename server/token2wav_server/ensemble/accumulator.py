@@ -25,6 +25,7 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.errors import ConfigError, InputError, StreamClosedError, to_public_error
 from token2wav.published.registry import read_config
 from token2wav.serving.door.service import Service
+from token2wav.serving.interruptions import Interruptions
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline, Result, Timed
 from token2wav.serving.utterance import Utterance
@@ -166,8 +167,13 @@ class EnsemblePipeline(Pipeline):
             raise InputError("speed", _NO_SPEED)
         return super().utterance(voice, options, clock, buffer_seconds)
 
-    def advance(self, utterances: Sequence[Utterance], timed: Timed | None = None) -> list[Result]:
-        """Computes the next chunk of every utterance. `timed` is not called."""
+    def advance(
+        self,
+        utterances: Sequence[Utterance],
+        timed: Timed | None = None,
+        interruptions: Interruptions | None = None,
+    ) -> list[Result]:
+        """Computes the next chunk of every utterance. No argument but the first is used."""
         start = time.perf_counter()
         results = self.later.advance(
             [(utterance.handles[0], utterance) for utterance in utterances]

@@ -1,0 +1,85 @@
+"""Streams that are computed between two ODE steps of a batch of the flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from testkit.batches import mels_together
+from testkit.models.tiny_model import ODE_STEPS, schedule_of
+from testkit.packing import pad_batches
+from testkit.utterances import Mel, a_voice, some_tokens
+from tests.stages.rig import Parts
+from token2wav.execution.batch import BatchSize
+from token2wav.execution.step_boundary import at_boundaries, interruption
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.clocks import Playback
+from token2wav.stages.cached_flow import CachedFlow
+
+# The batch of three streams takes the larger sizes, in steps; the interrupting stream the smaller.
+WHOLE = [BatchSize(1, blocks, 8) for blocks in (1, 2, 4)]
+IN_STEPS = [BatchSize(4, blocks, 8) for blocks in (1, 2, 4)]
+RUNS: dict[str, Callable[[CachedFlow], CachedFlow]] = {
+    "torch": lambda engine: engine,
+    "exported step": pad_batches,
+    "exported step in buckets": lambda engine: pad_batches(engine, WHOLE + IN_STEPS, IN_STEPS),
+}
+BATCH = ((28, 60), (0, 80), (41, 27))  # prompt tokens and tokens of each stream
+NEWCOMER = (53, 40)
+
+
+def mels(parts: Parts, engine: CachedFlow, *utterances: tuple[int, int]) -> list[Mel]:
+    """Returns the mels of utterances, whose chunks run in one batch."""
+    streams = []
+    for prompt, count in utterances:
+        voice = a_voice(prompt)
+        schedule = schedule_of(parts.config)
+        chunker = Chunker(voice.prompt_tokens, parts.config, schedule, Playback())
+        streams.append((engine.open(voice), chunker, some_tokens(count, seed=prompt)))
+    return mels_together(engine, streams)
+
+
+def same(left: Sequence[Mel], right: Sequence[Mel]) -> bool:
+    return all(np.array_equal(*pair) for pair in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_no_stream_changes_by_an_interruption(parts: Parts, run: str) -> None:
+    engine = RUNS[run](parts.incremental(pages=128))
+    batch, newcomer = mels(parts, engine, *BATCH), mels(parts, engine, NEWCOMER)
+    used = engine.pool.used, engine.states.used
+    interrupting: list[list[Mel]] = []
+
+    def interrupt() -> None:
+        with interruption():
+            interrupting.append(mels(parts, engine, NEWCOMER))
+
+    with at_boundaries(interrupt):
+        assert same(mels(parts, engine, *BATCH), batch)
+    assert len(interrupting) >= ODE_STEPS - 1
+    assert all(same(mel, newcomer) for mel in interrupting)
+    assert (engine.open_streams, engine.pool.used, engine.states.used) == (0, *used)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_stream_that_is_cancelled_between_steps_is_released_once(parts: Parts, run: str) -> None:
+    engine = RUNS[run](parts.incremental(pages=128))
+    voice, tokens = a_voice(28), some_tokens(60)
+    chunker = Chunker(voice.prompt_tokens, parts.config, schedule_of(parts.config), Playback())
+    chunker.push(tokens, end=True)
+    chunk = chunker.next_chunk
+    assert chunk is not None
+    kept, cancelled = engine.open(voice), engine.open(voice)
+    [expected, _] = engine.advance([(kept, chunk), (cancelled, chunk)])
+    engine.close(kept)
+    engine.close(cancelled)
+    used = engine.pool.used, engine.states.used
+
+    kept, cancelled = engine.open(voice), engine.open(voice)
+    with at_boundaries(lambda: engine.close(cancelled)):
+        [mel, _] = engine.advance([(kept, chunk), (cancelled, chunk)])
+    assert np.array_equal(mel, expected)
+    engine.close(kept)
+    assert (engine.open_streams, engine.pool.used, engine.states.used) == (0, *used)
