@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 
 from token2wav.execution.buckets import BucketRunner, groups_of, map_grouped
+from token2wav.execution.step_boundary import at_boundaries, interruption, step_boundary
 
 
 @dataclass(frozen=True, order=True)
@@ -51,6 +53,7 @@ class Sums:
 
     def compute(self) -> None:
         self._log.append(self._room)
+        step_boundary()
         torch.sum(self._numbers, dim=1, out=self._sums)
 
     def take(self, items: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -85,6 +88,34 @@ def test_a_batch_that_fits_no_bucket_is_split() -> None:
 def test_without_buckets_a_batch_has_tensors_of_its_own() -> None:
     assert used([3, 9, 1], []) == [Room(3, 9)]
     assert used([], BUCKETS) == []
+
+
+def test_an_interrupting_batch_uses_no_bucket_of_a_batch_that_it_can_interrupt() -> None:
+    log: list[Room] = []
+    whole, in_steps = Room(1, 2), Room(4, 4)
+    make = partial(Sums, log=log)
+    runner = BucketRunner(Room.of, make, [whole, in_steps], in_steps=[in_steps])
+    long, short, sums = torch.full((4,), 5.0), torch.full((2,), 7.0), list[float]()
+
+    def interrupt() -> None:
+        with interruption():
+            for items in ([long, short], [short]):
+                sums.extend(float(value) for value in runner.run(items))
+
+    with at_boundaries(interrupt):
+        assert [float(value) for value in runner.run([torch.ones(4)] * 3)] == [4.0] * 3
+        assert sums == [20.0, 14.0, 14.0]
+        assert log == [in_steps, Room(1, 4), whole, whole]
+        runner.run([short])
+    assert len(sums) == 3, "a batch of another bucket has no boundary"
+
+
+def test_a_batch_can_be_interrupted_between_its_parts() -> None:
+    reached: list[int] = []
+    runner = BucketRunner(Room.of, partial(Sums, log=[]), BUCKETS)
+    with at_boundaries(lambda: reached.append(1)):
+        assert len(runner.run([torch.ones(4)] * 5)) == 5
+    assert reached == [1]
 
 
 def test_groups_appear_in_the_order_of_their_first_items() -> None:

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from benchmarks.simulated_listener import Listener
-from benchmarks.simulated_server import Costs, Events, ServerKind, SimulatedServer
 from testkit.models.sized import public_configs
+from testkit.simulation.listener import Listener
+from testkit.simulation.server import Costs, Events, ServerKind, SimulatedServer
 from token2wav import StreamConfig
 from token2wav.config import LimitConfig
 from token2wav.serving.policy import Policy
