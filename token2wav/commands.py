@@ -51,7 +51,6 @@ class Command:
     parser: str = "parser"
 
     def load(self, function: str) -> Callable[..., Any]:
-        """Imports the module, and returns one of its functions."""
         loaded: Callable[..., Any] = getattr(import_module(self.module), function)
         return loaded
 

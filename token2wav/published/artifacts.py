@@ -121,7 +121,6 @@ def fingerprint(model_folder: Path, stage: StageName) -> str:
 
 
 def stage_of(graph: GraphName) -> StageName:
-    """Returns the stage of the model that a graph belongs to."""
     if graph == "decoder":
         return "decoder"
     return "vocoder" if graph.startswith("vocoder") else "flow"

@@ -188,7 +188,6 @@ def _package(config: ModelConfig) -> str:
 
 
 def _files_of(folder: Path, family: Any) -> list[str]:
-    """Returns the names of the files by which a folder is one of a family."""
     return [path.name for file in _files(family) for path in folder.glob(file) if path.is_file()]
 
 
