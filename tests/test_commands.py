@@ -25,6 +25,26 @@ serve | --canary-seconds often | of at least 0
 serve | --notice-seconds 1s | of at least 0
 plan | "" | one of the arguments --gpu --memory-mib is required
 tokenize | "" | arguments are required: --wav
+tokenize | --wav w --start -1 | --start: '-1' is not a number of at least 0
+tokenize | --wav w --start soon | --start: 'soon' is not a number
+tokenize | --wav w --end nan | --end: 'nan' is not a number
+tokenize | --wav w --out | --out: expected one argument
+synth | "" | arguments are required: --tokens
+synth | --tokens t --voice v | one of the arguments --out --play is required
+synth | --tokens t --out o --voice-id i --voice v | --voice: not allowed with argument --voice-id
+synth | --tokens t --out o --voice-id i --voice-name n | --voice-name: not allowed with argument
+synth | --tokens t --out o --rate -1 | --rate: '-1' is not a number of at least 0
+synth | --tokens t --out o --rate nan | --rate: 'nan' is not a number of at least 0
+synth | --tokens t --out o --tokens-per-request 0 | '0' is not an integer of at least 1
+synth | --tokens t --out o --end-after-repeats -1 | '-1' is not an integer of at least 0
+synth | --tokens t --out o --end-after-silence nan | 'nan' is not a number of at least 0
+synth | --tokens t --out o --timeout 0 | '0' is not a number above 0
+synth | --tokens t --out o --audio-format mp3 | invalid choice: 'mp3'
+synth | --tokens t --out o --format mp3 | invalid choice: 'mp3'
+bench | --streams 0 | '0' is not an integer of at least 1
+bench | --rounds 1.5 | '1.5' is not an integer of at least 1
+bench | --row-seconds 0 | '0' is not a number above 0
+bench | --voice a.npz --voice-id b | not allowed with argument
 voice create | "" | arguments are required: --wav, --out
 export onnx | --opset 1 | invalid choice: 1
 export onnx | --opset 23 | invalid choice: 23
@@ -50,6 +70,17 @@ def test_wrong_usage_is_one_line_that_points_at_the_help(
     assert line.startswith(f"token2wav {program}: error: ")
     assert message in line
     assert line.endswith(f" (see token2wav {program} --help)")
+
+
+@pytest.mark.parametrize(("words", "message"), [([], "are required"), (["sing"], "'sing'")])
+def test_a_subcommand_is_needed(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("token2wav: error: ")
+    assert message in line
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,25 +192,6 @@ def test_without_matplotlib_there_is_no_picture(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--streams 0", "'0' is not an integer of at least 1"),
-        ("--rounds 1.5", "'1.5' is not an integer of at least 1"),
-        ("--row-seconds 0", "'0' is not a number above 0"),
-        ("--voice a.npz --voice-id b", "not allowed with argument"),
-    ],
-)
-def test_wrong_usage_is_one_line(
-    options: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["bench", *options.split()])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
         ("--tokens {}/none.npy", "none.npy: cannot read tokens"),
         ("--voice {}/none.npz", "none.npz: cannot read the voice"),
         ("--out {}/none/bench.json", "bench.json: cannot be written"),

@@ -93,30 +93,6 @@ def test_the_version_is_the_projects() -> None:
     assert __version__ == version("token2wav")
 
 
-GOOD = "synth --tokens t --voice v --out o "
-WRONG_USAGE = [
-    *("", "sing", "synth", "synth --tokens t --voice v", "synth --out o"),
-    *(
-        f"synth --tokens t --out o --voice-id i {other}"
-        for other in ("--voice v", "--voice-name n")
-    ),
-    *(GOOD + "--rate -1", GOOD + "--rate nan", GOOD + "--tokens-per-request 0"),
-    *(GOOD + "--end-after-repeats -1", GOOD + "--end-after-silence nan"),
-    *(GOOD + "--timeout 0", GOOD + "--audio-format mp3", GOOD + "--format mp3"),
-]
-
-
-@pytest.mark.parametrize("usage", WRONG_USAGE)
-def test_wrong_usage_exits_with_2(usage: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(usage.split())
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    program = "token2wav synth" if usage.startswith("synth") else "token2wav"
-    assert line.startswith(f"{program}: error: ")
-    assert line.endswith(f" (see {program} --help)")
-
-
 UNUSABLE = [
     ("--tokens=no.npy", "no.npy"),
     ("--voice=no.npz", "no.npz"),

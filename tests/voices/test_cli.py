@@ -164,16 +164,6 @@ def test_outputs_that_are_refused_first(
     assert re.fullmatch(f"token2wav voice: error: {re.escape(out)}: {message}", line), line
 
 
-@pytest.mark.parametrize(
-    "wrong", [["--start", "-1"], ["--end", "nan"], ["--start", "soon"], ["--out"]]
-)
-def test_wrong_usage(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        tokenize(["--model", "m", "--wav", "w", *wrong])
-    assert stop.value.code == 2
-    assert wrong[0] in capsys.readouterr().err
-
-
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for command, arguments in (
         (main, ["--help"]),
