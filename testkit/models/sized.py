@@ -66,11 +66,6 @@ def random_model(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> Path:
     return fill_randomly(folder, seed)
 
 
-def chosen_model(parent: Path, choice: str) -> Path:
-    """Returns a folder that is chosen by its path, or by a size of `SIZES` and then written."""
-    return random_model(parent, SIZES[choice]) if choice in SIZES else Path(choice)
-
-
 def model_folder(parent: Path, size: str) -> Path:
     """Writes a model folder, and returns it.
 
