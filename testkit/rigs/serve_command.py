@@ -31,6 +31,7 @@ from token2wav_server.launcher.ports import Ports
 TOKENS_PER_SECOND = 25
 # Settings of servers under test, with the front that TEST_FRONT names (auto or python).
 WHOLE_BLOCKS = Path(__file__).parent / f"whole_blocks_{FRONT}.yaml"
+_CONFIG = f"--config={WHOLE_BLOCKS}"  # further arguments may replace it
 
 
 @dataclass
@@ -65,19 +66,9 @@ class Serving:
             python: interpreter of the environment that has the command.
         """
         ports = Ports.free()
-        with subprocess.Popen(
-            [*inside, *command(model, ports, python), f"--config={WHOLE_BLOCKS}", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            serving = cls(process, ports)
-            threading.Thread(target=serving._read, daemon=True).start()
-            try:
-                yield serving
-            finally:
-                if process.poll() is None:
-                    process.kill()
+        words = [*inside, *command(model, ports, python), _CONFIG, *arguments]
+        with cls._running(words, ports) as serving:
+            yield serving
 
     @classmethod
     @contextmanager
@@ -86,23 +77,30 @@ class Serving:
     ) -> Iterator[Serving]:
         """Runs the command with given ports on an address, as in a container."""
         options = [f"--host={address}", f"--status-port={status_port}", *arguments]
+        words = [*command(model, ports), _CONFIG, *options]
+        with cls._running(words, ports, address, status_port) as serving:
+            try:
+                yield serving
+            finally:
+                serving.process.terminate()
+                try:
+                    serving.wait()
+                except subprocess.TimeoutExpired as error:
+                    raise AssertionError("\n".join(serving.printed)) from error
+
+    @classmethod
+    @contextmanager
+    def _running(cls, words: Sequence[str], *where: Any) -> Iterator[Serving]:
+        """Runs the command, reads its output, and kills it at the end."""
         with subprocess.Popen(
-            [*command(model, ports), f"--config={WHOLE_BLOCKS}", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
-            serving = cls(process, ports, address, status_port)
+            serving = cls(process, *where)
             threading.Thread(target=serving._read, daemon=True).start()
             try:
                 yield serving
             finally:
-                process.terminate()
-                try:
-                    process.wait(PATIENCE_SECONDS)
-                except subprocess.TimeoutExpired as error:
-                    raise AssertionError("\n".join(serving.printed)) from error
-                finally:
+                if process.poll() is None:
                     process.kill()
 
     @property

@@ -8,16 +8,14 @@ import io
 import json
 import os
 import re
-import resource
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from testkit.limits import memory_within
 from token2wav_client.errors import InputError
 from token2wav_client.token_source import open_tokens
 from token2wav_client.voice import ClientVoice
@@ -34,23 +32,6 @@ def load(path: Path) -> None:
         ClientVoice.load(path)
     else:
         open_tokens(str(path))
-
-
-@contextmanager
-def memory_within(more_bytes: int) -> Iterator[None]:
-    """Limits the further address space that this process may take, in bytes.
-
-    Threads of earlier tests share this space, and an arena of the C library's allocator takes
-    64 MiB at once. 256 MiB leave room for that, and are still nothing beside the sizes that hostile
-    files announce.
-    """
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def npy_header(shape: str, descr: str = "<i8") -> bytes:

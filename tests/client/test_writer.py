@@ -7,7 +7,6 @@ import fcntl
 import io
 import os
 import re
-import resource
 import signal
 import sys
 import termios
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from testkit.limits import files_of_at_most
 from testkit.patience import until
 from token2wav.serving.audio_output import ENCODERS
 from token2wav_client.audio import AUDIO_FORMATS, DTYPES, AudioArray, AudioFormat, decoded
@@ -55,19 +55,6 @@ def standard_output_in_a_pipe() -> Iterator[int]:
 def content_of(reading: int) -> bytes:
     with os.fdopen(reading, "rb") as pipe:
         return pipe.read()
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Context in which files cannot grow beyond a size, as on a full disk."""
-    room = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, room[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, room)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @contextmanager

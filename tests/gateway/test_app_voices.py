@@ -13,10 +13,11 @@ import httpx
 import pytest
 from safetensors.numpy import save_file
 
+from testkit.limits import files_of_at_most
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.gateway_rig import key_settings, serving
 from tests.gateway.voices.test_listener import SlowFrontEnd, front_end
-from tests.gateway.voices.test_voice_folder import TENSORS, full_disk
+from tests.gateway.voices.test_voice_folder import FULL, TENSORS
 from token2wav_gateway.app import create_app
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
@@ -91,7 +92,7 @@ def test_a_full_disk_is_reported_with_507(
     """Neither the voice nor a form above 1 MiB, which is kept in a file, can be written."""
     front_end.goes_on.set()
     with served(tmp_path, Metrics()) as http:
-        with full_disk():
+        with files_of_at_most(FULL):
             answer = http.send(upload(http, "bob", size))
         assert answer.status_code == 507
         assert answer.json()["error"]["message"] == "gateway: its disk is full"

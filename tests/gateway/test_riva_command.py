@@ -14,6 +14,7 @@ import pytest
 
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.forked_command import run, start
+from testkit.rigs.processes import resident_mib
 from token2wav_server import Ports
 
 CALLS = 50
@@ -89,17 +90,13 @@ def test_streams_without_end_on_one_connection_take_no_memory(tmp_path: Path) ->
     def text(name: bytes, value: bytes) -> bytes:
         return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
-    def resident_mb(process: int) -> float:
-        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-        return pages * 4096 / 1e6
-
     head = b"\x83\x86" + text(b":path", b"/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize")
     head += text(b":authority", b"x") + text(b"content-type", b"application/grpc")
     head += text(b"te", b"trailers")
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
     with running(tmp_path / "log") as (ports, process):
         health = f"http://127.0.0.1:{ports.http}/health/live"
-        before = resident_mb(process)
+        before = resident_mib(process)
         with socket.create_connection(("127.0.0.1", ports.grpc), PATIENCE_SECONDS) as flood:
             flood.setblocking(True)
             flood.sendall(preface)
@@ -108,4 +105,4 @@ def test_streams_without_end_on_one_connection_take_no_memory(tmp_path: Path) ->
                     streams = range(first, first + 2000, 2)
                     flood.sendall(b"".join(frame(1, 4, stream, head) for stream in streams))
             assert httpx.get(health, timeout=PATIENCE_SECONDS).status_code == 200
-            assert resident_mb(process) < before + 100
+            assert resident_mib(process) < before + 95

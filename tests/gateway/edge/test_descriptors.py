@@ -18,6 +18,7 @@ import httpx
 
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.forked_command import start
+from testkit.rigs.processes import entries
 from token2wav_server import Ports
 
 DESCRIPTORS = 128
@@ -58,7 +59,7 @@ class Command:
 
     @property
     def descriptors(self) -> int:
-        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+        return entries(self.pid, "fd")
 
     def answers(self) -> bool:
         with suppress(OSError), urlopen(self.url, timeout=PATIENCE_SECONDS) as answer:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.gateway.voices.test_voice_folder import TENSORS, full_disk, heard
+from testkit.limits import files_of_at_most
+from tests.gateway.voices.test_voice_folder import FULL, TENSORS, heard
 from token2wav_gateway.errors import NotFoundError, StorageError
 from token2wav_gateway.settings import VoiceSettings
 from token2wav_gateway.voices import listener
@@ -55,5 +56,5 @@ def test_the_default_voice_of_the_folder(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told_apart_from_a_bad_recording(tmp_path: Path) -> None:
     recorded = RecordedVoices(VoiceSettings(model=tmp_path))
-    with full_disk(), pytest.raises(StorageError, match=r"its disk is full$"):
+    with files_of_at_most(FULL), pytest.raises(StorageError, match=r"its disk is full$"):
         asyncio.run(recorded.of(np.zeros(10_000, np.float32), "words"))

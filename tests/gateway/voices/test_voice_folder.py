@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from testkit.limits import files_of_at_most
 from token2wav_client import ClientVoice
 from token2wav_gateway.errors import (
     GatewayError,
@@ -27,6 +26,7 @@ from token2wav_gateway.settings import VoiceSettings
 from token2wav_gateway.voices.listener import Listener
 from token2wav_gateway.voices.voice_folder import VoiceFolder
 
+FULL = 1000  # bytes of a file on a full disk
 TENSORS: dict[str, Any] = {
     "prompt_tokens": np.zeros(3, np.int32),
     "prompt_mel": np.zeros((6, 80), np.float32),
@@ -224,21 +224,10 @@ def test_a_voice_that_is_deleted_while_it_is_read_does_not_exist(
         folder.get("bob")
 
 
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """Context manager in which files above 1000 bytes cannot be written."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_leaves_no_file(heard: list[bytes], tmp_path: Path) -> None:
     folder = folder_with_model(tmp_path)
     # The description fits, and the voice does not.
-    with full_disk(), pytest.raises(StorageError, match=r"its disk is full$") as caught:
+    with files_of_at_most(FULL), pytest.raises(StorageError, match=r"its disk is full$") as caught:
         create(folder, "bob")
     assert caught.value.status == 507
     assert list(tmp_path.iterdir()) == []
