@@ -168,7 +168,7 @@ def stereo(index: int, samples: int, **outputs: Any) -> Any:
     return message(0, both, last=False, chunk_index=index, **outputs)
 
 
-# Each after 10 tokens, and after the end of the utterance where a row says so.
+# Moment of the answers after 10 tokens, the answers, and the error about the last answer.
 AT_ONCE, AFTER_THE_END = 0, 1
 RATES: dict[str, Any] = {"sample_rate": 16_000, "samples_per_token": 480}
 VIOLATIONS: list[tuple[int, list[Any], str]] = [
@@ -365,8 +365,8 @@ def test_all_requests_of_latents_have_one_type(call: Call) -> None:
     values: list[Any] = [[[0.5, 1.5]], [[0, 1]], []]
     for number, latents in enumerate(values):
         sent = request(call, latents, float(number), end=not latents).inputs[0]
-        wanted = ("latents", "FP32", [len(latents), 2])
-        assert (sent.name, sent.datatype, list(sent.shape)) == wanted
+        tensor = ("latents", "FP32", [len(latents), 2])
+        assert (sent.name, sent.datatype, list(sent.shape)) == tensor
 
 
 def test_latents_after_codes_are_refused(call: Call) -> None:

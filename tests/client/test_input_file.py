@@ -22,7 +22,7 @@ from token2wav_client.voice import ClientVoice
 
 VOICE_SUFFIXES = (".npz", ".safetensors")
 TOKEN_SUFFIXES = (".npy", ".json", ".txt", "")
-# by suffix, what is said of a file that cannot be read
+# messages about an unreadable file, by its suffix
 NOTHING_READ = dict.fromkeys(TOKEN_SUFFIXES, "cannot read tokens")
 NOTHING_READ |= dict.fromkeys(VOICE_SUFFIXES, "cannot read the voice")
 

@@ -1,4 +1,4 @@
-"""Settings of the gateway: what is refused at the start, and by which name."""
+"""Settings of the gateway: refused values, each with the name of its setting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from testkit.tables import table
 from token2wav_gateway.settings import Settings, SettingsError, read_settings
 
-# text of a file, and what is said of it; FOLDER has the voice anna, and a file that is no voice
+# Text of a file, and the message about it. FOLDER has the voice anna, and a file without a voice.
 REFUSED = table(
     r"""
 limits: {streams: 0} | limits\.streams: .*greater than or equal to 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -40,18 +41,6 @@ from token2wav.serving.utterance_pool import UtterancePool
 from token2wav.serving.worker import WorkerPool
 
 WORKER = 0
-
-
-def test_streams_are_limited_and_a_freed_one_can_be_taken(
-    make: Make, voice: Voice, expected: Expected
-) -> None:
-    workers = make(streams=2)
-    first, second = workers.utterances.open(voice), workers.utterances.open(voice)
-    with pytest.raises(LimitError, match=r"^streams: all 2 are in use"):
-        workers.utterances.open(voice)
-    workers.utterances.cancel(first)
-    assert_serves(workers, voice, expected)
-    workers.utterances.cancel(second)
 
 
 @pytest.mark.parametrize(
@@ -192,36 +181,27 @@ def test_tokens_after_the_end_are_refused_and_cost_nothing(
     assert np.array_equal(joined(running), expected(SECOND))
 
 
-def test_only_named_clients_are_limited(make: Make, voice: Voice) -> None:
-    workers = make(streams=5)
-    opened = [
-        workers.utterances.open(voice, client="alice") for _ in range(3)
-    ]  # half of 5, rounded up
+@pytest.mark.parametrize("most", [3, 1])  # by default half of 5, rounded up
+def test_streams_and_those_of_named_clients_are_limited(
+    make: Make, voice: Voice, expected: Expected, most: int
+) -> None:
+    workers = make(streams=5, streams_per_client=0 if most == 3 else most)
+    admit, cancel = partial(workers.utterances.open, voice), workers.utterances.cancel
+    opened = [admit(client="alice") for _ in range(most)]
     with pytest.raises(
-        LimitError,
-        match=r"^streams: client 'alice' has 3 open, the most .*try again later$",
+        LimitError, match=rf"^streams: client 'alice' has {most} open, the most .*try again later$"
     ):
-        workers.utterances.open(voice, client="alice")
-    opened += [workers.utterances.open(voice, client="bob"), workers.utterances.open(voice)]
-    with pytest.raises(LimitError, match=r"^streams: all 5 are in use"):
-        workers.utterances.open(voice, client="bob")
-    workers.utterances.cancel(opened.pop(0))
-    opened.append(workers.utterances.open(voice, client="alice"))
+        admit(client="alice")
+    opened += [admit(client="bob"), *(admit() for _ in range(4 - most))]
+    for client in ("bob", ""):  # without a balancer, clients have no names
+        with pytest.raises(LimitError, match=r"^streams: all 5 are in use"):
+            admit(client=client)
+    cancel(opened.pop(0))
+    opened.append(admit(client="alice"))
+    cancel(opened.pop())
+    assert_serves(workers, voice, expected)
     for utterance in opened:
-        workers.utterances.cancel(utterance)
-    opened = [
-        workers.utterances.open(voice) for _ in range(5)
-    ]  # without a balancer, clients have no names
-    for utterance in opened:
-        workers.utterances.cancel(utterance)
-
-
-def test_the_limit_of_a_client_can_be_set(make: Make, voice: Voice) -> None:
-    workers = make(streams=5, streams_per_client=1)
-    utterance = workers.utterances.open(voice, client="alice")
-    with pytest.raises(LimitError, match="has 1 open"):
-        workers.utterances.open(voice, client="alice")
-    workers.utterances.cancel(utterance)
+        cancel(utterance)
 
 
 def test_cancel_of_waiting_and_of_ended_requests(

@@ -1,4 +1,4 @@
-"""Many utterances on one pipeline: their audio, its order, and the replies that receive it."""
+"""Order of replies, and the time of openings."""
 
 from __future__ import annotations
 

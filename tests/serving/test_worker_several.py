@@ -1,6 +1,4 @@
-"""Several workers: the same audio, utterance by utterance in order, and nothing is held or
-forgotten by any.
-"""
+"""Several workers: they compute at the same time, and one that hangs loses only its own streams."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SPEED = "is not a number from 0.5 to 2"
 FORMATS = "is not one of float32, int16, mulaw, alaw"
 RATES = "is not one of 8000, 16000, 22050, 24000, 44100, 48000"
 DELAYS = "is not a text of integers such as '0,1,2'"
-# name of a parameter, values, and what is said of each
+# name of a parameter, its refused values, and the end of the message about each
 REFUSED: list[tuple[str, list[Any], str]] = [
     ("speed", [2.5, "1", True, float("nan")], SPEED),
     ("keep_open", [1], "is not a boolean"),
