@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
-import grpc
 import numpy as np
-from tritonclient.grpc import service_pb2_grpc
 
 from testkit.models.golden import GoldenSet
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.raw_stream import SMALL_WINDOW, Answers, RawStream
 from testkit.rigs.server_rig import Rig
 from testkit.rigs.traces import Traces
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
-from token2wav_client.wire import Opening, build_request
+from token2wav_client.wire import Opening
 
 ONE_TOKEN_REQUESTS = 2000
 FAR_TOO_MANY = 10_000_000
-FEW_BYTES = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
 
 
 def test_a_client_that_stops_reading(
@@ -32,15 +28,12 @@ def test_a_client_that_stops_reading(
 
     The model goes on, and other clients are served.
     """
-    requests: SimpleQueue[Any] = SimpleQueue()
     tokens = np.tile(golden.tokens, 4)[:500]
-    opening = Opening(voice, "float32", keep_open=True)
-    with grpc.insecure_channel(rig.server.grpc_url, options=FEW_BYTES) as channel:
-        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
-            iter(requests.get, None)
-        )
-        requests.put(build_request("token2wav", "deaf", "0", tokens, opening=opening, end=True))
-        assert not next(call).error_message
+    opening, heard = Opening(voice, "float32", keep_open=True), Answers()
+    with RawStream(rig.server.grpc_url, "deaf", SMALL_WINDOW) as stream:
+        stream.send(tokens, opening, end=True)
+        stream.read(heard)
+        assert not heard.errors
         with Client(rig.server.grpc_url) as client:
             audio = np.concatenate(
                 [chunk.audio for chunk in client.synthesize([golden.tokens], voice)]
@@ -50,8 +43,6 @@ def test_a_client_that_stops_reading(
             <= SERVER_EQUALS_LIBRARY
         )
         rig.wait_until_empty()  # although the client still has not read
-        call.cancel()
-        requests.put(None)
     with Client(rig.server.grpc_url) as client:
         assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
 
