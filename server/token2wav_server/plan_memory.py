@@ -27,6 +27,7 @@ from token2wav.execution.runner import FlowRunner
 from token2wav.layers.streaming import WaveformNetwork, state_specs
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
+from token2wav.published.window_config import WindowCodecConfig
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav.stages.cached_flow import CachedFlow, flow_states, page_needs
@@ -94,13 +95,16 @@ def stream_needs(
     """Measures the memory of one stream by running it through the flow stage without arithmetic.
 
     A codec has no flow and no pages, and a flow that computes windows stores none. The size of
-    their states does not depend on the other arguments.
+    their states does not depend on the other arguments. A codec that decodes windows has no states,
+    and keeps codes and audio.
 
     Args:
         storage: dtype of the cache.
         stream_tokens: tokens of the stream, at least 1.
     """
     if "flow" not in model.stages or not family_for(model).paged_flow:
+        if isinstance(model, WindowCodecConfig):
+            return StreamNeeds(0, 0, 0, 0, model.stream_bytes)
         states = StateStore({"last": state_specs(_last_network(model))}, _META, slots=1)
         return StreamNeeds(0, 0, 0, 0, states.slot_bytes)
     longest_hop, steps = model.hops(stream)[1], model.ode_steps

@@ -51,8 +51,9 @@ def test_defaults_equal_the_public_streaming_loop() -> None:
 
 FULL = """
 stream: {first_tokens: 12, provisional_lookahead_tokens: 3, provisional_steps: 3, \
-max_hop_tokens: 200, left_blocks: 8, block_tokens: 50, steps: [10, 4], lookahead_frames: 8, \
-decoder_noise: false, trim_silence_ms: 200, end_after_repeats: 50, end_after_silence_s: 3,
+max_hop_tokens: 200, left_blocks: 8, block_tokens: 50, overlap_tokens: 4, steps: [10, 4], \
+lookahead_frames: 8, decoder_noise: false, trim_silence_ms: 200, end_after_repeats: 50, \
+end_after_silence_s: 3,
          reference: true}
 runtime: {device: "cuda:1", backend: torch, engines: made, precision: float16, workers: 3, \
 cache_mib: 512,
@@ -74,7 +75,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
         StreamConfig(
-            *(12, 3, 3, 200, 8, 50),
+            *(12, 3, 3, 200, 8, 50, 4),
             steps=(10, 4),
             lookahead_frames=8,
             decoder_noise=False,

@@ -216,6 +216,11 @@ class ModelConfig:
                 f"stream.block_tokens: {stream.block_tokens}, but the block of this model is fixed "
                 f"at {self.block_tokens} tokens; expected 0"
             )
+        if stream.overlap_tokens is not None:
+            raise ConfigError(
+                f"stream.overlap_tokens: {stream.overlap_tokens}, but this model has no windows "
+                "that could overlap; remove the setting"
+            )
         return self
 
     def allowed_steps(self, setting: tuple[int, ...]) -> tuple[int, ...]:

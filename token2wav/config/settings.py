@@ -57,7 +57,11 @@ class StreamConfig:
         block_tokens: tokens of an attention block, for models that were trained on blocks of
             several lengths: `use_dynamic_chunk` in the file of a CosyVoice2 model, or weights for
             this block in a MOSS-Speech folder. 0 takes the value of the model. Any other value
-            runs on torch only.
+            runs on torch only. For a decoder that is not causal (XY-Tokenizer), tokens of a window;
+            `left_blocks` and `lookahead_frames` are then its context on both sides, and
+            `lookahead_frames: 0` decodes the whole utterance at once (docs/exactness.md).
+        overlap_tokens: tokens over which the audio of a window fades into that of the next one, for
+            a decoder that is not causal; None takes the value of the model.
         steps: numbers of ODE steps that a stream may request, the default first. Empty allows only
             the number of the model.
         lookahead_frames: mel frames, or tokens of a codec, that must follow audio before it is
@@ -89,6 +93,7 @@ class StreamConfig:
     max_hop_tokens: Annotated[int, Bounds(0, 100_000)] = 0
     left_blocks: Annotated[int | None, Bounds(-1, 1_000_000)] = None
     block_tokens: Annotated[int, Bounds(0, 1000)] = 0
+    overlap_tokens: Annotated[int | None, Bounds(0, 1000)] = None
     steps: Annotated[tuple[Steps, ...], Length(MOST_STEPS)] = ()
     lookahead_frames: Annotated[int | None, Bounds(0, 1000)] = None
     decoder_noise: bool = True

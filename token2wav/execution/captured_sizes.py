@@ -16,7 +16,7 @@ PAST_PAGES = 2047
 # Largest batch of provisional chunks, in blocks. It is small, because the number of streams with
 # such chunks is limited.
 PROVISIONAL_BLOCKS = 32
-# Batches of a flow that computes windows, in windows.
+# Batches of a flow or a codec that computes windows, in windows.
 CAPTURED_WINDOWS = (1, 2, 4, 8, 16, 32)
 # Largest batch of a vocoder or a codec decoder on torch, in streams.
 CAPTURED_STREAMS = 64

@@ -4,7 +4,7 @@ published weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,15 @@ import torch
 from torch import nn
 
 from token2wav.config.model_config import StageName
+from token2wav.execution.captured_sizes import CAPTURED_WINDOWS
+from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.families.family import Family
 from token2wav.networks.codec_weights import codec_weights
+from token2wav.networks.ode import EulerSolver
 from token2wav.published.weight_names import WeightNames
+from token2wav.stages.decoder import TokenDecoder
+from token2wav.stages.stage import Stage
+from token2wav.stages.windows import WindowStage
 
 
 class CodecFamily(Family):
@@ -33,3 +39,25 @@ class CodecFamily(Family):
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         return codec_weights(network, path, self._names)
+
+
+class WindowCodecFamily(CodecFamily):
+    """Family of a codec whose decoder is not causal, and decodes windows of a stream. Its network
+    is a `WindowNetwork`, and its configuration a `WindowCodecConfig`.
+    """
+
+    torch_only = "windows (a decoder that is not causal)"
+
+    def own_stage(
+        self,
+        config: Any,
+        stage: StageName,
+        network: Any,
+        noise: Any,
+        solvers: Mapping[int, EulerSolver],
+        *,
+        longest_hop: int,
+        graphs: GraphPool | None,
+    ) -> Stage | None:
+        rows = CAPTURED_WINDOWS if graphs else ()
+        return TokenDecoder(WindowStage(network, config.windows, rows=rows, graphs=graphs))

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.config.settings import DecoderPrecision
+from token2wav.config.windows import Windows
 from token2wav.layers.packed_linear import PackedCopy, PackedWeight
 
 # On a CPU torch spends most of the time of a convolution of few positions on its weights, which it
@@ -215,6 +216,34 @@ class WaveformNetwork(nn.Module):
             decode: runs the network on another backend; None for torch.
         """
         return (decode or self)(frames, step)[:, 0]
+
+
+class WindowNetwork(WaveformNetwork):
+    """Decoder that reads a whole utterance at once. It has no state, and decodes windows of a
+    stream (`stages/windows.py`).
+
+    Attributes:
+        whole: windows of a whole utterance.
+    """
+
+    whole: Windows
+
+    @abstractmethod
+    def forward(self, frames: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Computes the audio (B, 1, frame_samples * T) of frames (B, input_channels, T).
+
+        Args:
+            positions: (B,) int64 position of the first frame of each window.
+        """
+
+    def vocode(self, frames: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:
+        count, samples = frames.shape[2], self.frame_samples
+        parts = []
+        for window in self.whole.over(0, count, count):
+            positions = torch.full((len(frames),), window.position, device=self.device)
+            audio = self(frames[:, :, window.first : window.last], positions)[:, 0]
+            parts.append(audio[:, : (window.stop - window.start) * samples])
+        return torch.cat(parts, dim=1)
 
 
 @dataclass(frozen=True, eq=False)

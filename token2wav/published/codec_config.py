@@ -92,7 +92,7 @@ class CodecConfig(ModelConfig):
     def module(self) -> str:
         """Module of the family: that of its own class of configurations, or of its sizes."""
         own = type(self).__module__
-        return type(self.sizes).__module__ if own == __name__ else own
+        return type(self.sizes).__module__ if own.startswith(f"{__package__}.") else own
 
     def stage_config(self, stage: StageName) -> Any:
         return self.sizes

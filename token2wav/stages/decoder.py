@@ -19,6 +19,7 @@ from token2wav.stages.stage import (
     TokenChunk,
 )
 from token2wav.stages.waveform import WaveformStage
+from token2wav.stages.windows import WindowStage
 from token2wav.voice import Voice
 
 
@@ -29,7 +30,9 @@ class TokenDecoder(Stage):
     codes.
     """
 
-    def __init__(self, frames: WaveformStage | RecomputeVocoder | PauseVocoder) -> None:
+    def __init__(
+        self, frames: WaveformStage | WindowStage | RecomputeVocoder | PauseVocoder
+    ) -> None:
         self._frames = frames
 
     def open(self, voice: Voice | None = None, options: StreamOptions = DEFAULT_OPTIONS) -> int:
