@@ -8,6 +8,8 @@ equal the public ones, and are compared with one decode of the whole sequence:
 - Higgs Audio, published sizes, random weights and codes: windows of 128 frames
 - VoxCPM2, published sizes, random weights and latents: patches of four latents
 - the demo codec, trained, a sentence of speech: patches of four frames
+- XY-Tokenizer, published sizes, random weights and codes, which has no state, so token2wav decodes
+  windows too: with several contexts
 
     .venv/bin/python -m benchmarks.exactness
 
@@ -17,8 +19,8 @@ equal the public ones, and are compared with one decode of the whole sequence:
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +34,8 @@ from examples.demo_codec.encode import CodecEncoder
 from testkit.models.dac_model import write_higgs
 from testkit.models.published_codecs import HIGGS
 from testkit.models.voxcpm_model import VOXCPM2, write_model
+from testkit.models.xy_tokenizer_model import PUBLISHED as XY_TOKENIZER
+from testkit.models.xy_tokenizer_model import write_model as write_xy_tokenizer
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav_voice.recording import Recording
 
@@ -40,6 +44,7 @@ CURVE_SECONDS = 0.02  # of audio behind each point of an error curve
 _EXCERPT_SECONDS = 0.024
 _MOST_FRAMES_PUSHED = 8
 
+EXACT = StreamConfig(lookahead_frames=0)
 Audio = NDArray[np.float32]
 Tokens = NDArray[Any]
 
@@ -77,15 +82,16 @@ class Case:
     Attributes:
         folder: function that writes the model into an empty folder, and returns its folder.
         tokens: (frames, ...).
-        early_audio: whether the codec sends early audio unless `stream.lookahead_frames` is 0.
+        windows: ways of other runtimes.
+        streams: names and settings of the ways of token2wav.
         excerpt: whether the result has the audio around a seam.
     """
 
     name: str
     folder: Callable[[Path], Path]
     tokens: Tokens
-    windows: Sequence[Windows]
-    early_audio: bool = False
+    windows: Sequence[Windows] = ()
+    streams: Mapping[str, StreamConfig] = field(default_factory=lambda: {"token2wav": EXACT})
     excerpt: bool = False
 
 
@@ -97,7 +103,7 @@ def cases() -> list[Case]:
             lambda folder: write_higgs(folder, SimpleNamespace(sizes=HIGGS)),
             random.integers(0, 1024, (640, 8)).astype(np.int32),
             (Windows("8 frames before", 128, 8), Windows("32 on both sides", 128, 32, 32)),
-            early_audio=True,
+            streams={"token2wav": EXACT, "token2wav, early audio": StreamConfig()},
         ),
         Case(
             "VoxCPM2, random weights",
@@ -111,6 +117,17 @@ def cases() -> list[Case]:
             CodecEncoder(DEMO_CODEC)(Recording.load(_SENTENCE).at(24000)),
             (Windows("each patch alone", 4), Windows("3 patches before", 4, 12)),
             excerpt=True,
+        ),
+        Case(
+            "XY-Tokenizer, random weights",
+            lambda folder: write_xy_tokenizer(folder, _golden(XY_TOKENIZER)),
+            random.integers(0, 1024, (120, 8)).astype(np.int32),
+            streams={
+                f"{left} before, {right} after": StreamConfig(
+                    left_blocks=left // 10, lookahead_frames=right
+                )
+                for left, right in ((20, 6), (50, 12), (50, 24), (110, 24))
+            },
         ),
     ]
 
@@ -146,6 +163,12 @@ def frames_to_first_audio(model: Token2Wav, tokens: Tokens) -> int:
     raise ValueError("tokens: the sequence is shorter than the first chunk")
 
 
+def work(model: Token2Wav) -> float:
+    """Returns the frames that are decoded for each frame of audio."""
+    windows = getattr(model.config, "windows", None)
+    return windows.longest / windows.block if windows else 1.0
+
+
 def clicks(audio: Audio, whole: Audio, seams: NDArray[np.int64]) -> NDArray[np.float64]:
     """Returns the jump of the error at each seam, in standard deviations of the whole audio."""
     error = audio.astype(np.float64) - whole
@@ -169,7 +192,7 @@ def measure(case: Case) -> dict[str, Any]:
     runtime = RuntimeConfig(device="cpu")
     with tempfile.TemporaryDirectory() as folder:
         path = case.folder(Path(folder))
-        exact = Token2Wav.load(path, stream=StreamConfig(lookahead_frames=0), runtime=runtime)
+        exact = Token2Wav.load(path, stream=EXACT, runtime=runtime)
         whole = exact.synthesize(case.tokens)
         samples, rate = exact.config.samples_per_token, exact.config.sample_rate
         step = int(CURVE_SECONDS * rate)
@@ -198,15 +221,14 @@ def measure(case: Case) -> dict[str, Any]:
                 work=(windows.before + windows.frames + windows.after) / windows.frames,
                 first_audio_frames=windows.frames + windows.after,
             )
-        default = Token2Wav.load(path, runtime=runtime) if case.early_audio else None
-        for name, model in ("token2wav", exact), ("token2wav, early audio", default):
-            if model is not None:
-                add(
-                    name,
-                    *stream(model, case.tokens),
-                    work=1.0,
-                    first_audio_frames=frames_to_first_audio(model, case.tokens),
-                )
+        for name, settings in case.streams.items():
+            model = Token2Wav.load(path, stream=settings, runtime=runtime)
+            add(
+                name,
+                *stream(model, case.tokens),
+                work=work(model),
+                first_audio_frames=frames_to_first_audio(model, case.tokens),
+            )
     result = {
         "name": case.name,
         "frames": len(case.tokens),

@@ -62,7 +62,7 @@ def row(name: str, config: ModelConfig) -> str:
 def first_tokens(config: ModelConfig) -> int:
     """Returns the number of tokens that must arrive before the first audio."""
     if "flow" not in config.stages:
-        return config.grid(0).first_boundary + config.hops(_STREAM)[0]
+        return config.hops(_STREAM)[0] + config.lookahead_tokens + config.grid(0).first_boundary
     schedule = HopSchedule.of(_STREAM, config, withheld_samples(config, _STREAM))
     if schedule.first_tokens:
         return schedule.first_tokens + schedule.provisional_lookahead

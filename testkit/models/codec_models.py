@@ -31,6 +31,7 @@ from testkit.models import (
     snac_model,
     vibevoice_model,
     voxcpm_model,
+    xy_tokenizer_model,
 )
 from testkit.models.family_golden import FamilyGolden
 from token2wav.config.model_config import ModelConfig
@@ -46,10 +47,13 @@ class Codec:
         write: writes a model folder in the sizes of golden data, and returns the folder.
         other_format: whether another row has the same codec in its usual folder format. Tests that
             do not depend on the format leave the row out.
+        windows: whether the decoder is not causal. Its whole utterances are tested as those of any
+            codec, and its windows in `test_window_contract.py`.
     """
 
     write: Writer
     other_format: bool = False
+    windows: bool = False
     sizes: tuple[str, ...] = ("tiny", "small")
 
 
@@ -77,6 +81,7 @@ CODECS: dict[str, Codec] = {
     "snac_attention": Codec(snac_model.write_snac),
     "vibevoice": Codec(vibevoice_model.write_tokenizer),
     "voxcpm": Codec(voxcpm_model.write_model),
+    "xy_tokenizer": Codec(xy_tokenizer_model.write_model, windows=True),
 }
 WRITERS: dict[str, Writer] = {
     name: codec.write for name, codec in CODECS.items() if not codec.other_format
@@ -106,6 +111,11 @@ OTHER_FORMATS: dict[str, tuple[str, Writer]] = {
     "vibevoice_of_transformers": ("vibevoice", vibevoice_model.write_transformers),
     "voxcpm_bare": ("voxcpm", voxcpm_model.write_bare),
     "voxcpm_safetensors": ("voxcpm", voxcpm_model.write_safetensors),
+    "xy_tokenizer_of_its_authors": ("xy_tokenizer", xy_tokenizer_model.write_authors),
+    "xy_tokenizer_of_moss_ttsd": (
+        "xy_tokenizer",
+        partial(xy_tokenizer_model.write_authors, vocos="enhanced_vocos."),
+    ),
 }
 
 

@@ -21,6 +21,7 @@ from testkit.models import (
     pocket_model,
     qwen3_model,
     voxcpm_model,
+    xy_tokenizer_model,
 )
 from testkit.models.codec_models import WRITERS
 from testkit.models.family_golden import FamilyGolden
@@ -183,6 +184,7 @@ def codec_configs() -> dict[str, ModelConfig]:
         "LFM2-Audio": ("config.json", lfm2_audio_model.document(lfm2_audio_model.PUBLISHED)),
         "VibeVoice": ("config.json", {"model_type": "vibevoice_acoustic_tokenizer"}),
         "VoxCPM2": ("config.json", voxcpm_model.document(voxcpm_model.VOXCPM2)),
+        "XY-Tokenizer": ("config.json", xy_tokenizer_model.document(xy_tokenizer_model.PUBLISHED)),
     }
     configs = {}
     for name, (file, content) in documents.items():

@@ -28,6 +28,8 @@ SECTIONS = {
     "vibevoice_of_microsoft": "acoustic_tokenizer_config",
     "vibevoice_of_transformers": "audio_config",
     "voxcpm": "audio_vae_config",
+    "xy_tokenizer": "params",
+    "xy_tokenizer_of_its_authors": "generator_params",
 }
 WHOLE_FILES = (
     *("causal_dac", "dac", "higgs", "higgs_first_release", "mimi", "moss", "moss_stereo"),
@@ -78,6 +80,10 @@ vibevoice_of_microsoft | acoustic_tokenizer_config.weight_init_value, acostic_va
 vibevoice_of_microsoft | acoustic_tokenizer_config.layer_scale_init_value
 voxcpm | lm_config, patch_size, audio_vae_config.encoder_dim, audio_vae_config.chunk_size
 voxcpm | audio_vae_config.decode_chunk_size, device, dtype
+xy_tokenizer | encoder_downsample_rate, input_sampling_rate, use_cache, initializer_range
+xy_tokenizer_of_its_authors | generator_params.feature_extractor_kwargs, output_sample_rate
+xy_tokenizer_of_its_authors | generator_params.semantic_encoder_kwargs
+xy_tokenizer_of_its_authors | generator_params.downsample_kwargs
 """
 
 
@@ -87,7 +93,10 @@ def written(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     writer: Writer | None = write
     assert writer is not None
     writer(folder, FamilyGolden(golden, "tiny"))
-    names = ("mimi_config.json", "config.json", "model_config.yaml")
+    names = (
+        *("mimi_config.json", "config.json", "model_config.yaml"),
+        "xy_tokenizer_config.yaml",
+    )
     path = next(folder / name for name in names if (folder / name).is_file())
     load = json.loads if path.suffix == ".json" else yaml.safe_load
     return path, load(path.read_text())

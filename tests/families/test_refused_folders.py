@@ -442,6 +442,22 @@ layer_types = ["conv", "conv", "conv", "mamba"] | layer_types[3]: 'mamba' is not
 num_key_value_heads = 3               | 3 does not divide num_attention_heads, 4
 conv_L_cach = 3                       | conv_L_cach: unknown key; did you mean conv_L_cache
 rope_parameters = {"rope_type": "yarn"} | rope_parameters.rope_type: 'yarn' is not supported
+[xy_tokenizer: config.json]
+params = -                           | params: expected an object; ... has no decoder
+params.vocos_kwargs.hop_sice = 4     | params.vocos_kwargs.hop_sice: unknown key; did you mean
+params.vocos_kwargs.hop_size = 28    | sampling_rate: 104, but hop_length and hop_size give 112
+params.vocos_kwargs.n_fft = 26       | hop_size: 26 is not below ... 26
+params.vocos_kwargs.padding = "center" | vocos_kwargs.padding: 'center' is not one of same
+params.vocos_kwargs.adanorm_num_embeddings = 4 | adanorm_num_embeddings: 4 is not supported
+params.upsample_kwargs.d_model = 9   | upsample_kwargs.d_model: 9, but ... d_model is 8; they must
+params.upsample_kwargs.stride = 3    | output_dim: 32, but d_model and stride give 24
+params.post_rvq_adapter_kwargs.output_dim = 31 | output_dim: 31, but ... is 32; they must be equal
+params.post_rvq_adapter_kwargs.max_source_positions = 16 | 16, but 30 s, ... give 15
+params.acoustic_decoder_kwargs.max_audio_seconds = 60 | max_audio_seconds: 60 is not supported
+params.acoustic_decoder_kwargs.kernel_size = 5 | kernel_size: 5 is not supported; expected 3
+params.acoustic_decoder_kwargs.decoder_attention_heads = 3 | 3 does not divide ... 8
+params.quantizer_kwargs.codebook_dim = 5 | codebook_dim: 5, but ... is 6; they must be equal
+params.decoder_upsample_rate = 207   | decoder_upsample_rate: 207, but strides and hop_size give 208
 [pocket_tts: config.json]
 latent_dim = 0                       | latent_dim: 0 is not between
 latent_stride = 1000000000           | latent_stride: 1000000000 is not between
@@ -550,6 +566,9 @@ tts_model.audio_codec.decoder.surplus = ones 3 | 1 unexpected: surplus
 [lfm2_audio: model.safetensors]
 lin.bias = -                          | 1 missing: lin.bias
 lfm.layers.4.ffn_norm.weight = ones 3 | 1 unexpected: lfm.layers.4.ffn_norm.weight
+[xy_tokenizer: model.safetensors]
+enhanced_vocos.head.out.bias = -      | 1 missing: vocos.out.bias
+quantizer.quantizers.2.codebook = -   | 2 codebooks in the file, expected 3
 [chatterbox: s3gen.safetensors]
 flow.decoder.estimator.mid_blocks.0.0.block1.block.0.weight = -
     | 1 missing: flow.decoder.estimator.mid_blocks.0.0.block1

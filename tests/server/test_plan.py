@@ -12,7 +12,7 @@ import torch
 from benchmarks.environment import RESULTS
 from benchmarks.gpu.report import write_report
 from benchmarks.gpu.settings import SETTINGS
-from testkit.models.codec_models import WRITERS
+from testkit.models.codec_models import CODECS, WRITERS
 from testkit.models.cosyvoice2_model import write_yaml
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.golden import TINY
@@ -325,9 +325,14 @@ def test_a_codec_takes_what_its_engine_takes(
 ) -> None:
     folder = WRITERS[name](tmp_path, FamilyGolden(name, "tiny"))
     model = Token2Wav.load(folder)
-    [decoder] = model.pipeline.stages.values()
-    state = decoder._frames.store.slot_bytes  # type: ignore[attr-defined]
-    network = load_network(folder, model.config, "decoder")
+    network, config = load_network(folder, model.config, "decoder"), model.config
+    if CODECS[name].windows:
+        windows = config.windows  # type: ignore[attr-defined]
+        state = 4 * (windows.left * config.tokens.shape[0])
+        state += 4 * (windows.overlap * config.samples_per_token)
+    else:
+        [decoder] = model.pipeline.stages.values()
+        state = decoder._frames.store.slot_bytes  # type: ignore[attr-defined]
     weights = sum(tensor.nbytes for tensor in network.state_dict().values())
 
     common = ["--model", str(folder), "--memory-mib", "1000", "--used-mib", "0"]

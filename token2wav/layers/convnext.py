@@ -9,37 +9,51 @@ from torch import nn
 from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
+    Delay,
     StreamModule,
     StreamStep,
     Timing,
     causal_conv,
+    centred_conv,
 )
 
 _EPS = 1e-6  # of the norm
 
 
 class ConvNeXt(StreamModule):
-    """A causal convolution of every channel, and a feed-forward part, added to the input (B, C, T).
+    """A convolution of every channel, and a feed-forward part, added to the input (B, C, T).
 
     Args:
         inner: channels within the feed-forward part; None for four times as many.
         scaled: whether every channel of the feed-forward part has a scale.
+        centred: whether the convolution reads equally far to both sides; by default it is causal.
     """
 
     def __init__(
-        self, channels: int, inner: int | None = None, kernel: int = 7, *, scaled: bool = True
+        self,
+        channels: int,
+        inner: int | None = None,
+        kernel: int = 7,
+        *,
+        scaled: bool = True,
+        centred: bool = False,
     ) -> None:
         super().__init__()
         inner = inner or 4 * channels
-        self.dwconv = causal_conv(channels, channels, kernel, groups=channels)
+        convolution = centred_conv if centred else causal_conv
+        self.dwconv = convolution(channels, channels, kernel, groups=channels)
         self.norm = nn.LayerNorm(channels, eps=_EPS)
         self.pwconv1, self.pwconv2 = nn.Linear(channels, inner), nn.Linear(inner, channels)
         self.gamma = nn.Parameter(torch.ones(channels)) if scaled else None
+        self.wait = Delay(channels)
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
-        return self.dwconv.place(timing)
+        output = self.dwconv.place(timing)
+        self.wait.align(timing, output)
+        return output
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         h = self.norm(self.dwconv(x, step).transpose(1, 2))
         h = self.pwconv2(F.gelu(self.pwconv1(h)))
-        return x + (h if self.gamma is None else self.gamma * h).transpose(1, 2)
+        h = h if self.gamma is None else self.gamma * h
+        return self.wait(x, step) + h.transpose(1, 2)

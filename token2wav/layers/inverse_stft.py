@@ -17,6 +17,8 @@ from token2wav.layers.streaming import (
     for_cudnn,
 )
 
+MOST_MAGNITUDE = 100.0  # limit of Vocos, and of codecs that copied it
+
 
 def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns convolution kernels of the short-time Fourier transform and of its inverse for a
@@ -91,3 +93,17 @@ class InverseSTFT(OverlapAdd):
     def forward(self, spectrum: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Converts real and imaginary parts (B, n_fft + 2, T) to samples (B, 1, hop * T)."""
         return self.add(torch.matmul(self.inverse, spectrum), step)
+
+    def of_polar(
+        self, spectrum: torch.Tensor, step: StreamStep = OFFLINE, most: float | None = None
+    ) -> torch.Tensor:
+        """Converts log-magnitudes and phases (B, n_fft + 2, T) to samples (B, 1, hop * T).
+
+        Args:
+            most: largest magnitude; None for no limit.
+        """
+        magnitude, phase = spectrum.float().chunk(2, dim=1)
+        magnitude = magnitude.exp()
+        if most is not None:
+            magnitude = magnitude.clamp(max=most)
+        return self(torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), 1), step)

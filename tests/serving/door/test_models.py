@@ -19,6 +19,7 @@ from testkit.door import Door, VoiceInputs, at_once, audio_of, chunks_of, named
 from testkit.models import bigvgan_model, codebook_model, qwen25_omni_model, streamflow_model
 from testkit.models.caching_families import WRITERS as CACHING
 from testkit.models.caching_families import write_family
+from testkit.models.codec_models import CODECS as ALL_CODECS
 from testkit.models.codec_models import WRITERS as CODECS
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.golden import snr_db
@@ -98,9 +99,12 @@ def subject(
         save_file({name: np.ascontiguousarray(getattr(voice, name)) for name in FIELDS}, files[0])
     else:
         folder = CODECS[name](folder, FamilyGolden(name, "tiny"))
-    model = Token2Wav.load(folder, stream=EXACT, runtime=RuntimeConfig(device="cpu"))
+    # windows depend on the number of tokens alone
+    windows = name in CODECS and ALL_CODECS[name].windows
+    settings = StreamConfig() if windows else EXACT
+    model = Token2Wav.load(folder, stream=settings, runtime=RuntimeConfig(device="cpu"))
     limits = LimitConfig(streams=STREAMS + 4, stream_tokens=MOST_TOKENS)
-    config = ServerConfig(EXACT, limits=limits, voices=tuple(map(str, files)))
+    config = ServerConfig(settings, limits=limits, voices=tuple(map(str, files)))
     tokens = model.config.tokens.draw(60 if voice else 24, np.random.default_rng(0))
     with Door.open(model, config) as door:
         yield Subject(name, door, voice, tokens)

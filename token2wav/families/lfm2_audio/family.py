@@ -57,9 +57,7 @@ class Lfm2AudioDecoder(WaveformNetwork):
         """
         first = self._codebook_size * torch.arange(codes.shape[1], device=codes.device)[:, None]
         x = self.emb(codes + first).mean(1).repeat_interleave(self._repeats, dim=1)
-        magnitude, phase = self.lin(self.lfm(x, step)).transpose(1, 2).float().chunk(2, dim=1)
-        magnitude = magnitude.exp()
-        return self.istft(torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), 1), step)
+        return self.istft.of_polar(self.lin(self.lfm(x, step)).transpose(1, 2), step)
 
 
 class Lfm2(StreamModule):
