@@ -92,7 +92,8 @@ def _scope(file: str) -> str:
     text = (ROOT / file).read_text()
     if _USES_SHARED_EXPORTS.search(text):
         return "exports"
-    return "servers" if _USES_A_SHARED_SERVER.search(text) else file
+    shares = file.startswith("tests/served/") and _USES_A_SHARED_SERVER.search(text)
+    return "servers" if shares else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:

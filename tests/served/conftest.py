@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+from safetensors.numpy import save_file
 
 from testkit.batches import WHOLE_BLOCKS
 from testkit.models.front_end import demo_prompt, front_end
@@ -10,17 +12,20 @@ from testkit.models.golden import TINY, GoldenSet
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.gateway_rig import GatewayRig
 from testkit.rigs.language_model import LanguageModel
-from testkit.rigs.server_rig import Rig
-from token2wav import Token2Wav
+from testkit.rigs.server_rig import BOTH_MODELS, Rig, voice_inputs
+from token2wav import StreamConfig, Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.base import BaseClient
+from token2wav_server.launcher.access import Access
 from token2wav_voice import PromptVoice
 
 __all__ = ["demo_prompt", "front_end"]
 
 RESPONSE_SECONDS = 120.0
-# of the server with small limits: the latter are three times 60 tokens
-IDLE_SECONDS, STREAM_SECONDS = 5, 7.2
+IDLE_SECONDS = 5  # of the server with small limits
+STEPS = (10, 3)  # ODE steps that a request may choose
+FIRST, LOOKAHEAD = StreamConfig().first_tokens, StreamConfig().provisional_lookahead_tokens
+ANNA = "anna"  # voice that the server knows by name
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,7 +46,7 @@ def golden() -> GoldenSet:
 @pytest.fixture(scope="session")
 def model() -> Token2Wav:
     """The library, to compare the server with."""
-    return Token2Wav.load(TINY, stream=WHOLE_BLOCKS)
+    return Token2Wav.load(TINY, stream=replace(WHOLE_BLOCKS, steps=STEPS))
 
 
 @pytest.fixture(scope="session")
@@ -51,22 +56,33 @@ def voice(golden: GoldenSet) -> ClientVoice:
 
 
 @pytest.fixture(scope="session")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """A real tritonserver with the tiny model.
+def rig(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A real tritonserver with the tiny model, in one process and as an ensemble.
 
     Its idle timeout exceeds the patience of a test. So a stream that is freed while a test waits
-    was not dropped as idle.
+    was not dropped as idle. Its buffer of a player is so long that no hop is cut short.
     """
-    settings = f"limits: {{idle_seconds: {2 * PATIENCE_SECONDS}}}"
-    with Rig.start(TINY, tmp_path_factory.mktemp("server"), settings) as rig:
+    folder = tmp_path_factory.mktemp("server")
+    save_file(voice_inputs(golden.voice), folder / f"{ANNA}.safetensors")
+    settings = (
+        f"stream: {{first_tokens: 0, steps: {list(STEPS)}}}\n"
+        f"limits: {{idle_seconds: {2 * PATIENCE_SECONDS}, player_buffer_seconds: 60}}\n"
+        f"voices: [{ANNA}.safetensors]"
+    )
+    with Rig.start(
+        TINY, folder, settings, models=BOTH_MODELS, access=Access(http_inference=True)
+    ) as rig:
         yield rig
 
 
 @pytest.fixture(scope="session")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """A real tritonserver with small limits."""
-    settings = f"limits: {{streams: 2, stream_tokens: 60, idle_seconds: {IDLE_SECONDS}}}"
-    with Rig.start(TINY, tmp_path_factory.mktemp("limited"), settings) as rig:
+    """A real tritonserver with both models, small limits, and streams that speak early."""
+    settings = (
+        f"stream: {{first_tokens: {FIRST}, provisional_lookahead_tokens: {LOOKAHEAD}}}\n"
+        f"limits: {{streams: 2, stream_tokens: 200, idle_seconds: {IDLE_SECONDS}}}"
+    )
+    with Rig.start(TINY, tmp_path_factory.mktemp("limited"), settings, models=BOTH_MODELS) as rig:
         yield rig
 
 

@@ -15,7 +15,7 @@ import pytest
 from testkit.models.golden import ROOT, TINY, GoldenSet
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.server_rig import Connection, Rig
-from tests.served.test_named_voices import named
+from testkit.door import named
 from token2wav import Voice
 from token2wav_client.audio import SAMPLES_PER_TOKEN
 

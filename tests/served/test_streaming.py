@@ -1,23 +1,33 @@
-"""The main job on a real server: tokens in, audio out, while tokens are still being sent."""
+"""The main job on a real server: tokens in, audio out, while tokens are still being sent. The
+model in one process and the ensemble keep the same contract.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
+import soxr
 from numpy.typing import NDArray
 
 from testkit.models.golden import GoldenSet, snr_db
+from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.server_rig import Rig, voice_inputs
 from testkit.utterances import random_portions
 from tests.families.cosyvoice3.tolerances import SNR_DB
-from token2wav import Token2Wav, Voice
-from token2wav_client import Client, ClientVoice
+from tests.served.conftest import ANNA, FIRST, LOOKAHEAD, STEPS
+from token2wav import Token2Wav, UtteranceOptions, Voice
+from token2wav_client import Client, ClientVoice, audio
 
 # Where chunks end depends on when tokens came, so sums have another order, which F0 takes into the
 # phase: 1.2e-4 seen.
 SERVER_EQUALS_LIBRARY = 1e-3
+G711_DB = 30  # 8 bits of a sample
+
+Speak = Callable[..., NDArray[np.float32]]
 
 
 @pytest.fixture(scope="module")
@@ -25,112 +35,172 @@ def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
     return model.synthesize(golden.tokens, golden.voice)
 
 
-def test_eight_streams_at_once_in_random_portions(
-    rig: Rig, golden: GoldenSet, voice: ClientVoice, whole: NDArray[np.float32]
-) -> None:
-    def synthesize(seed: int) -> list[NDArray[np.generic]]:
-        with Client(rig.server.grpc_url) as client:
-            return [
-                chunk.audio
-                for chunk in client.synthesize(random_portions(golden.tokens, seed), voice)
-            ]
+@pytest.fixture
+def speak(rig: Rig, name: str, golden: GoldenSet) -> Speak:
+    """Speaks the golden tokens by a client, and returns the decoded audio."""
 
+    def spoken(voice: ClientVoice | str, portions: Any = None, **options: Any) -> Any:
+        with Client(rig.server.grpc_url, model=name) as client:
+            chunks = list(client.synthesize(portions or [golden.tokens], voice, **options))
+        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+        assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+        decoded = [audio.decoded(chunk.audio, chunk.audio_format) for chunk in chunks]
+        samples = np.concatenate(decoded)
+        return samples if samples.dtype == np.float32 else samples / np.float32(32767)
+
+    return spoken
+
+
+def test_eight_streams_at_once_in_random_portions(
+    speak: Speak, golden: GoldenSet, voice: ClientVoice, whole: NDArray[np.float32]
+) -> None:
     with ThreadPoolExecutor(8) as pool:
-        streams = list(pool.map(synthesize, range(8)))
+        portions = [random_portions(golden.tokens, seed) for seed in range(8)]
+        streams = list(pool.map(lambda parts: speak(voice, parts), portions))
     reference = np.concatenate(
         [golden.chunk(index, "audio").numpy() for index in range(len(golden.chunks) - 1)]
     )
-    for chunks in streams:
-        audio = np.concatenate(chunks)
-        assert len(audio) == 960 * len(golden.tokens)
-        assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
-        assert snr_db(audio[: len(reference)], reference) > SNR_DB
+    for heard in streams:
+        assert heard.shape == whole.shape == (960 * len(golden.tokens),)
+        assert np.abs(heard - whole).max() <= SERVER_EQUALS_LIBRARY
+        assert snr_db(heard[: len(reference)], reference) > SNR_DB
 
 
-def test_many_utterances_share_one_grpc_stream(
-    rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]
+def test_streams_with_steps_of_their_own_share_batches(
+    speak: Speak, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
 ) -> None:
-    with rig.connect() as connection:
-        for sequence in ("a", "b"):
-            connection.send(golden.tokens[:100], golden.voice, sequence, start=True)
-        for sequence in ("a", "b"):
-            connection.send(golden.tokens[100:], None, sequence, end=True)
-        answers = connection.answers(requests=4)
-    assert not answers.errors
-    assert sorted(index for index, _, _ in answers.chunks) == [0, 0, 1, 1, 2, 2]
-    chunks = {index: audio for index, _, audio in answers.chunks}
-    assert (
-        np.abs(np.concatenate([chunks[index] for index in range(3)]) - whole).max()
-        <= SERVER_EQUALS_LIBRARY
-    )
+    asked = [STEPS[1], None, STEPS[0], STEPS[1]]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        heard = list(pool.map(lambda steps: speak(voice, steps=steps), asked))
+    for samples, steps in zip(heard, asked, strict=True):
+        options = UtteranceOptions(steps or 0)
+        assert snr_db(samples, model.synthesize(golden.tokens, golden.voice, options)) >= SNR_DB
+    assert snr_db(heard[0], heard[1]) < SNR_DB  # the numbers of steps give different audio
 
 
-@pytest.mark.parametrize(("start", "end"), [(False, False), (True, True), (True, False)])
-def test_a_request_without_sequence_id_is_a_whole_utterance(
-    rig: Rig, golden: GoldenSet, whole: NDArray[np.float32], start: bool, end: bool
+@pytest.mark.parametrize(
+    ("audio_format", "sample_rate"),
+    [("int16", 24_000), ("mulaw", 8000), ("alaw", 16_000), ("float32", 48_000)],
+)
+def test_formats_and_rates(
+    speak: Speak,
+    voice: ClientVoice,
+    whole: NDArray[np.float32],
+    audio_format: str,
+    sample_rate: int,
 ) -> None:
-    with rig.connect() as connection:
-        connection.send(golden.tokens, golden.voice, start=start, end=end)
-        answers = connection.answers()
-    assert not answers.errors
-    assert [(index, final) for index, final, _ in answers.chunks] == [
-        (0, False),
-        (1, False),
-        (2, True),
-    ]
-    assert np.abs(answers.audio - whole).max() <= SERVER_EQUALS_LIBRARY
+    heard = speak(voice, audio_format=audio_format, sample_rate=sample_rate)
+    expected = soxr.resample(whole, 24_000, sample_rate)
+    if audio_format != "float32":
+        expected = np.clip(expected, -1, 1)
+    assert heard.shape == expected.shape
+    assert snr_db(heard, expected) > (G711_DB if "law" in audio_format else SNR_DB)
 
 
-def test_one_request_with_both_flags_and_an_integer_id(rig: Rig, golden: GoldenSet) -> None:
-    with rig.connect() as connection:
-        connection.send(golden.tokens[:1], golden.voice, 2**62, start=True, end=True)
-        answers = connection.answers()
-    assert not answers.errors
-    assert answers.audio.shape == (960,)
+def test_a_voice_is_sent_once_and_named_afterwards(
+    speak: Speak, voice: ClientVoice, whole: NDArray[np.float32]
+) -> None:
+    """The server has the voice under a name too, from its settings."""
+    for speaker in (voice, voice.id, ANNA):
+        assert np.abs(speak(speaker) - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
-def test_requests_finish_when_their_tokens_are_consumed(rig: Rig, golden: GoldenSet) -> None:
-    with rig.connect() as connection:
+def test_a_speaker_without_a_recording(speak: Speak, golden: GoldenSet, model: Token2Wav) -> None:
+    voice = Voice([], np.zeros((0, 80)), golden.voice.speaker_embedding)
+    heard = speak(ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding))
+    assert np.abs(heard - model.synthesize(golden.tokens, voice)).max() <= SERVER_EQUALS_LIBRARY
+
+
+def test_requests_finish_when_their_tokens_are_consumed(
+    rig: Rig, name: str, golden: GoldenSet, whole: NDArray[np.float32]
+) -> None:
+    with rig.connect(name) as connection:
         connection.send(golden.tokens[:10], golden.voice, "patient", start=True)
         assert not connection.answers().chunks  # finished, although nothing could run yet
         connection.send(golden.tokens[10:60], None, "patient")
-        assert [index for index, _, _ in connection.answers().chunks] == [0]
-        connection.send([], None, "patient", end=True)
-        assert [final for _, final, _ in connection.answers().chunks] == [True]
+        first = connection.answers()
+        assert [(index, final) for index, final, _ in first.chunks] == [(0, False)]
+        connection.send(golden.tokens[60:], None, "patient", end=True)
+        rest = connection.answers()
+        assert [(index, final) for index, final, _ in rest.chunks] == [(1, False), (2, True)]
+        connection.send([1], golden.voice, "patient", start=True, end=True)  # the id is free again
+        assert connection.answers().audio.shape == (960,)
+    assert np.abs(np.concatenate((first.audio, rest.audio)) - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
-def test_first_request_may_stay_open_to_the_end(rig: Rig, golden: GoldenSet) -> None:
-    with rig.connect() as connection:
-        connection.send(
-            golden.tokens[:60], golden.voice, "kept", start=True, parameters={"keep_open": True}
-        )
+def test_the_first_request_may_stay_open_to_the_end(
+    rig: Rig, name: str, golden: GoldenSet
+) -> None:
+    with rig.connect(name) as connection:
+        kept = {"keep_open": True}
+        connection.send(golden.tokens[:60], golden.voice, "kept", start=True, parameters=kept)
         connection.send(golden.tokens[60:70], None, "kept")
         assert len(connection.answers().chunks) == 1  # the second request finished
         connection.send([], None, "kept", end=True)
         assert len(connection.answers(requests=2).chunks) == 1
 
 
-def test_sixteen_bit_audio(rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]) -> None:
-    with rig.connect() as connection:
-        connection.send(golden.tokens, golden.voice, parameters={"audio_format": "int16"})
-        audio = connection.answers().audio
-    assert audio.dtype == np.int16
-    assert np.abs(audio / 32767 - whole).max() <= 0.5 / 32767 + SERVER_EQUALS_LIBRARY
+def test_many_utterances_share_one_grpc_stream(
+    rig: Rig, name: str, golden: GoldenSet, whole: NDArray[np.float32]
+) -> None:
+    ids: tuple[int | str, ...] = ("a", 2**62)
+    with rig.connect(name) as connection:
+        for sequence in ids:
+            connection.send(golden.tokens[:100], golden.voice, sequence, start=True)
+        for sequence in ids:
+            connection.send(golden.tokens[100:], None, sequence, end=True)
+        answers = connection.answers(requests=4)
+    assert not answers.errors
+    assert sorted(index for index, _, _ in answers.chunks) == [0, 0, 1, 1, 2, 2]
+    chunks = {index: samples for index, _, samples in answers.chunks}
+    spoken = np.concatenate([chunks[index] for index in range(3)])
+    assert np.abs(spoken - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
-def test_an_id_is_free_again_after_the_end(rig: Rig, golden: GoldenSet) -> None:
-    with rig.connect() as connection:
-        for _ in range(2):
-            connection.send(golden.tokens[:5], golden.voice, "again", start=True, end=True)
-            assert connection.answers().audio.shape == (5 * 960,)
+def test_a_whole_utterance_in_one_request(
+    rig: Rig, name: str, golden: GoldenSet, whole: NDArray[np.float32]
+) -> None:
+    """The server reads arrays with strides of their own; a transposed view must not arrive
+    transposed.
+    """
+    inputs = voice_inputs(golden.voice)
+    inputs["prompt_mel"] = np.asfortranarray(inputs["prompt_mel"])
+    with rig.connect(name) as connection:
+        connection.send(golden.tokens, inputs)
+        answers = connection.answers()
+    assert [(index, final) for index, final, _ in answers.chunks] == [
+        (0, False),
+        (1, False),
+        (2, True),
+    ]
+    assert np.abs(answers.audio - whole).max() <= SERVER_EQUALS_LIBRARY
+    sent = 0
+    for (_, _, samples), (first, count) in zip(answers.chunks, answers.spoken, strict=True):
+        assert first == sent // 960
+        sent += len(samples)
+        assert first + count == -(-sent // 960)
+    assert first + count == len(golden.tokens)
 
 
-def test_speaker_without_a_recording(rig: Rig, golden: GoldenSet, model: Token2Wav) -> None:
-    voice = Voice([], np.zeros((0, 80)), golden.voice.speaker_embedding)
-    with rig.connect() as connection:
-        connection.send(golden.tokens, voice)
-        audio = connection.answers().audio
-    assert np.abs(audio - model.synthesize(golden.tokens, voice)).max() <= SERVER_EQUALS_LIBRARY
+def test_provisional_audio_comes_with_the_token_that_completes_it(
+    limited: Rig, name: str, golden: GoldenSet
+) -> None:
+    first, held_back = FIRST + LOOKAHEAD, 4 * 480 + 4
+    with limited.connect(name) as connection:
+        connection.send(golden.tokens[: first - 1], golden.voice, "first audio", start=True)
+        assert not connection.answers().chunks
+        connection.send(golden.tokens[first - 1 : first], None, "first audio")
+        [(index, _, early)] = connection.answers().chunks
+        assert (index, len(early)) == (0, 960 * FIRST - held_back)
+        connection.send(golden.tokens[first:], None, "first audio", end=True)
+        rest = connection.answers()
+    assert not rest.errors
+    with Token2Wav.load(limited.server.model).stream(golden.voice) as stream:
+        chunks = stream.push(golden.tokens[:first]) + stream.finish(golden.tokens[first:])
+    expected = np.concatenate([chunk.audio for chunk in chunks])
+    assert expected.shape == (960 * len(golden.tokens),)
+    spoken = np.concatenate([early, rest.audio])
+    assert np.abs(spoken - expected).max() <= SERVER_EQUALS_LIBRARY
 
 
 def test_ready_live_and_metadata(rig: Rig) -> None:
@@ -161,21 +231,6 @@ def test_ready_live_and_metadata(rig: Rig) -> None:
     }
 
 
-def test_voice_inputs_arrive_unchanged(
-    rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]
-) -> None:
-    """The server reads arrays with strides of their own; a transposed view must not arrive
-    transposed.
-    """
-    inputs = voice_inputs(golden.voice)
-    inputs["prompt_mel"] = np.asfortranarray(inputs["prompt_mel"])
-    with rig.connect() as connection:
-        connection.send(golden.tokens, inputs)
-        answers = connection.answers()
-    assert np.abs(answers.audio - whole).max() <= SERVER_EQUALS_LIBRARY
-    sent = 0
-    for (_, _, audio), (first, count) in zip(answers.chunks, answers.spoken, strict=True):
-        assert first == sent // 960
-        sent += len(audio)
-        assert first + count == -(-sent // 960)
-    assert first + count == len(golden.tokens)
+def test_health(rig: Rig, name: str) -> None:
+    with Client(rig.server.grpc_url, model=name) as client:
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
