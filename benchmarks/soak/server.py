@@ -217,8 +217,7 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
     config.write_text(comparable(_SETTINGS.format(streams=plan.clients, idle=IDLE_SECONDS)))
     model = model_folder(plan.model, folder)
     lines = make_lines(model)
-    with Serving.start(model, f"--config={config}", *_OPTIONS) as serving:
-        serving.wait_for_line("token2wav: ready, ")
+    with Serving.ready(model, f"--config={config}", *_OPTIONS) as serving:
         _check_health(serving)
         probe = ServerProbe(serving.metrics_url, lambda: serving.traces)
 

@@ -6,6 +6,7 @@ import pytest
 
 from examples import demo
 from examples.demo_voice.recordings import PROMPT
+from token2wav_client import ClientVoice
 from token2wav_voice import FrontEnd, PromptVoice, Recording
 
 
@@ -17,3 +18,10 @@ def front_end() -> FrontEnd:
 @pytest.fixture(scope="session")
 def demo_prompt(front_end: FrontEnd) -> PromptVoice:
     return front_end.voice(Recording.load(PROMPT))
+
+
+@pytest.fixture(scope="session")
+def spoken(demo_prompt: PromptVoice) -> ClientVoice:
+    """Voice of the demo's recording."""
+    made = demo_prompt
+    return ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)

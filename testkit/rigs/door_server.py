@@ -109,7 +109,7 @@ class DoorServer:
         until(lambda: not self.model.pipeline.open_streams)
 
 
-class _Calls(service_pb2_grpc.GRPCInferenceServiceServicer):
+class _Calls(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Calls of Triton's gRPC port."""
 
     def __init__(self, service: Service, repository: Path) -> None:
@@ -132,7 +132,8 @@ class _Calls(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         stream = _Stream()
-        context.add_callback(partial(self._leave, stream))
+        if not context.add_callback(partial(self._leave, stream)):
+            return  # the client has gone already
         threading.Thread(target=self._read, args=(stream, requests), daemon=True).start()
         while (answer := stream.answers.get()) is not None:
             yield answer

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +68,14 @@ class Serving:
         ports = Ports.free()
         words = [*inside, *command(model, ports, python), _CONFIG, *arguments]
         with cls._running(words, ports) as serving:
+            yield serving
+
+    @classmethod
+    @contextmanager
+    def ready(cls, model: Path, *arguments: str, inside: Sequence[str] = ()) -> Iterator[Serving]:
+        """Runs the command, and waits until its server is ready."""
+        with cls.start(model, *arguments, inside=inside) as serving:
+            serving.wait_for_line("token2wav: ready, ")
             yield serving
 
     @classmethod
@@ -229,6 +237,31 @@ def speak(
     for speaker in speakers:
         assert speaker.heard.wait(PATIENCE_SECONDS), speaker.error
     return speakers
+
+
+@contextmanager
+def speaking_beside(
+    url: str, voice: ClientVoice, tokens: NDArray[np.int32], tls: Tls | None = None
+) -> Iterator[Callable[[], NDArray[Any]]]:
+    """Context manager beside whose body a stream is open. It has received its first audio.
+
+    Yields:
+        Function that ends the stream, and returns all of its audio.
+    """
+    speaker = Speaker(url, voice, tokens, at_once=160, ends=False, tls=tls)
+
+    def ended() -> NDArray[Any]:
+        speaker.may_end.set()
+        speaker.join(PATIENCE_SECONDS)
+        assert speaker.audio is not None, speaker.error
+        return speaker.audio
+
+    speaker.start()
+    assert speaker.heard.wait(PATIENCE_SECONDS)
+    try:
+        yield ended
+    finally:
+        speaker.may_end.set()
 
 
 def command(model: Path, ports: Ports, python: Path = Path(sys.executable)) -> list[str]:

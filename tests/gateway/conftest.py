@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 from testkit.rigs.aligners import installed
+from testkit.rigs.door_fixtures import _servers_are_empty, rig, voice
+from testkit.rigs.gateway_fixtures import _gateway_is_idle, gateway, speaker
+
+__all__ = ["_gateway_is_idle", "_servers_are_empty", "gateway", "rig", "speaker", "voice"]
 
 
 @pytest.fixture(scope="session")

@@ -3,23 +3,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from testkit.batches import WHOLE_BLOCKS
-from testkit.models.front_end import demo_prompt, front_end
+from testkit.models.front_end import demo_prompt, front_end, spoken
 from testkit.models.golden import TINY, GoldenSet
-from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.gateway_rig import GatewayRig
-from testkit.rigs.language_model import LanguageModel
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_fixtures import _gateway_is_idle, gateway, speaker
 from testkit.rigs.server_rig import BOTH_MODELS, Rig, voice_inputs
 from token2wav import StreamConfig, Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.base import BaseClient
 from token2wav_server.launcher.access import Access
-from token2wav_voice import PromptVoice
 
-__all__ = ["demo_prompt", "front_end"]
+__all__ = ["_gateway_is_idle", "demo_prompt", "front_end", "gateway", "speaker", "spoken"]
 
 RESPONSE_SECONDS = 120.0
 IDLE_SECONDS = 5  # of the server with small limits
@@ -47,6 +47,12 @@ def golden() -> GoldenSet:
 def model() -> Token2Wav:
     """The library, to compare the server with."""
     return Token2Wav.load(TINY, stream=replace(WHOLE_BLOCKS, steps=STEPS))
+
+
+@pytest.fixture(scope="session")
+def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
+    """Audio of the golden tokens by the library."""
+    return model.synthesize(golden.tokens, golden.voice)
 
 
 @pytest.fixture(scope="session")
@@ -86,32 +92,6 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield rig
 
 
-@pytest.fixture(scope="module")
-def speaker(request: pytest.FixtureRequest) -> LanguageModel:
-    """Language model behind `gateway`, with the constant PACE of the module."""
-    return LanguageModel(pace=getattr(request.module, "PACE", 1000.0))
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    rig: Rig,
-    speaker: LanguageModel,
-    voice: ClientVoice,
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[GatewayRig]:
-    """A gateway between `speaker` and `rig`, with the constant SETTINGS of the module."""
-    with GatewayRig.between(
-        speaker.app(),
-        tmp_path_factory.mktemp("gateway"),
-        grpc_url=rig.server.grpc_url,
-        voice=voice,
-        settings=getattr(request.module, "SETTINGS", {}),
-        riva=True,
-    ) as started:
-        yield started
-
-
 @pytest.fixture(params=["token2wav", "token2wav_ensemble"])
 def name(request: pytest.FixtureRequest) -> str:
     """Name of a model on a server with `BOTH_MODELS`."""
@@ -120,20 +100,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Checks after every test, passed or failed, that its gateway speaks to nobody, and that its
-    servers hold nothing for any stream.
-    """
+    """Checks after every test, passed or failed, that its servers hold nothing for any stream."""
     yield
-    if "gateway" in request.fixturenames:
-        gateway = request.getfixturevalue("gateway")
-        until(lambda: not any(map(gateway.value, ("speaking", "sockets", "held_back"))))
     for name in ("rig", "limited", "recipe"):
         if name in request.fixturenames:
             request.getfixturevalue(name).wait_until_empty()
-
-
-@pytest.fixture(scope="session")
-def spoken(demo_prompt: PromptVoice) -> ClientVoice:
-    """Voice of the demo's recording."""
-    made = demo_prompt
-    return ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)

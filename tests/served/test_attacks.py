@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from testkit.models.golden import TINY, GoldenSet
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.serve_command import Serving, Speaker
+from testkit.rigs.serve_command import Serving, speaking_beside
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_server.launcher.front import BODY_BYTES
 from token2wav_server.launcher.ports import Ports
@@ -59,27 +59,18 @@ def serving(status_port: int, tmp_path_factory: pytest.TempPathFactory) -> Itera
         f"--admin-key-file={key}",
         "--canary-seconds=0",
     ]
-    with Serving.start(TINY, *options) as serving:
-        serving.wait_for_line("token2wav: ready, ")
+    with Serving.ready(TINY, *options) as serving:
         yield serving
 
 
 @pytest.fixture(autouse=True)
 def _others_hear_nothing_of_it(
-    serving: Serving, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
+    serving: Serving, golden: GoldenSet, voice: ClientVoice, whole: NDArray[np.float32]
 ) -> Iterator[None]:
     before = serving.traces.processes
-    speaker = Speaker(serving.url, voice, golden.tokens, at_once=160, ends=False)
-    speaker.start()
-    assert speaker.heard.wait(PATIENCE_SECONDS)
-    yield
-    speaker.may_end.set()
-    speaker.join(PATIENCE_SECONDS)
-    assert speaker.audio is not None, speaker.error
-    assert (
-        np.abs(speaker.audio - model.synthesize(golden.tokens, golden.voice)).max()
-        <= SERVER_EQUALS_LIBRARY
-    )
+    with speaking_beside(serving.url, voice, golden.tokens) as ended:
+        yield
+        assert np.abs(ended() - whole).max() <= SERVER_EQUALS_LIBRARY
     assert serving.traces.processes == before
 
 

@@ -16,14 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from testkit.models.golden import TINY, GoldenSet
-from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.certificates import Authority
-from testkit.rigs.serve_command import Serving, Speaker
+from testkit.rigs.serve_command import Serving, speaking_beside
 from tests.served.test_attacks import connect, head
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, Tls
 
 NAME = "tts.example"
@@ -51,8 +50,7 @@ def serving(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> I
         f"--tls-certificate={authority.certificate(NAME)}",
         f"--tls-key={authority.key(NAME)}",
     ]
-    with Serving.start(TINY, f"--config={config}", *certificate, "--canary-seconds=0") as serving:
-        serving.wait_for_line("token2wav: ready, ")
+    with Serving.ready(TINY, f"--config={config}", *certificate, "--canary-seconds=0") as serving:
         yield serving
 
 
@@ -68,25 +66,17 @@ def _others_hear_nothing_of_it(
     serving: Serving,
     golden: GoldenSet,
     voice: ClientVoice,
-    model: Token2Wav,
+    whole: NDArray[np.float32],
     tls: Tls,
     held: contextlib.ExitStack,
 ) -> Iterator[None]:
     before = serving.traces.processes
-    speaker = Speaker(serving.url, voice, golden.tokens, at_once=160, ends=False, tls=tls)
-    speaker.start()
-    assert speaker.heard.wait(PATIENCE_SECONDS)
-    yield
-    with Client(serving.url, tls=tls) as newcomer:
-        [chunk] = newcomer.synthesize([[1, 2, 3]], voice)
-    assert len(chunk.audio) == 3 * 960
-    speaker.may_end.set()
-    speaker.join(PATIENCE_SECONDS)
-    assert speaker.audio is not None, speaker.error
-    assert (
-        np.abs(speaker.audio - model.synthesize(golden.tokens, golden.voice)).max()
-        <= SERVER_EQUALS_LIBRARY
-    )
+    with speaking_beside(serving.url, voice, golden.tokens, tls) as ended:
+        yield
+        with Client(serving.url, tls=tls) as newcomer:
+            [chunk] = newcomer.synthesize([[1, 2, 3]], voice)
+        assert len(chunk.audio) == 3 * 960
+        assert np.abs(ended() - whole).max() <= SERVER_EQUALS_LIBRARY
     assert serving.traces.processes == before
 
 

@@ -87,9 +87,7 @@ def test_a_bad_request_gets_one_sentence(
         for tokens, changes, parameters, message in refusals:
             inputs: dict[str, Any] = voice_inputs(golden.voice) | changes
             present = {name: array for name, array in inputs.items() if array is not None}
-            connection.send(
-                tokens, present, "bad", start=True, end=True, parameters=parameters
-            )
+            connection.send(tokens, present, "bad", start=True, end=True, parameters=parameters)
             [error] = connection.answers().errors
             if refusals is OF_TRITON:
                 assert message in error
@@ -149,7 +147,11 @@ def test_tokens_before_a_bad_one_are_spoken(rig: Rig, golden: GoldenSet) -> None
 def test_requests_after_the_end_do_not_cost_any_audio(rig: Rig, golden: GoldenSet) -> None:
     # seconds of work, of which the requests below see the first moments
     tokens = np.tile(golden.tokens, 8)[:1000]
-    late: list[tuple[NDArray[Any] | list[int], Any]] = [([1], None), ([-1], None), ([], golden.voice)]
+    late: list[tuple[NDArray[Any] | list[int], Any]] = [
+        ([1], None),
+        ([-1], None),
+        ([], golden.voice),
+    ]
     with rig.connect() as connection:
         connection.send(tokens, golden.voice, "over", start=True, end=True)
         for more, voice in late:

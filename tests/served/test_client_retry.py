@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,8 +18,7 @@ from testkit.models.golden import TINY, GoldenSet
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.serve_command import Serving
 from testkit.rigs.server_rig import Rig
-from token2wav import Token2Wav
-from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable
+from token2wav_client import AsyncClient, Client, ClientVoice, ServerUnavailable
 
 STREAMS = 3
 RETRIES = 30
@@ -49,11 +49,6 @@ class Listener:
         yield from np.array_split(self._tokens[60:], 7)
 
 
-@pytest.fixture(scope="module")
-def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
-    return model.synthesize(golden.tokens, golden.voice)
-
-
 def test_a_server_killed_in_the_middle_and_restarted(
     golden: GoldenSet,
     voice: ClientVoice,
@@ -65,57 +60,28 @@ def test_a_server_killed_in_the_middle_and_restarted(
     A stream without retries fails at once, and no listener gets a sample twice.
     """
     listeners = [Listener(golden.tokens, voice) for _ in range(STREAMS + 1)]
-    with Serving.start(TINY) as serving, ThreadPoolExecutor(STREAMS + 1) as pool:
-        serving.wait_for_line("token2wav: ready, ")
-        with Client(serving.url, retries=RETRIES) as patient, Client(serving.url) as hasty:
-            hopeful = [pool.submit(listener.listen, patient) for listener in listeners[:-1]]
-            lost = pool.submit(listeners[-1].listen, hasty)
-            for listener in listeners:
-                assert listener.heard.wait(PATIENCE_SECONDS)
-            os.kill(serving.traces.processes[1], signal.SIGKILL)
-            with pytest.raises(ServerUnavailable, match="no server at"):
-                lost.result(PATIENCE_SECONDS)
-            for listener in listeners:
-                listener.go_on.set()  # while no server is there
-            for result in hopeful:
-                audio = np.concatenate(result.result(PATIENCE_SECONDS))
-                assert audio.shape == whole.shape
-                assert np.abs(audio - whole).max() <= SAME_AUDIO
+    with (
+        Serving.ready(TINY) as serving,
+        ThreadPoolExecutor(STREAMS + 1) as pool,
+        Client(serving.url, retries=RETRIES) as patient,
+        Client(serving.url) as hasty,
+    ):
+        hopeful = [pool.submit(listener.listen, patient) for listener in listeners[:-1]]
+        lost = pool.submit(listeners[-1].listen, hasty)
+        for listener in listeners:
+            assert listener.heard.wait(PATIENCE_SECONDS)
+        os.kill(serving.traces.processes[1], signal.SIGKILL)
+        with pytest.raises(ServerUnavailable, match="no server at"):
+            lost.result(PATIENCE_SECONDS)
+        for listener in listeners:
+            listener.go_on.set()  # while no server is there
+        for result in hopeful:
+            audio = np.concatenate(result.result(PATIENCE_SECONDS))
+            assert audio.shape == whole.shape
+            assert np.abs(audio - whole).max() <= SAME_AUDIO
     messages = [record.message for record in caplog.records if record.name == "token2wav_client"]
     assert len(messages) >= STREAMS
     assert all("retry " in message and f" of {RETRIES} in " in message for message in messages)
-
-
-def test_a_full_server_is_asked_again(
-    limited: Rig, voice: ClientVoice, caplog: pytest.LogCaptureFixture
-) -> None:
-    leave = threading.Event()
-
-    def dawdling() -> Iterator[list[int]]:
-        yield [1, 2, 3]
-        while not leave.wait(0.2):
-            yield []
-
-    url = limited.server.grpc_url
-    with (
-        Client(url, retries=RETRIES) as client,
-        Client(url) as other,
-        ThreadPoolExecutor(3) as pool,
-    ):
-        sitting = [pool.submit(lambda: list(other.synthesize(dawdling(), voice))) for _ in range(2)]
-        while limited.open_streams()["engine"] < 2:
-            assert not any(result.done() for result in sitting)
-            time.sleep(0.1)
-        waiting = pool.submit(lambda: list(client.synthesize([[1, 2, 3]], voice)))
-        while not caplog.records:
-            assert not waiting.done()
-            time.sleep(0.02)
-        leave.set()
-        for result in [*sitting, waiting]:
-            assert sum(len(chunk.audio) for chunk in result.result(PATIENCE_SECONDS)) == 3 * 960
-    assert caplog.records[0].message.startswith(
-        "streams: all 2 are in use; try again later; retry 1 of 30 in "
-    )
 
 
 def test_a_server_that_stops_answering(
@@ -146,16 +112,42 @@ def test_a_server_that_stops_answering(
     assert "did not respond for 3 s; retry 1 of 30 in " in caplog.records[0].message
 
 
-def test_bad_input_is_not_sent_again(
-    rig: Rig, voice: ClientVoice, caplog: pytest.LogCaptureFixture
+def test_a_server_that_stops_answering_a_client_for_asyncio(
+    rig: Rig,
+    golden: GoldenSet,
+    voice: ClientVoice,
+    whole: NDArray[np.float32],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with Client(rig.server.grpc_url, retries=RETRIES) as client:
-        for batches, sentence in (
-            ([[1], [9999]], "outside the vocabulary"),
-            ([[1] * 15_001], "15000"),
-        ):
-            with pytest.raises(ServerError, match=sentence):
-                list(client.synthesize(batches, voice))
-        with pytest.raises(ServerError, match="voice_id"):
-            list(client.synthesize([[1]], "0" * 64))
-    assert not caplog.records
+    go_on = asyncio.Event()
+
+    async def in_two_parts() -> AsyncIterator[NDArray[np.int32]]:
+        yield golden.tokens[:60]
+        await go_on.wait()
+        yield golden.tokens[60:]
+
+    async def run() -> list[NDArray[np.generic]]:
+        chunks: list[NDArray[np.generic]] = []
+        async with AsyncClient(rig.server.grpc_url, retries=30, response_timeout_s=3) as client:
+            async for chunk in client.synthesize(in_two_parts(), voice):
+                assert chunk.index == len(chunks)
+                chunks.append(chunk.audio)
+                if chunk.index == 0:
+                    os.kill(rig.server.pid, signal.SIGSTOP)
+                    asyncio.get_running_loop().create_task(wake_up())
+                    go_on.set()
+        return chunks
+
+    async def wake_up() -> None:
+        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        while not caplog.records and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        os.kill(rig.server.pid, signal.SIGCONT)
+
+    try:
+        audio = np.concatenate(asyncio.run(run()))
+    finally:
+        os.kill(rig.server.pid, signal.SIGCONT)
+    assert audio.shape == whole.shape
+    assert np.abs(audio - whole).max() <= SAME_AUDIO
+    assert "did not respond for 3 s; retry 1 of 30 in " in caplog.records[0].message

@@ -97,7 +97,9 @@ def test_streams_at_once_at_pace_and_in_random_portions(served: Served) -> None:
         with Client(served.rig.server.grpc_url) as client:
             tokens = served.tokens[seed % 4 :]
             paced = token_source.paced([frame[None] for frame in tokens], config.token_frame_rate)
-            chunks = list(client.synthesize(paced if seed % 2 else random_portions(tokens, seed % 8)))
+            chunks = list(
+                client.synthesize(paced if seed % 2 else random_portions(tokens, seed % 8))
+            )
         assert chunks[-1].samples_trimmed == config.missing_samples  # so the length is known
         return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
 
@@ -188,6 +190,8 @@ def test_the_gateway_sends_both_channels_or_their_mean(served: Served, tmp_path:
         fast = http.post("/v1/stage/run", json={"codes": codes.tolist(), "speed": 1.5})
         assert fast.json()["error"]["param"] == "speed", fast.text
         assert "this model has no mel" in fast.json()["error"]["message"]
+        flat = http.post("/v1/stage/run", json={"codes": [1, 2]}).json()["error"]
+        assert flat["message"].startswith("codes: shape (2,), expected 2 dimensions")
         answer = http.post("/v1/stage/run", json={"codes": codes.tolist()})
         assert answer.status_code == 200, answer.text
         assert gateway.value("audio_seconds_total") == pytest.approx(len(expected) / 24_000)

@@ -34,9 +34,7 @@ def sentence(golden: GoldenSet) -> NDArray[np.int32]:
 
 
 @pytest.fixture(scope="module")
-def ended(
-    model: Token2Wav, golden: GoldenSet, sentence: NDArray[np.int32]
-) -> NDArray[np.float32]:
+def ended(model: Token2Wav, golden: GoldenSet, sentence: NDArray[np.int32]) -> NDArray[np.float32]:
     """Audio up to the end of the sentence, whose last token is repeated."""
     tokens = np.concatenate((sentence, np.full(REPEATS - 1, sentence[-1])))
     return model.synthesize(tokens, golden.voice)

@@ -38,8 +38,7 @@ def test_a_flood_of_headers(
         "--canary-seconds=0",
         "--grace-seconds=600",
     ]
-    with Serving.start(TINY, *options) as serving:
-        serving.wait_for_line("token2wav: ready, ")
+    with Serving.ready(TINY, *options) as serving:
         before = serving.traces
         [speaker] = speak(serving.url, voice, golden.tokens, streams=1, ends=False)
         with flooded(serving.ports.grpc):

@@ -41,8 +41,7 @@ def canary_options(seconds: float) -> list[str]:
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Serving]:
-    with Serving.start(TINY, *canary_options(10)) as serving:
-        serving.wait_for_line("token2wav: ready, ")
+    with Serving.ready(TINY, *canary_options(10)) as serving:
         yield serving
 
 
@@ -96,8 +95,7 @@ def test_hanging(serving: Serving, golden: GoldenSet, voice: ClientVoice) -> Non
 def test_an_engine_that_cannot_start_again_costs_the_server(tmp_path: Path) -> None:
     """A restart of the whole server is tried before the command gives up."""
     model = shutil.copytree(TINY, tmp_path / "model")
-    with Serving.start(model) as serving:
-        serving.wait_for_line("token2wav: ready, ")
+    with Serving.ready(model) as serving:
         traces = serving.traces
         (model / "flow.safetensors").unlink()
         os.kill(traces.engine, signal.SIGKILL)

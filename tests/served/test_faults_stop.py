@@ -37,8 +37,7 @@ STREAMS = 4
 @contextmanager
 def serving_until_it_has_stopped(*arguments: str) -> Iterator[Serving]:
     """Runs a server, and checks at the end that nothing is left of the server."""
-    with Serving.start(TINY, *arguments) as serving:
-        serving.wait_for_line("token2wav: ready, ")
+    with Serving.ready(TINY, *arguments) as serving:
         traces = serving.traces
         yield serving
         serving.wait()
@@ -150,8 +149,7 @@ def test_a_closed_terminal_drains(golden: GoldenSet, model: Token2Wav, voice: Cl
 
 
 def test_a_server_under_nohup_outlives_its_terminal() -> None:
-    with Serving.start(TINY, "--canary-seconds=0", inside=["nohup"]) as serving:
-        serving.wait_for_line("token2wav: ready, ")
+    with Serving.ready(TINY, "--canary-seconds=0", inside=["nohup"]) as serving:
         serving.process.send_signal(signal.SIGHUP)
         assert serving.health().returncode == 0
         serving.process.send_signal(signal.SIGTERM)

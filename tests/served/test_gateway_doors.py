@@ -122,6 +122,7 @@ def test_a_slow_reader_holds_the_language_model_back(gateway: GatewayRig, door: 
         line.begin(LONG)
         pieces = line.pieces()
         first = next(pieces)
+        until(lambda: gateway.value("held_back") == 1)
         time.sleep(2)  # in which the whole answer would arrive; the gateway drops a client later
         assert gateway.value("speech_tokens_total") - before < MOST_TOKENS < LENGTH
         assert len(first + b"".join(pieces)) == 2 * 960 * LENGTH

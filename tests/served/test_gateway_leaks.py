@@ -13,7 +13,7 @@ from contextlib import aclosing, contextmanager
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS
-from testkit.rigs.forwarder import Forwarder
+from testkit.rigs.failing_proxy import Proxy
 from testkit.rigs.gateway_rig import TEMPLATE, VOICE
 from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, resets, sends, sends_and_waits
 from testkit.rigs.resources import check_nothing_kept
@@ -44,22 +44,21 @@ WARM_UP = 50
 
 
 @contextmanager
-def serving_speech(rig: Rig, failure: str) -> Iterator[tuple[Forwarder, Settings]]:
-    """Serves both servers behind the gateway, and yields the settings for them."""
-    forwarder = Forwarder(rig.server.grpc_url)
-    with forwarder.listening() as url, raw_server(FAILURES[failure]) as port:
-        yield (
-            forwarder,
-            Settings.model_validate(
-                {
-                    "language_model": {
-                        "url": f"http://127.0.0.1:{port}/v1",
-                        "template": TEMPLATE,
-                        "token_timeout_s": PATIENCE_SECONDS,
-                    },
-                    "speech_server": {"url": url, "response_timeout_s": PATIENCE_SECONDS},
-                }
-            ),
+def settings_for(failure: str, speech_port: int) -> Iterator[Settings]:
+    """Serves the language model, and yields the settings of a gateway for both servers."""
+    with raw_server(FAILURES[failure]) as port:
+        yield Settings.model_validate(
+            {
+                "language_model": {
+                    "url": f"http://127.0.0.1:{port}/v1",
+                    "template": TEMPLATE,
+                    "token_timeout_s": PATIENCE_SECONDS,
+                },
+                "speech_server": {
+                    "url": f"127.0.0.1:{speech_port}",
+                    "response_timeout_s": PATIENCE_SECONDS,
+                },
+            }
         )
 
 
@@ -68,33 +67,33 @@ class Failing:
 
     Args:
         failure: name of the failure.
-        forwarder: connection to the speech server.
+        proxy: proxy of the speech server.
         settings: settings for both servers.
         voice: voice to speak in.
     """
 
-    def __init__(
-        self, failure: str, forwarder: Forwarder, settings: Settings, voice: ClientVoice
-    ) -> None:
+    def __init__(self, failure: str, proxy: Proxy, settings: Settings, voice: ClientVoice) -> None:
         self._leaves = failure == "client leaves"
         self._down = failure == "speech server is down"
-        self._forwarder = forwarder
+        self._proxy = proxy
         self._settings = settings
         self._text = Text("words", Voice(VOICE, tensors=voice))
         self._pauses = random.Random(1)
 
     async def check(self, count: int) -> None:
         """Checks that a number of failures keeps nothing, and that the speech server works then."""
+        await self._proxy.start()
         self._servers = Servers(self._settings, Metrics())
         try:
             await self._speak_codes()
             if self._down:
-                self._forwarder.stop()
+                await self._proxy.fail("resets")
             await check_nothing_kept(self._repeat, WARM_UP, count)
-            self._forwarder.down = False
+            await self._proxy.start()
             await self._speak_codes()
         finally:
             await self._servers.close()
+            await self._proxy.close()
 
     async def _repeat(self, times: int) -> None:
         for _ in range(times // TOGETHER):
@@ -136,8 +135,9 @@ def test_failed_texts_keep_nothing(
     rig: Rig, voice: ClientVoice, failure: str, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)  # records of warnings would be kept
-    with serving_speech(rig, failure) as (forwarder, settings):
-        asyncio.run(Failing(failure, forwarder, settings, voice).check(count))
+    proxy = Proxy(rig.server.ports.grpc)
+    with settings_for(failure, proxy.port) as settings:
+        asyncio.run(Failing(failure, proxy, settings, voice).check(count))
     # asyncio reports errors of tasks that nobody awaits.
     assert caplog.records == []
     rig.wait_until_empty()

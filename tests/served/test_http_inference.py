@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from testkit.models.golden import GoldenSet
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.server_rig import Rig, voice_inputs
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from token2wav import Token2Wav
 from token2wav_server.launcher.front import BODY_BYTES
 
 PATH = "/v2/models/token2wav/generate_stream"
@@ -39,9 +39,8 @@ def utterance(golden: GoldenSet, **parameters: Any) -> dict[str, Any]:
     return {name: array.ravel().tolist() for name, array in inputs.items()} | parameters
 
 
-def test_audio_is_the_librarys(rig: Rig, golden: GoldenSet, model: Token2Wav) -> None:
+def test_audio_is_the_librarys(rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]) -> None:
     """An option takes effect too: the first 8 equal tokens end the second utterance."""
-    whole = model.synthesize(golden.tokens, golden.voice)
     status, replies = events(rig.server.http_url, utterance(golden))
     assert status == 200
     assert [(event["chunk_index"], event["final"]) for event in replies] == [

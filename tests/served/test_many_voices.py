@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from testkit.models.golden import TINY, GoldenSet
-from testkit.patience import PATIENCE_SECONDS
-from testkit.rigs.serve_command import Speaker
+from testkit.rigs.serve_command import speaking_beside
 from testkit.rigs.server_rig import Rig
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from token2wav import Token2Wav, Voice
+from token2wav import Voice
 from token2wav_client import ClientVoice
 
 VOICES = int(os.environ.get("VOICES", "250"))
@@ -41,19 +41,11 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture(autouse=True)
 def _another_stream_keeps_every_sample(
-    narrow: Rig, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
+    narrow: Rig, golden: GoldenSet, voice: ClientVoice, whole: NDArray[np.float32]
 ) -> Iterator[None]:
-    speaker = Speaker(narrow.server.grpc_url, voice, golden.tokens, at_once=160, ends=False)
-    speaker.start()
-    assert speaker.heard.wait(PATIENCE_SECONDS)
-    yield
-    speaker.may_end.set()
-    speaker.join(PATIENCE_SECONDS)
-    assert speaker.audio is not None, speaker.error
-    assert (
-        np.abs(speaker.audio - model.synthesize(golden.tokens, golden.voice)).max()
-        <= SERVER_EQUALS_LIBRARY
-    )
+    with speaking_beside(narrow.server.grpc_url, voice, golden.tokens) as ended:
+        yield
+        assert np.abs(ended() - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
 def test_memory_is_bounded(narrow: Rig, golden: GoldenSet) -> None:

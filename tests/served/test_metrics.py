@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from testkit.door import named
 from testkit.models.golden import ROOT, TINY, GoldenSet
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.server_rig import Connection, Rig
-from testkit.door import named
 from token2wav import Voice
 from token2wav_client.audio import SAMPLES_PER_TOKEN
 

@@ -27,8 +27,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     config.write_text(f"stream: {{first_tokens: 0}}\nlimits: {{streams: {CROWD + 1}}}\n")
     # Less patience than a turn of the crowd takes, so that a canary without priority fails.
     options = [f"--config={config}", "--canary-seconds=1", "--canary-patience-seconds=10"]
-    with Serving.start(TINY, *options) as serving:
-        serving.wait_for_line("token2wav: ready, ")
+    with Serving.ready(TINY, *options) as serving:
         yield serving
 
 

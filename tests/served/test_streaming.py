@@ -30,11 +30,6 @@ G711_DB = 30  # 8 bits of a sample
 Speak = Callable[..., NDArray[np.float32]]
 
 
-@pytest.fixture(scope="module")
-def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
-    return model.synthesize(golden.tokens, golden.voice)
-
-
 @pytest.fixture
 def speak(rig: Rig, name: str, golden: GoldenSet) -> Speak:
     """Speaks the golden tokens by a client, and returns the decoded audio."""
@@ -128,9 +123,7 @@ def test_requests_finish_when_their_tokens_are_consumed(
     assert np.abs(np.concatenate((first.audio, rest.audio)) - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
-def test_the_first_request_may_stay_open_to_the_end(
-    rig: Rig, name: str, golden: GoldenSet
-) -> None:
+def test_the_first_request_may_stay_open_to_the_end(rig: Rig, name: str, golden: GoldenSet) -> None:
     with rig.connect(name) as connection:
         kept = {"keep_open": True}
         connection.send(golden.tokens[:60], golden.voice, "kept", start=True, parameters=kept)

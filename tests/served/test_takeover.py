@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from testkit.models.golden import GoldenSet
 from testkit.rigs.server_rig import Rig
 from testkit.takeover import ATTACKS, IDENTITIES, NOBODY, Attack, Identity
 from tests.served.takeover import attempt
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 
 
@@ -30,13 +30,12 @@ def test_no_audio_for_attackers_and_no_loss_for_victims(
     rig: Rig,
     name: str,
     golden: GoldenSet,
-    model: Token2Wav,
+    whole: NDArray[np.float32],
     attack: Attack,
     identities: tuple[Identity, Identity],
     sequence: int | str,
 ) -> None:
     outcome = attempt(rig, golden, attack, identities, sequence=sequence, model=name)
-    whole = model.synthesize(golden.tokens, golden.voice)
     assert not outcome.errors
     assert np.abs(outcome.audio - whole).max() <= SERVER_EQUALS_LIBRARY
     assert not outcome.stolen
@@ -45,13 +44,10 @@ def test_no_audio_for_attackers_and_no_loss_for_victims(
 
 
 def test_two_clients_without_name_and_key_with_one_id(
-    rig: Rig, name: str, golden: GoldenSet, model: Token2Wav
+    rig: Rig, name: str, golden: GoldenSet, whole: NDArray[np.float32]
 ) -> None:
     """The server refuses the id afterwards."""
-    outcome = attempt(
-        rig, golden, ATTACKS[0], (NOBODY, NOBODY), sequence=f"31 {name}", model=name
-    )
-    whole = model.synthesize(golden.tokens, golden.voice)
+    outcome = attempt(rig, golden, ATTACKS[0], (NOBODY, NOBODY), sequence=f"31 {name}", model=name)
     assert np.abs(outcome.audio - whole[: len(outcome.audio)]).max() <= SERVER_EQUALS_LIBRARY
     assert not outcome.stolen
     for errors in (outcome.errors, outcome.refusals):

@@ -14,6 +14,8 @@ import pytest
 from testkit.triton import FakeTriton
 from token2wav.errors import InputError
 from token2wav.serving.audio_output import AudioChunk
+from token2wav.serving.end_limits import EndReason
+from token2wav_server.replies import outputs_of
 
 
 class Sender:
@@ -67,3 +69,11 @@ def test_no_capsule_prints_a_traceback(
     reply.send(AudioChunk(samples, 0, True, 24_000, 960, 0, 0, 1))
     assert capsys.readouterr().err == ""
     np.testing.assert_array_equal(sender.responses[0]["audio"], samples)
+
+
+@pytest.mark.parametrize(
+    ("reason", "number"), [(None, 0), (EndReason.REPEATS, 1), (EndReason.SILENCE, 2)]
+)
+def test_each_limit_that_ends_a_stream_has_a_number(reason: EndReason | None, number: int) -> None:
+    chunk = AudioChunk(np.zeros(9, np.float32), 0, True, 24_000, 960, end_reason=reason)
+    assert outputs_of(chunk)["end_reason"].tolist() == [number]

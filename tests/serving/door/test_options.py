@@ -52,9 +52,7 @@ def test_steps_and_speeds(door: Door, voice: Voice, options: dict[str, Any]) -> 
     ("audio_format", "sample_rate"),
     [("mulaw", 8000), ("alaw", 16_000), ("int16", 22_050), ("float32", 48_000)],
 )
-def test_formats_and_rates(
-    door: Door, voice: Voice, audio_format: Any, sample_rate: int
-) -> None:
+def test_formats_and_rates(door: Door, voice: Voice, audio_format: Any, sample_rate: int) -> None:
     asked = {"audio_format": audio_format, "sample_rate": sample_rate}
     chunks = door.heard(portions(TOKENS, [3, 30]), voice, **asked)
     assert {chunk.sample_rate for chunk in chunks} == {sample_rate}

@@ -1,4 +1,4 @@
-"""Gateway in front of a real server: OpenAI's interfaces, equal to the library's audio."""
+"""Gateway in front of a server: OpenAI's interfaces, equal to the library's audio."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from openai import OpenAI
 
 from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import (
     TEMPLATE,
     TOKENS_OF_A_WORD,
@@ -35,7 +36,6 @@ from testkit.rigs.gateway_speech import (
     expected,
 )
 from testkit.rigs.language_model import LanguageModel
-from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_gateway.encoding import Encoder
@@ -218,7 +218,7 @@ def test_models_and_health(gateway: GatewayRig) -> None:
 
 
 def test_a_scope_that_cancels_again_and_again_ends_a_text(
-    speaker: LanguageModel, rig: Rig, voice: ClientVoice
+    speaker: LanguageModel, rig: DoorServer, voice: ClientVoice
 ) -> None:
     """Starlette answers in a scope of anyio, which cancels a task until the task has ended."""
     before, ended = speaker.cancelled, rig.ended()["cancelled"]
@@ -251,7 +251,7 @@ def test_a_scope_that_cancels_again_and_again_ends_a_text(
 
 
 def test_a_gateway_without_servers_says_which_one_is_missing(
-    rig: Rig, voice: ClientVoice, tmp_path: Path
+    rig: DoorServer, voice: ClientVoice, tmp_path: Path
 ) -> None:
     settings = {
         "language_model": {"connect_timeout_s": 5},

@@ -1,12 +1,10 @@
-"""The client for asyncio, on a real server: many utterances in one loop, and none left when their
+"""The client for asyncio, with a server: many utterances in one loop, and none left when their
 tasks are gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from testkit.models.golden import GoldenSet
+from testkit.models.tiny_model import demo_tokens, demo_voice
 from testkit.patience import PATIENCE_SECONDS
-from testkit.rigs.server_rig import Rig
+from testkit.rigs.door_server import DoorServer
 from token2wav import Token2Wav
 from token2wav_client import (
     AsyncClient,
@@ -33,6 +31,7 @@ from token2wav_client import (
 )
 
 STREAMS = 20
+TOKENS = demo_tokens(180)
 SAME_AUDIO = 1e-4  # batches sum in another order than single streams; 2e-5 seen
 
 
@@ -44,10 +43,10 @@ async def portions(tokens: NDArray[np.int32], seed: int) -> AsyncIterator[NDArra
 
 
 def test_twenty_utterances_in_one_loop(
-    rig: Rig, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
+    rig: DoorServer, voice: ClientVoice, model: Token2Wav
 ) -> None:
     async def speak(client: AsyncClient, seed: int) -> NDArray[np.float32]:
-        chunks = [chunk async for chunk in client.synthesize(portions(golden.tokens, seed), voice)]
+        chunks = [chunk async for chunk in client.synthesize(portions(TOKENS, seed), voice)]
         assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
         assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
         return np.concatenate([chunk.audio for chunk in chunks])
@@ -56,13 +55,13 @@ def test_twenty_utterances_in_one_loop(
         async with AsyncClient(rig.server.grpc_url) as client:
             return await asyncio.gather(*(speak(client, seed) for seed in range(STREAMS)))
 
-    whole = model.synthesize(golden.tokens, golden.voice)
+    whole = model.synthesize(TOKENS, demo_voice(30))
     for audio in asyncio.run(run()):
         assert audio.shape == whole.shape
         assert np.abs(audio - whole).max() <= SAME_AUDIO
 
 
-def test_push_finish_and_lists(rig: Rig, voice: ClientVoice) -> None:
+def test_push_finish_and_lists(rig: DoorServer, voice: ClientVoice) -> None:
     async def run() -> None:
         async with AsyncClient(rig.server.grpc_url) as client:
             async with await client.open(voice, audio_format="int16") as utterance:
@@ -83,13 +82,11 @@ def test_push_finish_and_lists(rig: Rig, voice: ClientVoice) -> None:
     asyncio.run(run())
 
 
-def test_a_cancelled_task_frees_its_stream_at_once(
-    rig: Rig, golden: GoldenSet, voice: ClientVoice
-) -> None:
+def test_a_cancelled_task_frees_its_stream_at_once(rig: DoorServer, voice: ClientVoice) -> None:
     heard = asyncio.Event()
 
     async def never_ending() -> AsyncIterator[NDArray[np.int32]]:
-        yield golden.tokens[:60]
+        yield TOKENS[:60]
         await asyncio.Event().wait()
 
     async def listen(client: AsyncClient) -> None:
@@ -104,7 +101,7 @@ def test_a_cancelled_task_frees_its_stream_at_once(
         async with AsyncClient(rig.server.grpc_url) as client:
             task = asyncio.create_task(listen(client))
             await heard.wait()
-            assert await asyncio.to_thread(rig.open_streams) == {"scheduler": 1, "engine": 1}
+            assert rig.model.pipeline.open_streams == 1
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -117,7 +114,7 @@ def test_a_cancelled_task_frees_its_stream_at_once(
 
 @pytest.mark.parametrize("turns", range(4))
 def test_a_cancellation_that_meets_a_chunk_is_not_lost(
-    rig: Rig, voice: ClientVoice, monkeypatch: pytest.MonkeyPatch, turns: int
+    rig: DoorServer, voice: ClientVoice, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
     """The event loop takes a few turns to tell the listener of a chunk: it is cancelled in each."""
 
@@ -151,7 +148,7 @@ def test_a_cancellation_that_meets_a_chunk_is_not_lost(
     rig.wait_until_empty()
 
 
-def test_errors_equal_the_synchronous_client(rig: Rig, voice: ClientVoice) -> None:
+def test_errors_equal_the_synchronous_client(rig: DoorServer, voice: ClientVoice) -> None:
     async def broken() -> AsyncIterator[list[int]]:
         yield [1]
         raise KeyError("the source")
@@ -184,7 +181,7 @@ def test_errors_equal_the_synchronous_client(rig: Rig, voice: ClientVoice) -> No
     asyncio.run(run())
 
 
-def test_a_generator_of_wrong_tokens_is_closed(rig: Rig, voice: ClientVoice) -> None:
+def test_a_generator_of_wrong_tokens_is_closed(rig: DoorServer, voice: ClientVoice) -> None:
     closed = False
 
     async def wrong() -> AsyncIterator[list[Any]]:
@@ -205,52 +202,10 @@ def test_a_generator_of_wrong_tokens_is_closed(rig: Rig, voice: ClientVoice) -> 
     asyncio.run(run())
 
 
-def test_a_server_that_stops_answering_is_asked_again(
-    rig: Rig,
-    golden: GoldenSet,
-    voice: ClientVoice,
-    model: Token2Wav,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    go_on = asyncio.Event()
-
-    async def in_two_parts() -> AsyncIterator[NDArray[np.int32]]:
-        yield golden.tokens[:60]
-        await go_on.wait()
-        yield golden.tokens[60:]
-
-    async def run() -> list[NDArray[np.generic]]:
-        chunks: list[NDArray[np.generic]] = []
-        async with AsyncClient(rig.server.grpc_url, retries=30, response_timeout_s=3) as client:
-            async for chunk in client.synthesize(in_two_parts(), voice):
-                assert chunk.index == len(chunks)
-                chunks.append(chunk.audio)
-                if chunk.index == 0:
-                    os.kill(rig.server.pid, signal.SIGSTOP)
-                    asyncio.get_running_loop().create_task(wake_up())
-                    go_on.set()
-        return chunks
-
-    async def wake_up() -> None:
-        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        while not caplog.records and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
-        os.kill(rig.server.pid, signal.SIGCONT)
-
-    try:
-        audio = np.concatenate(asyncio.run(run()))
-    finally:
-        os.kill(rig.server.pid, signal.SIGCONT)
-    whole = model.synthesize(golden.tokens, golden.voice)
-    assert audio.shape == whole.shape
-    assert np.abs(audio - whole).max() <= SAME_AUDIO
-    assert "did not respond for 3 s; retry 1 of 30 in " in caplog.records[0].message
-
-
 def test_flat_tokens_are_a_single_batch_and_text_is_none(
-    rig: Rig, golden: GoldenSet, voice: ClientVoice
+    rig: DoorServer, voice: ClientVoice
 ) -> None:
-    flat = golden.tokens[:30]
+    flat = TOKENS[:30]
 
     async def spoken(tokens: Any) -> list[NDArray[Any]]:
         async with AsyncClient(rig.server.grpc_url) as client:

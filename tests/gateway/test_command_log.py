@@ -16,9 +16,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import TEMPLATE, VOICE, key_settings
 from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, sends
-from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 from token2wav_client.voice import FIELDS
 from token2wav_server import Ports
@@ -75,7 +75,7 @@ def use(url: str) -> None:
 
 @pytest.mark.parametrize("module", [["-m", "token2wav", "gateway"], ["-c", AT_DEBUG]])
 def test_no_words_and_no_keys_in_the_log(
-    rig: Rig, voice: ClientVoice, tmp_path: Path, module: list[str]
+    rig: DoorServer, voice: ClientVoice, tmp_path: Path, module: list[str]
 ) -> None:
     folder = tmp_path / "voices"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""`token2wav bench` on a real server. test_codecs.py and test_latents.py run it on codecs."""
+"""`token2wav bench` with a server. `tests/served/test_codecs.py` runs it on real servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from testkit.rigs.server_rig import Rig
+from testkit.rigs.door_server import DoorServer
 from token2wav.commands import main
 from token2wav_client import ClientVoice
 from token2wav_client.bench import figures
@@ -26,7 +26,7 @@ def voice_file(voice: ClientVoice, tmp_path: Path) -> str:
 
 
 def test_rows_of_streams(
-    rig: Rig, voice_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rig: DoorServer, voice_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, before = tmp_path / "bench.json", rig.ended()["finished"]
     load = ["--streams", "1", "3", "--rounds", "2", "--utterance-seconds", "1"]
@@ -49,7 +49,7 @@ def test_rows_of_streams(
 
 
 def test_utterances_that_are_open_at_the_time_limit_are_cut(
-    rig: Rig, voice_file: str, tmp_path: Path
+    rig: DoorServer, voice_file: str, tmp_path: Path
 ) -> None:
     """The tokens of the utterances are those of a file."""
     out, began = tmp_path / "bench.json", time.monotonic()
@@ -66,7 +66,9 @@ def test_utterances_that_are_open_at_the_time_limit_are_cut(
     rig.wait_until_empty()
 
 
-def test_a_server_that_is_full_is_a_figure(limited: Rig, voice_file: str, tmp_path: Path) -> None:
+def test_a_server_that_is_full_is_a_figure(
+    limited: DoorServer, voice_file: str, tmp_path: Path
+) -> None:
     out = tmp_path / "bench.json"
     load = ["--streams", "4", "--rounds", "1", "--utterance-seconds", "1", "--quiet"]
     url = ["--url", limited.server.grpc_url, "--row-seconds", "120", "--out", str(out)]
@@ -89,7 +91,7 @@ def test_a_server_that_is_full_is_a_figure(limited: Rig, voice_file: str, tmp_pa
 def test_a_server_that_cannot_be_measured_gives_one_sentence(
     arguments: str,
     message: str,
-    rig: Rig,
+    rig: DoorServer,
     voice_file: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

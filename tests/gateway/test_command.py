@@ -17,9 +17,9 @@ from safetensors.numpy import save_file
 from websockets.sync.client import connect
 
 from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import TEMPLATE, VOICE, key_settings, serving, tokens_of
 from testkit.rigs.gateway_speech import assert_same, expected
-from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.voice import FIELDS
@@ -40,7 +40,7 @@ def answers(url: str) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_open_texts_end_before_the_command_ends(
-    rig: Rig, model: Token2Wav, voice: ClientVoice, tmp_path: Path, number: signal.Signals
+    rig: DoorServer, model: Token2Wav, voice: ClientVoice, tmp_path: Path, number: signal.Signals
 ) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     (tmp_path / "voices").mkdir()

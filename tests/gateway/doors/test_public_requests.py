@@ -104,11 +104,12 @@ def _voices_of_the_pages(gateway: GatewayRig) -> None:
         shutil.copy(gateway.voices / f"{VOICE}.safetensors", copy)
 
 
-@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/"])
 @pytest.mark.parametrize("fields", REQUESTS.values(), ids=REQUESTS)
 def test_a_public_request_is_accepted(
-    gateway: GatewayRig, speaker: LanguageModel, fields: dict[str, Any], path: str
+    gateway: GatewayRig, speaker: LanguageModel, fields: dict[str, Any]
 ) -> None:
+    # Some pages write a slash at the end of the path.
+    path = "/v1/audio/speech/" if fields is REQUESTS["quick start"] else "/v1/audio/speech"
     with gateway.http() as http:
         answer = http.post(path, json={"input": TEXT, **fields})
     assert answer.status_code == 200, answer.text

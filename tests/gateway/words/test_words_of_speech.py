@@ -1,4 +1,4 @@
-"""Words with times: the gateway in front of a real server with the demo voice and an aligner."""
+"""Words with times: the gateway in front of a server with the demo voice and an aligner."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ from numpy.typing import NDArray
 from examples import demo
 from examples.demo_voice.recordings import SENTENCE
 from examples.demo_voice.text import held_out
+from testkit.batches import WHOLE_BLOCKS
+from testkit.models.front_end import demo_prompt, front_end, spoken
 from testkit.patience import until
 from testkit.rigs.aligners import installed
+from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving
 from testkit.rigs.gateway_socket import opened
 from testkit.rigs.gateway_speech import events_of
-from testkit.rigs.server_rig import Rig
+from token2wav.config import ServerConfig
 from token2wav_client import ClientVoice
 from token2wav_gateway.words.pocketsphinx_aligner import PocketsphinxAligner
 from token2wav_server.demo import language_model
 from token2wav_voice import FrontEnd, Recording
+
+__all__ = ["demo_prompt", "front_end", "spoken"]
 
 TEXT = held_out()[0]
 PACE = 1000.0  # tokens per second
@@ -35,13 +40,14 @@ NEAR_S = 0.1  # the voice says the words of the recording, a little differently
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.start(demo.MODEL, tmp_path_factory.mktemp("served")) as rig:
-        yield rig
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DoorServer]:
+    config = ServerConfig(WHOLE_BLOCKS)
+    with DoorServer.start(demo.MODEL, tmp_path_factory.mktemp("repository"), config) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(served: Rig) -> Iterator[None]:
+def _nothing_is_left(served: DoorServer) -> Iterator[None]:
     yield
     served.wait_until_empty()
 
@@ -56,7 +62,7 @@ def speaker(front_end: FrontEnd) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def gateways(
-    served: Rig, speaker: str, spoken: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+    served: DoorServer, speaker: str, spoken: ClientVoice, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     @contextmanager
     def start(**aligner: Any) -> Iterator[GatewayRig]:
@@ -149,7 +155,7 @@ def test_an_aligner_that_fails_costs_no_audio(gateways: Any, name: str) -> None:
         assert arrivals[-2] - arrivals[len(deltas) - 1] > 2
 
 
-def test_a_client_that_leaves_meanwhile_leaves_nothing(gateways: Any, served: Rig) -> None:
+def test_a_client_that_leaves_meanwhile_leaves_nothing(gateways: Any, served: DoorServer) -> None:
     with gateways(name="Hangs", timeout_s=5) as gateway, gateway.http() as http:
         with http.stream("POST", "/v1/audio/speech", json=body(input="bad")) as answer:
             for event in events_of(answer.iter_lines()):

@@ -14,7 +14,7 @@ import pytest
 
 from testkit.models.golden import DATA
 from testkit.patience import PATIENCE_SECONDS
-from testkit.rigs.server_rig import Rig
+from testkit.rigs.door_server import DoorServer
 
 START = f"""
 import atexit, gc, sys
@@ -44,7 +44,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_no_call_outlives_the_program(rig: Rig, program: str) -> None:
+def test_no_call_outlives_the_program(rig: DoorServer, program: str) -> None:
     completed = subprocess.run(
         [sys.executable, "-c", START + program, rig.server.grpc_url],
         capture_output=True,

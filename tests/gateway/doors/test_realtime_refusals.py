@@ -12,6 +12,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from testkit.patience import until
+from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import GatewayRig
 from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.realtime import (
@@ -23,7 +24,6 @@ from testkit.rigs.realtime import (
     opened,
     say,
 )
-from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
 
 ITEM: dict[str, Any] = {
@@ -194,7 +194,7 @@ def test_each_sentence_is_a_request_of_the_key(gateway: GatewayRig) -> None:
     ],
 )
 def test_cheap_events_are_requests_of_the_key(
-    rig: Rig,
+    rig: DoorServer,
     speaker: LanguageModel,
     voice: ClientVoice,
     tmp_path: Path,

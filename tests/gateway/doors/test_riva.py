@@ -23,11 +23,11 @@ from riva.client.proto import riva_tts_pb2 as messages
 from examples import demo
 from examples.demo_voice.recordings import PROMPT
 from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, serving, tokens_of
 from testkit.rigs.gateway_speech import TEXT, assert_same, expected
 from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.raw_grpc import UnfinishedCall
-from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
 
@@ -107,14 +107,11 @@ def test_a_stream_speaks_its_texts_one_after_the_other(
     assert_same(b"".join(piece.audio for piece in pieces), whole)
 
 
-@pytest.mark.parametrize("rate_hz", [8000, 22050, 48000])
-def test_other_sample_rates(
-    client: riva.client.SpeechSynthesisService,
-    model: Token2Wav,
-    voice: ClientVoice,
-    rate_hz: int,
+def test_another_sample_rate(
+    client: riva.client.SpeechSynthesisService, model: Token2Wav, voice: ClientVoice
 ) -> None:
     """The server resamples with the library that the test uses, but in pieces."""
+    rate_hz = 22_050
     pieces = client.synthesize_online(TEXT, VOICE, sample_rate_hz=rate_hz)
     audio = np.frombuffer(b"".join(piece.audio for piece in pieces), np.int16)
     library_voice = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
@@ -125,14 +122,10 @@ def test_other_sample_rates(
     assert np.abs(audio / 32767 - reference).max() < 1e-3
 
 
-@pytest.mark.parametrize("rate_hz", [16_000, 24_000, 48_000])
 def test_ogg_opus(
-    client: riva.client.SpeechSynthesisService,
-    model: Token2Wav,
-    voice: ClientVoice,
-    rate_hz: int,
+    client: riva.client.SpeechSynthesisService, model: Token2Wav, voice: ClientVoice
 ) -> None:
-    speech = client.synthesize(TEXT, VOICE, encoding=AudioEncoding.OGGOPUS, sample_rate_hz=rate_hz)
+    speech = client.synthesize(TEXT, VOICE, encoding=AudioEncoding.OGGOPUS, sample_rate_hz=16_000)
     audio, decoded_hz = soundfile.read(io.BytesIO(speech.audio))
     seconds = len(expected(model, voice, TEXT)) / 24_000
     assert len(audio) / decoded_hz == pytest.approx(seconds, abs=0.05)
@@ -454,7 +447,7 @@ def test_two_gateways_do_not_share_a_port(gateway: GatewayRig) -> None:
 
 
 def test_the_gateway_speaks_to_the_end_before_it_ends(
-    rig: Rig, speaker: LanguageModel, voice: ClientVoice, model: Token2Wav, tmp_path: Path
+    rig: DoorServer, speaker: LanguageModel, voice: ClientVoice, model: Token2Wav, tmp_path: Path
 ) -> None:
     """A stream that waits for another text is told."""
     received: list[bytes] = []

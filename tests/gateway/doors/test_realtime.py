@@ -10,11 +10,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from testkit.rigs import realtime
+from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving, tokens_of
 from testkit.rigs.gateway_speech import assert_same, expected
 from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.realtime import SLOW, audio_of, events_until, opened, say
-from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 
@@ -163,7 +163,7 @@ def test_a_second_response_waits_for_the_first(gateway: GatewayRig) -> None:
 
 
 def test_the_gateway_speaks_to_the_end_before_it_ends(
-    rig: Rig, speaker: LanguageModel, voice: ClientVoice, model: Token2Wav, tmp_path: Any
+    rig: DoorServer, speaker: LanguageModel, voice: ClientVoice, model: Token2Wav, tmp_path: Any
 ) -> None:
     with ExitStack() as client:
         with (

@@ -1,4 +1,4 @@
-"""Pages of the gateway: a headless Chromium plays a typed text, in front of a real server."""
+"""Pages of the gateway: a headless Chromium plays a typed text, in front of a server."""
 
 from __future__ import annotations
 

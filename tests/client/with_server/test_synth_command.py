@@ -1,0 +1,166 @@
+"""`token2wav synth`, run as a user runs it, with a server."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from testkit.models.golden import DATA
+from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.door_server import DoorServer
+from testkit.rigs.serve_command import synth
+from token2wav_client.writer import FILE_FORMATS
+
+VOICE = str(DATA / "demo" / "voice.safetensors")
+TOKENS = np.load(DATA / "demo" / "tokens.npy")[:60]
+
+
+def run(*command: object, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        list(map(str, command)),
+        input=text,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def test_samples_on_standard_output(rig: DoorServer, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, TOKENS)
+    spoken = synth(rig.server.grpc_url, f"--tokens={tokens}", f"--voice={VOICE}", "--out=-")
+    floats = run(*spoken, "--audio-format=float32")
+    assert floats.returncode == 0, floats.stderr
+    assert len(floats.stdout) == 4 * 960 * len(TOKENS)
+    assert b"time to first audio" in floats.stderr
+    integers = run(*spoken, "--quiet")
+    assert integers.returncode == 0
+    assert integers.stderr == b""
+    difference = np.frombuffer(floats.stdout, "<f4") - np.frombuffer(
+        integers.stdout, "<i2"
+    ) / np.float32(32767)
+    assert np.abs(difference).max() < 1e-3
+
+
+def test_nobody_reads_standard_output(rig: DoorServer, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, TOKENS)
+    arguments = [f"--tokens={tokens}", f"--voice={VOICE}", "--quiet", "--out=-"]
+    command = f"{' '.join(synth(rig.server.grpc_url, *arguments))} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "token2wav synth: error: out: cannot write to standard output (Broken pipe)\n"
+    )
+
+
+def test_a_terminated_command_reports_the_written_audio(rig: DoorServer, tmp_path: Path) -> None:
+    out = tmp_path / "out.wav"
+    arguments = ["--tokens=-", f"--voice={VOICE}", f"--out={out}", "--quiet"]
+    with subprocess.Popen(
+        synth(rig.server.grpc_url, *arguments),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write("".join(f"<|s_{token}|>" for token in TOKENS).encode())
+        process.stdin.flush()  # and the utterance stays open
+        until(lambda: out.exists() and out.stat().st_size > 2 * 960)
+        process.terminate()
+        assert process.stderr is not None
+        errors = process.stderr.read().decode()
+        assert process.wait(PATIENCE_SECONDS) == 143
+    seconds = soundfile.info(out).duration
+    assert (
+        errors == f"{out}: incomplete, {seconds:.2f} s of audio kept\ntoken2wav synth: terminated\n"
+    )
+
+
+@pytest.mark.parametrize("kind", FILE_FORMATS)
+def test_a_full_disk_is_reported_with_the_written_audio(
+    rig: DoorServer, tmp_path: Path, kind: str
+) -> None:
+    out = tmp_path / f"out.{kind}"
+    arguments = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={VOICE}", "--quiet", f"--out={out}"]
+    command = f"ulimit -f 20; {' '.join(synth(rig.server.grpc_url, *arguments))}"
+    shell = ["bash", "-c", command]
+    done = subprocess.run(
+        shell, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert done.returncode == 2
+    match = re.fullmatch(
+        rf"{out}: incomplete, (\d+\.\d\d) s of audio kept\ntoken2wav synth: error: {out}: cannot "
+        rf"write "
+        r"\(File too large\)\n",
+        done.stderr,
+    )
+    assert match is not None, done.stderr
+    assert out.stat().st_size <= 20 * 1024
+    assert float(match[1]) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name", "message"),
+    [
+        ([6561, 1], "tokens.npy", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
+        ("6561", "-", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
+        ("", "tokens.txt", "tokens: 0 sent; an utterance needs at least 1"),
+        (
+            "1 x",
+            "tokens.txt",
+            "tokens: 'x' at byte 2 is neither <|s_NUMBER|> nor an integer from 0 to 2147483647",
+        ),
+    ],
+)
+def test_an_error_in_tokens_names_their_file(
+    rig: DoorServer, tmp_path: Path, tokens: list[int] | str, name: str, message: str
+) -> None:
+    source, text = name if name == "-" else str(tmp_path / name), b""
+    if not isinstance(tokens, str):
+        np.save(source, np.array(tokens, np.int32))
+    elif name == "-":
+        text = tokens.encode()
+    else:
+        Path(source).write_text(tokens)
+    out = tmp_path / "out.wav"
+    arguments = [f"--tokens={source}", f"--voice={VOICE}", f"--out={out}", "--rate=500"]
+    done = run(*synth(rig.server.grpc_url, *arguments), text=text)
+    named = "standard input" if name == "-" else source
+    assert done.stderr.decode() == f"token2wav synth: error: {named}: {message}\n"
+    assert done.returncode in (2, 4)
+    assert not out.exists()
+
+
+def test_the_audio_before_a_refused_token_is_kept(rig: DoorServer, tmp_path: Path) -> None:
+    source, out = tmp_path / "tokens.npy", tmp_path / "out.wav"
+    np.save(source, np.array([1, 2, 6561], np.int32))
+    done = run(
+        *synth(rig.server.grpc_url, f"--tokens={source}", f"--voice={VOICE}", f"--out={out}")
+    )
+    assert done.stderr.decode() == (
+        f"{out}: incomplete, 0.08 s of audio kept\ntoken2wav synth: error: {source}: "
+        "tokens: 6561 at index 2 is outside the vocabulary 0 to 6560\n"
+    )
+    assert soundfile.info(out).frames == 2 * 960
+
+
+def test_a_missing_voice_is_named_with_its_option(rig: DoorServer, tmp_path: Path) -> None:
+    arguments = [f"--tokens={DATA}/demo/tokens.npy", f"--out={tmp_path / 'o.wav'}"]
+    done = run(*synth(rig.server.grpc_url, *arguments))
+    message = (
+        "voice: missing, but this model needs one; add --voice FILE, --voice-name NAME or "
+        "--voice-id ID"
+    )
+    assert (done.returncode, done.stderr.decode()) == (4, f"token2wav synth: error: {message}\n")
