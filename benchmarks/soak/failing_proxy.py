@@ -51,7 +51,11 @@ class Proxy:
             _reset(writer)
 
     async def close(self) -> None:
+        """Ends all connections, and waits until they have ended."""
         await self.fail("refuses")
+        self._flows.set()
+        while self._open:
+            await asyncio.sleep(0.01)
         self._reserved.close()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -26,7 +26,7 @@ from testkit.rigs.serve_command import WHOLE_BLOCKS, Serving, command, speak
 from testkit.rigs.server_rig import Rig
 from testkit.rigs.traces import Traces
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from token2wav import Token2Wav
+from token2wav import StreamConfig, Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable
 from token2wav_server.launcher import process as process_module
 from token2wav_server.launcher.ports import Ports
@@ -45,30 +45,6 @@ def serving_until_it_has_stopped(*arguments: str) -> Iterator[Serving]:
         for port in vars(serving.ports).values():
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port))
-
-
-def test_the_start_is_followed_and_summed_up(model: Token2Wav) -> None:
-    with Serving.start(TINY) as serving:
-        printed = [serving.wait_for_line("")]
-        while not printed[-1].startswith("token2wav: ready, "):
-            printed.append(serving.wait_for_line(""))
-        serving.process.send_signal(signal.SIGTERM)
-        serving.wait()
-    lines = [line.removeprefix("token2wav: ") for line in printed if line.startswith("token2wav: ")]
-    start, loading, warm_up, *parts, limits, ports = [
-        line for line in lines if not line.startswith("not ready yet, after ")
-    ]
-    assert start.startswith(f"starting a server for {TINY}; of its log you see the warnings")
-    assert (loading, warm_up) == (f"loading {TINY}", "warming up")
-    assert parts == str(model).splitlines()
-    assert (
-        limits
-        == "limits   64 streams, 32 of one client, 15000 tokens in each, 256 voices from clients"
-    )
-    assert ports.startswith(
-        f"ready, gRPC {serving.url}, HTTP 127.0.0.1:{serving.ports.http}, metrics "
-    )
-    assert not [line for line in printed if "configuration" in line]
 
 
 def test_drain(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
@@ -149,12 +125,31 @@ def test_a_closed_terminal_drains(golden: GoldenSet, model: Token2Wav, voice: Cl
 
 
 def test_a_server_under_nohup_outlives_its_terminal() -> None:
-    with Serving.ready(TINY, "--canary-seconds=0", inside=["nohup"]) as serving:
+    """Its start is followed and summed up."""
+    with Serving.start(TINY, "--canary-seconds=0", inside=["nohup"]) as serving:
+        printed = [serving.wait_for_line("")]
+        while not printed[-1].startswith("token2wav: ready, "):
+            printed.append(serving.wait_for_line(""))
         serving.process.send_signal(signal.SIGHUP)
         assert serving.health().returncode == 0
         serving.process.send_signal(signal.SIGTERM)
         serving.wait_for_line("draining: ")
         assert serving.wait() == 0
+    lines = [line.removeprefix("token2wav: ") for line in printed if line.startswith("token2wav: ")]
+    start, loading, warm_up, *parts, limits, ports = [
+        line for line in lines if not line.startswith("not ready yet, after ")
+    ]
+    assert start.startswith(f"starting a server for {TINY}; of its log you see the warnings")
+    assert (loading, warm_up) == (f"loading {TINY}", "warming up")
+    assert parts == str(Token2Wav.load(TINY, stream=StreamConfig(first_tokens=0))).splitlines()
+    assert (
+        limits
+        == "limits   64 streams, 32 of one client, 15000 tokens in each, 256 voices from clients"
+    )
+    assert ports.startswith(
+        f"ready, gRPC {serving.url}, HTTP 127.0.0.1:{serving.ports.http}, metrics "
+    )
+    assert not [line for line in printed if "configuration" in line]
 
 
 @pytest.mark.parametrize("used", [False, True])

@@ -6,6 +6,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, Queue
 from types import SimpleNamespace
@@ -14,6 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testkit.batches import WHOLE_BLOCKS
+from testkit.models.cosyvoice2_model import write_yaml
+from testkit.models.family_golden import FamilyGolden
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
 from testkit.patience import PATIENCE_SECONDS
 from testkit.triton import FakeTriton
@@ -100,16 +104,16 @@ class _Tensor:
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Stages]]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stages]]:
     """Starts the accumulator with a stand-in for Triton's module."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeTriton())
     monkeypatch.setenv(ENGINE_VARIABLE, str(tmp_path / "engine.sock"))
     started: list[Stages] = []
 
-    def start() -> Stages:
+    def start(folder: Path = TINY, stream: StreamConfig = WHOLE_BLOCKS) -> Stages:
         module = importlib.import_module("token2wav_server.ensemble.accumulator")
-        server = ServerConfig(stream=StreamConfig(first_tokens=0))  # whole blocks only
-        started.append(Stages(module.Accumulator("token_accumulator", TINY, server)))
+        server = ServerConfig(stream=stream)
+        started.append(Stages(module.Accumulator("token_accumulator", folder, server)))
         return started[0]
 
     yield start
@@ -127,7 +131,7 @@ def chunk_of(response: Any) -> tuple[int, int, bool, bool]:
     return stream, index, bool(last), bool(has_voice)
 
 
-def test_a_chunk_is_sent_when_the_one_before_it_was_reported(start: Callable[[], Stages]) -> None:
+def test_a_chunk_is_sent_when_the_one_before_it_was_reported(start: Callable[..., Stages]) -> None:
     stages = start()
     sender = stages.send(demo_tokens(80), START | END)
     response, flags = sender.next()
@@ -156,7 +160,7 @@ def test_a_chunk_is_sent_when_the_one_before_it_was_reported(start: Callable[[],
     ],
 )
 def test_an_error_of_a_stage_ends_the_stream_in_all_stages(
-    start: Callable[[], Stages], error: list[Any], answer: str
+    start: Callable[..., Stages], error: list[Any], answer: str
 ) -> None:
     stages = start()
     sender = stages.send(demo_tokens(80), START)
@@ -173,7 +177,7 @@ def test_an_error_of_a_stage_ends_the_stream_in_all_stages(
 
 @pytest.mark.parametrize("overtaken", [False, True])
 def test_a_chunk_that_triton_drops_frees_its_stream(
-    start: Callable[[], Stages], monkeypatch: pytest.MonkeyPatch, overtaken: bool
+    start: Callable[..., Stages], monkeypatch: pytest.MonkeyPatch, overtaken: bool
 ) -> None:
     """Its client has left. The accumulator sees it when both stages were idle in turn, or when a
     chunk that was sent much later is reported.
@@ -196,3 +200,17 @@ def test_a_chunk_that_triton_drops_frees_its_stream(
             lost.responses.get(timeout=0.2)
         send("token_accumulator", {"stage": "vocoder", "idle_since": began + 61})
     assert lost.next() == ("NOT_FOUND stream: its client has left", FINAL)
+
+
+@pytest.mark.parametrize(("block_tokens", "hop"), [(0, 25), (10, 20)])
+def test_a_chunk_ends_with_a_block_of_the_settings(
+    start: Callable[..., Stages], tmp_path: Path, block_tokens: int, hop: int
+) -> None:
+    path = write_yaml(tmp_path / "model", FamilyGolden("cosyvoice2", "tiny"))
+    text, key = path.read_text(), "macaron_style: False\n"
+    assert text.count(key) == 1
+    path.write_text(text.replace(key, f"{key}        use_dynamic_chunk: True\n"))
+    stages = start(path.parent, replace(WHOLE_BLOCKS, block_tokens=block_tokens))
+    response, _ = stages.send(demo_tokens(80), START).next()
+    [[begin, end, *_]] = response["chunk"].tolist()
+    assert (begin, end) == (0, hop)

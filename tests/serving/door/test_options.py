@@ -13,7 +13,7 @@ from testkit.batches import WHOLE_BLOCKS
 from testkit.door import Door, audio_of
 from testkit.models.golden import snr_db
 from testkit.models.tiny_model import TINY, demo_tokens
-from testkit.utterances import portions
+from testkit.utterances import joined, portions
 from token2wav import StreamConfig, Token2Wav, UtteranceOptions, Voice
 from token2wav_client.audio import decoded
 
@@ -41,9 +41,13 @@ def whole(door: Door, voice: Voice, **options: Any) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("options", [{"steps": 2}, {"speed": 0.8}, {"speed": 1.3, "steps": 2}])
 def test_steps_and_speeds(door: Door, voice: Voice, options: dict[str, Any]) -> None:
-    audio = audio_of(list(door.speak(portions(TOKENS, [3, 30]), voice, **options)))
+    chunks = door.heard(portions(TOKENS, [3, 30]), voice, **options)
+    audio = joined(chunks)
     assert audio.shape == (int(2 * len(TOKENS) / options.get("speed", 1)) * 480,)
     assert snr_db(audio, whole(door, voice, **options)) > SAME_DB
+    ends = [chunk.first_token + chunk.token_count for chunk in chunks]
+    assert ends[-1] == len(TOKENS)
+    assert all(chunk.first_token >= end - 1 for chunk, end in zip(chunks[1:], ends, strict=False))
     usual = whole(door, voice, speed=options.get("speed", 1.0))
     assert ("steps" in options) == (snr_db(audio, usual) < SAME_DB)
 

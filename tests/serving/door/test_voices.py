@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from testkit.door import Door, audio_of, named
 from testkit.models.tiny_model import demo_tokens, demo_voice
 from token2wav import Token2Wav, Voice
 from token2wav.config import LimitConfig, ServerConfig
+from token2wav.voice import FIELDS
 
 STREAMS = 2
 KEPT = 4 * STREAMS
@@ -55,3 +58,17 @@ def test_a_voice_of_a_refused_client_is_not_kept(door: Door) -> None:
         assert len(audio_of([first, last])) == 960
     for voice in (variant(1), too_long):
         assert door.refusal([1], named(voice.content_hash)).endswith(UNKNOWN)
+
+
+def test_prompts_of_the_settings_are_computed_before_the_first_message(
+    model: Token2Wav, tmp_path: Path
+) -> None:
+    anna = demo_voice(26)  # of no other test
+    save_file({name: getattr(anna, name) for name in FIELDS}, tmp_path / "anna.safetensors")
+    before = model.pipeline.usage()
+    with Door.open(model, ServerConfig(voices=(str(tmp_path / "anna.safetensors"),))) as door:
+        assert model.pipeline.usage().prompt_misses == before.prompt_misses + 1
+        assert len(audio_of([door.send([1], "anna")])) == 960
+        usage = model.pipeline.usage()
+    assert usage.prompt_misses == before.prompt_misses + 1
+    assert usage.prompt_hits == before.prompt_hits + 1
