@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.soak.crowd import shuffled
-from benchmarks.soak.failing_proxy import MANNERS, Proxy
+from testkit.rigs.failing_proxy import MANNERS, Proxy
 from testkit.rigs.serve_command import Serving
 
 # Actions that begin within this time after an outage may fail too, because gRPC connects again

@@ -13,11 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.soak.crowd import Plan
-from benchmarks.soak.failing_proxy import MANNERS, Proxy
 from benchmarks.soak.gateway import soak
 from benchmarks.soak.gateway_clients import Spoken, WrongAudioError
 from benchmarks.soak.lines import Line
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.failing_proxy import MANNERS, Proxy
 from testkit.rigs.raw_server import raw_server
 
 # With this seed misdeeds of all kinds come within some seconds.
