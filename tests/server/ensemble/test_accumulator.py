@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -65,7 +66,13 @@ class Stages:
         self.closed: Queue[list[int]] = Queue()
         self._mailboxes = [Mailbox(name, self.closed.put) for name in ("flow", "vocoder")]
 
-    def send(self, tokens: np.ndarray[Any, Any], flags: int, sequence_id: int = 7) -> Sender:
+    def send(
+        self,
+        tokens: np.ndarray[Any, Any],
+        flags: int,
+        sequence_id: int = 7,
+        **parameters: Any,
+    ) -> Sender:
         """Sends tokens of an utterance to the accumulator."""
         sender = Sender()
         voice = vars(demo_voice(0)) if flags & START else {}
@@ -74,7 +81,7 @@ class Stages:
             inputs=lambda: inputs,
             correlation_id=lambda: sequence_id,
             flags=lambda: flags,
-            parameters=lambda: "{}",
+            parameters=lambda: json.dumps(parameters),
             get_response_sender=lambda: sender,
         )
         self._accumulator.handle(request)
@@ -214,3 +221,25 @@ def test_a_chunk_ends_with_a_block_of_the_settings(
     response, _ = stages.send(demo_tokens(80), START).next()
     [[begin, end, *_]] = response["chunk"].tolist()
     assert (begin, end) == (0, hop)
+
+
+def test_the_flow_gets_the_steps_of_the_request(start: Callable[..., Stages]) -> None:
+    stages = start(stream=replace(WHOLE_BLOCKS, steps=(10, 3)))
+    response, _ = stages.send(demo_tokens(80), START, steps=3).next()
+    assert response["chunk"].tolist()[0][4] == 3
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"speed": 2}, "speed: only 1 is possible in the ensemble; use the model token2wav"),
+        ({"end_after_repeats": 5}, "end_after_repeats: the ensemble cannot end a stream"),
+        ({"end_after_silence_s": 2.5}, "end_after_silence_s: the ensemble cannot end a stream"),
+    ],
+)
+def test_options_that_the_ensemble_lacks_are_refused(
+    start: Callable[..., Stages], parameters: dict[str, Any], message: str
+) -> None:
+    answer, flags = start().send(demo_tokens(80), START | END, **parameters).next()
+    assert flags == FINAL
+    assert answer.startswith(f"INVALID_ARG {message}")
