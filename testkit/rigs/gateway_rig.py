@@ -95,6 +95,7 @@ class GatewayRig:
             "language_model": {
                 "url": language_model_url,
                 "template": TEMPLATE,
+                "connect_timeout_s": 60,  # the longest, because a busy machine is slow
                 "token_timeout_s": PATIENCE_SECONDS,
             },
             "speech_server": {"url": grpc_url, "response_timeout_s": PATIENCE_SECONDS},
