@@ -20,6 +20,7 @@ from websockets.sync.client import connect
 
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs import hostile_language_model
+from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import (
     TEXT,
@@ -37,7 +38,6 @@ from testkit.rigs.raw_client import (
     opened,
     until_closed,
 )
-from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_gateway.log import quiet_libraries
@@ -62,7 +62,7 @@ def request_of(content: dict[str, Any]) -> bytes:
 
 @pytest.fixture(scope="module")
 def gateway(
-    rig: Rig, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+    rig: DoorServer, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayRig]:
     with GatewayRig.between(
         hostile_language_model.create_app(tokens_of, HEARD),
@@ -86,7 +86,7 @@ def gateway(
 
 @pytest.fixture(autouse=True)
 def _other_streams_lose_no_sample(
-    rig: Rig, gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
+    rig: DoorServer, gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
 ) -> Iterator[None]:
     """Speaks a text during every attack, and another one after it."""
     heard: list[bytes] = []
@@ -197,7 +197,7 @@ def test_a_failure_after_the_first_event_is_an_event(gateway: GatewayRig) -> Non
     assert failure["error"]["message"].startswith("language model: ")
 
 
-def test_endless_text_without_tokens_ends_with_the_request(gateway: GatewayRig, rig: Rig) -> None:
+def test_endless_text_without_tokens_ends_with_the_request(gateway: GatewayRig) -> None:
     with gateway.http() as http, pytest.raises(httpx.ReadTimeout):
         http.post("/v1/audio/speech", json=body(input="endless text"), timeout=2)
 
@@ -368,7 +368,7 @@ def test_a_client_that_leaves_a_session_leaves_no_traceback(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody(gateway: GatewayRig, rig: Rig) -> None:
+def test_a_reader_that_does_not_read_holds_up_nobody(gateway: GatewayRig) -> None:
     url = gateway.url.replace("http", "ws") + "/v1/audio/speech/stream"
     with ExitStack() as stack:
         for _ in range(3):
