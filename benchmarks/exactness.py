@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,11 +30,7 @@ from numpy.typing import NDArray
 from benchmarks.environment import ROOT, describe, save
 from examples.demo_codec.codes import MODEL as DEMO_CODEC
 from examples.demo_codec.encode import CodecEncoder
-from testkit.models.dac_model import write_higgs
-from testkit.models.published_codecs import HIGGS
-from testkit.models.voxcpm_model import VOXCPM2, write_model
-from testkit.models.xy_tokenizer_model import PUBLISHED as XY_TOKENIZER
-from testkit.models.xy_tokenizer_model import write_model as write_xy_tokenizer
+from testkit.models.published_codecs import HIGGS, VOXCPM2, XY_TOKENIZER, write_codec
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav_voice.recording import Recording
 
@@ -100,14 +95,14 @@ def cases() -> list[Case]:
     return [
         Case(
             "Higgs Audio, random weights",
-            lambda folder: write_higgs(folder, SimpleNamespace(sizes=HIGGS)),
+            lambda folder: write_codec("higgs", folder, HIGGS),
             random.integers(0, 1024, (640, 8)).astype(np.int32),
             (Windows("8 frames before", 128, 8), Windows("32 on both sides", 128, 32, 32)),
             streams={"token2wav": EXACT, "token2wav, early audio": StreamConfig()},
         ),
         Case(
             "VoxCPM2, random weights",
-            lambda folder: write_model(folder, _golden(VOXCPM2)),
+            lambda folder: write_codec("voxcpm", folder, VOXCPM2),
             random.standard_normal((100, 64), np.float32),
             (Windows("each patch alone", 4), Windows("3 patches before", 4, 12)),
         ),
@@ -120,7 +115,7 @@ def cases() -> list[Case]:
         ),
         Case(
             "XY-Tokenizer, random weights",
-            lambda folder: write_xy_tokenizer(folder, _golden(XY_TOKENIZER)),
+            lambda folder: write_codec("xy_tokenizer", folder, XY_TOKENIZER),
             random.integers(0, 1024, (120, 8)).astype(np.int32),
             streams={
                 f"{left} before, {right} after": StreamConfig(
@@ -130,10 +125,6 @@ def cases() -> list[Case]:
             },
         ),
     ]
-
-
-def _golden(sizes: dict[str, Any]) -> Any:
-    return SimpleNamespace(sizes=sizes)
 
 
 def stream(model: Token2Wav, tokens: Tokens) -> tuple[Audio, NDArray[np.int64]]:

@@ -15,16 +15,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.environment import describe, save
-from testkit.models.dac_model import write_dac, write_higgs
-from testkit.models.published_codecs import DAC, DAC_24KHZ
-from testkit.models.snac_model import SNAC_24KHZ, write_snac
+from testkit.models.published_codecs import DAC, DAC_24KHZ, SNAC_24KHZ, write_codec
 from token2wav.assembly import load_network
 from token2wav.layers.combine import Residual
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
@@ -44,7 +41,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "SNAC 24 kHz": SNAC_24KHZ,
 }
-_WRITERS = {"DAC": write_dac, "Higgs": write_higgs, "SNAC": write_snac}
 _FRAMES, _STOPS = 64, (24, 30, 37, 45)
 _STRONGER = 4.0
 
@@ -52,8 +48,7 @@ _STRONGER = 4.0
 def row(name: str, *, strong: bool) -> dict[str, Any]:
     """Measures one model."""
     with tempfile.TemporaryDirectory() as folder:
-        write = _WRITERS[name.split()[0]]
-        path = write(Path(folder), SimpleNamespace(sizes=PUBLISHED[name]))
+        path = write_codec(name.split()[0].lower(), Path(folder), PUBLISHED[name])
         config = read_config(path)
         network = load_network(path, config, "decoder")
     if strong:

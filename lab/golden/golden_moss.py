@@ -20,11 +20,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+from safetensors.torch import load_file
 
 from lab.golden.golden_codecs import Families, Golden, codes_of, write_families
 from lab.golden.public_packages import bare_package, package_folder
-from testkit.models.moss_model import document, published_weights
-from testkit.models.shards import write_pretrained
+from testkit.models.codec_models import CODECS
+from testkit.models.published_codecs import write_codec
 
 _FRAMES = 10
 _FRAMES_OF_FEWER = 4
@@ -124,8 +125,7 @@ def public_decoder(sizes: dict[str, Any]) -> Any:
         mock.patch(f"{_PUBLIC}._DECODER_TRANSFORMERS", transformers),
         mock.patch(f"{_PUBLIC}._DECODER_PATCH_AFTER", patches),
     ):
-        path = Path(folder)
-        write_pretrained(path, document(sizes), published_weights(document(sizes)))
+        write_codec("moss", Path(folder), sizes)
         return MossCodecDecoder(folder, device="cpu")
 
 
@@ -181,13 +181,15 @@ def public_stereo(sizes: dict[str, Any]) -> Any:
     bare_package("public_moss", folder)
     public = importlib.import_module("public_moss.audio_tokenizer_v2")
     # The encoder is not used, but the rate of the decoder follows from its patches.
-    content = document(sizes)
+    content = CODECS["moss_stereo"].document(sizes)
     content["encoder_kwargs"] = [_patches(_CHANNELS * sizes["downsample_rate"])]
     model = public.MossAudioTokenizerModel(public.MossAudioTokenizerConfig(**content)).eval()
+    with TemporaryDirectory() as folder:
+        published = load_file(write_codec("moss_stereo", Path(folder), sizes) / "model.safetensors")
     # The file has other names for two layers than the published weights.
     weights = {
         name.replace("ffn.0", "linear1").replace("ffn.2", "linear2"): value
-        for name, value in published_weights(content).items()
+        for name, value in published.items()
     }
     missing = model.load_state_dict(weights, strict=False).missing_keys
     assert not [name for name in missing if name.startswith(("decoder", "quantizer"))], missing

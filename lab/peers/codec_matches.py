@@ -21,12 +21,12 @@ from lab.golden import golden_vibevoice as public_vibevoice
 from lab.golden import golden_voxcpm as public_voxcpm
 from lab.peers import codec_cpp
 from lab.peers.codec_contestants import Contestant, Moshi, MossLite, Recomputing, Stateful
-from testkit.models.causal_dac_model import AUDIO8
 from testkit.models.codec_models import CODECS
-from testkit.models.ear_tts_model import PUBLISHED as EAR_TTS
 from testkit.models.published_codecs import (
+    AUDIO8,
     DAC,
     DAC_24KHZ,
+    EAR_TTS,
     HIGGS,
     HIGGS_RATES,
     MIMI,
@@ -34,10 +34,11 @@ from testkit.models.published_codecs import (
     NANOCODEC,
     QWEN3_OMNI,
     QWEN3_TTS,
+    SNAC_24KHZ,
+    SNAC_44KHZ,
+    VOXCPM2,
     moss_sizes,
 )
-from testkit.models.snac_model import SNAC_24KHZ, SNAC_44KHZ
-from testkit.models.voxcpm_model import VOXCPM2
 from token2wav.config.values import from_mapping, known_fields
 from token2wav.families.causal_dac.config import CausalDacSizes
 from token2wav.families.snac.config import SnacSizes

@@ -42,8 +42,8 @@ def write_folder(name: str, folder: Path) -> Path:
     """Writes the tiny model of a family, and returns its folder."""
     if name in _FLOWS:
         return _FLOWS[name](folder)
-    golden, write = OTHER_FORMATS[name] if name in OTHER_FORMATS else (name, CODECS[name].write)
-    return write(folder, FamilyGolden(golden, "tiny"))
+    golden, codec = OTHER_FORMATS[name] if name in OTHER_FORMATS else (name, CODECS[name])
+    return codec.write(folder, FamilyGolden(golden, "tiny"))
 
 
 def content(name: str, text: str | bytes) -> Edit:

@@ -9,23 +9,8 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-import yaml
-
-from testkit.models import (
-    causal_dac_model,
-    dac_model,
-    ear_tts_model,
-    lfm2_audio_model,
-    mimi_model,
-    nanocodec_model,
-    pocket_model,
-    qwen3_model,
-    voxcpm_model,
-    xy_tokenizer_model,
-)
-from testkit.models.codec_models import WRITERS
+from testkit.models.codec_models import CODECS
 from testkit.models.family_golden import FamilyGolden
-from testkit.models.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav.config.model_config import ModelConfig
 from token2wav.families.moss.config import TransformerPart
 from token2wav.published.registry import read_config
@@ -86,7 +71,142 @@ HIGGS: dict[str, Any] = {
     },
     "semantic_model_config": {"model_type": "hubert", "hidden_size": 768},
 }
-# Sizes of each codec, by the names of `WRITERS`.
+# Sizes in the `config.json` of Audio8-TTS-Preview
+AUDIO8: dict[str, Any] = {
+    "num_codebooks": 10,
+    "codebook_size": 4096,
+    "codec_sample_rate": 44_100,
+    "codec_frame_size": 2048,
+    "codec_post_n_layer": 8,
+    "codec_post_n_head": 16,
+    "codec_post_n_local_heads": 8,
+    "codec_post_intermediate_size": 1216,
+}
+EAR_TTS: dict[str, Any] = {
+    "sample_rate": 22050,
+    "latent_size": 512,
+    "n_fft": 16,
+    "hop_length": 4,
+    "base_hidden_size": 384,
+    "channel_mult": [1, 2, 4],
+    "rates": [7, 7, 9],
+    "num_blocks": 3,
+    "kernel_size": 7,
+    "groups": 1,
+    "codebook_size": 1024,
+    "num_quantizers": 31,
+    "wav_to_token_ratio": 1764,
+}
+# The published sizes that differ from the defaults of `transformers`, by the weights of
+# LiquidAI/LFM2.5-Audio-1.5B
+LFM2_AUDIO: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 3328,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "layer_types": [
+        *["conv", "conv", "sliding_attention"],
+        *["conv", "sliding_attention"] * 2,
+        "conv",
+    ],
+    "sliding_window": 30,
+}
+# hubertsiuzdak/snac_24khz, and hubertsiuzdak/snac_44khz. snac_32khz differs from the latter in the
+# sample rate alone.
+SNAC_24KHZ: dict[str, Any] = {
+    "sampling_rate": 24000,
+    "encoder_dim": 48,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_dim": 1024,
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+    "codebook_size": 4096,
+    "codebook_dim": 8,
+    "vq_strides": [4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}
+SNAC_44KHZ: dict[str, Any] = SNAC_24KHZ | {
+    "sampling_rate": 44100,
+    "encoder_dim": 64,
+    "encoder_rates": [2, 3, 8, 8],
+    "decoder_dim": 1536,
+    "decoder_rates": [8, 8, 3, 2],
+    "attn_window_size": 32,
+    "vq_strides": [8, 4, 2, 1],
+}
+# openbmb/VoxCPM2, VoxCPM1.5 and VoxCPM-0.5B, which has no such section
+VOXCPM2: dict[str, Any] = {
+    "encoder_dim": 128,
+    "encoder_rates": [2, 5, 8, 8],
+    "latent_dim": 64,
+    "decoder_dim": 2048,
+    "decoder_rates": [8, 6, 5, 2, 2, 2],
+    "sr_bin_boundaries": [20000, 30000, 40000],
+    "sample_rate": 16000,
+    "out_sample_rate": 48000,
+}
+VOXCPM_1_5: dict[str, Any] = {
+    "encoder_dim": 64,
+    "encoder_rates": [2, 3, 6, 7, 7],
+    "latent_dim": 64,
+    "decoder_dim": 2048,
+    "decoder_rates": [7, 7, 6, 3, 2],
+    "sample_rate": 44100,
+}
+# The published sizes of MOSS-TTSD 0.5
+XY_TOKENIZER: dict[str, Any] = {
+    "input_sample_rate": 16000,
+    "output_sample_rate": 32000,
+    "encoder_downsample_rate": 1280,
+    "decoder_upsample_rate": 2560,
+    "semantic_encoder_kwargs": {"num_mel_bins": 80},
+    "quantizer_kwargs": {
+        "input_dim": 3072,
+        "rvq_dim": 512,
+        "output_dim": 3072,
+        "num_quantizers": 8,
+        "codebook_size": 1024,
+        "codebook_dim": 512,
+        "quantizer_dropout": 0.0,
+        "commitment": 1,
+    },
+    "post_rvq_adapter_kwargs": {
+        "input_dim": 3072,
+        "output_dim": 3072,
+        "d_model": 768,
+        "max_source_positions": 375,
+        "encoder_layers": 4,
+        "encoder_attention_heads": 12,
+        "encoder_ffn_dim": 3072,
+    },
+    "upsample_kwargs": {"d_model": 768, "stride": 4},
+    "acoustic_decoder_kwargs": {
+        "num_mel_bins": 80,
+        "sampling_rate": 16000,
+        "hop_length": 160,
+        "stride_size": 2,
+        "kernel_size": 3,
+        "d_model": 768,
+        "scale_embedding": False,
+        "max_audio_seconds": 30,
+        "decoder_layers": 12,
+        "decoder_attention_heads": 12,
+        "decoder_ffn_dim": 3072,
+        "activation_function": "gelu",
+    },
+    "vocos_kwargs": {
+        "input_channels": 80,
+        "dim": 512,
+        "intermediate_dim": 4096,
+        "num_layers": 30,
+        "n_fft": 1280,
+        "hop_size": 320,
+        "padding": "same",
+    },
+}
+# Sizes of each codec, by the names of `CODECS`.
 SIZES: dict[str, dict[str, Any]] = {
     "qwen3_tts": QWEN3_TTS,
     "qwen3_omni": QWEN3_OMNI,
@@ -97,8 +217,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "higgs": HIGGS,
     "snac": SNAC_24KHZ,
     "snac_attention": SNAC_44KHZ,
-    "voxcpm": voxcpm_model.VOXCPM2,
-    "causal_dac": causal_dac_model.AUDIO8,
+    "voxcpm": VOXCPM2,
+    "causal_dac": AUDIO8,
 }
 # Sizes with a sixteenth of the channels or so, at the published frame rates, sample rates and
 # numbers of codebooks. The MOSS Audio Tokenizer has the sizes of the golden data.
@@ -145,9 +265,9 @@ SIXTEENTH: dict[str, dict[str, Any]] = {
     },
     "snac": {**SNAC_24KHZ, "encoder_dim": 6, "decoder_dim": 32},
     "snac_attention": {**SNAC_44KHZ, "encoder_dim": 8, "decoder_dim": 64},
-    "voxcpm": {**voxcpm_model.VOXCPM2, "decoder_dim": 128},
+    "voxcpm": {**VOXCPM2, "decoder_dim": 128},
     "causal_dac": {
-        **causal_dac_model.AUDIO8,
+        **AUDIO8,
         "codec_post_n_layer": 2,
         "codec_post_n_head": 4,
         "codec_post_n_local_heads": 2,
@@ -163,36 +283,29 @@ SIXTEENTH: dict[str, dict[str, Any]] = {
 def codec_configs() -> dict[str, ModelConfig]:
     """Makes the configuration of every codec at its published size, by names for tables."""
 
-    def golden(sizes: dict[str, Any]) -> Any:
-        return SimpleNamespace(sizes=sizes)
-
-    nanocodec = nanocodec_model.document(golden(NANOCODEC))
-    documents: dict[str, tuple[str, dict[str, Any]]] = {
-        "Qwen3-TTS": ("config.json", qwen3_model.document(golden(QWEN3_TTS))),
-        "Qwen3-Omni": ("config.json", qwen3_model.document(golden(QWEN3_OMNI))),
-        "Mimi": ("config.json", mimi_model.document(golden(MIMI))),
-        "Pocket TTS": ("config.json", pocket_model.document(golden(POCKET_TTS))),
-        "NanoCodec": ("model_config.yaml", nanocodec),
-        "DAC": ("config.json", dac_model.document(DAC)),
-        "DAC 24 kHz": ("config.json", dac_model.document(DAC_24KHZ)),
-        "Higgs Audio": ("config.json", dac_model.document(HIGGS, "higgs")),
-        "SNAC": ("config.json", SNAC_24KHZ),
-        "SNAC 44.1 kHz": ("config.json", SNAC_44KHZ),
-        "MOSS": ("config.json", {"model_type": "moss-audio-tokenizer"}),
-        "Audio8": ("config.json", {"model_type": "arktts", **causal_dac_model.AUDIO8}),
-        "EAR-TTS": ("config.json", ear_tts_model.document(golden(ear_tts_model.PUBLISHED))),
-        "LFM2-Audio": ("config.json", lfm2_audio_model.document(lfm2_audio_model.PUBLISHED)),
-        "VibeVoice": ("config.json", {"model_type": "vibevoice_acoustic_tokenizer"}),
-        "VoxCPM2": ("config.json", voxcpm_model.document(voxcpm_model.VOXCPM2)),
-        "XY-Tokenizer": ("config.json", xy_tokenizer_model.document(xy_tokenizer_model.PUBLISHED)),
+    codecs: dict[str, tuple[str, dict[str, Any]]] = {
+        "Qwen3-TTS": ("qwen3_tts", QWEN3_TTS),
+        "Qwen3-Omni": ("qwen3_omni", QWEN3_OMNI),
+        "Mimi": ("mimi", MIMI),
+        "Pocket TTS": ("pocket_tts", POCKET_TTS),
+        "NanoCodec": ("nanocodec", NANOCODEC),
+        "DAC": ("dac", DAC),
+        "DAC 24 kHz": ("dac", DAC_24KHZ),
+        "Higgs Audio": ("higgs", HIGGS),
+        "SNAC": ("snac", SNAC_24KHZ),
+        "SNAC 44.1 kHz": ("snac_attention", SNAC_44KHZ),
+        "MOSS": ("moss", {"quantizer_kwargs": {}}),
+        "Audio8": ("causal_dac", AUDIO8),
+        "EAR-TTS": ("ear_tts", EAR_TTS),
+        "LFM2-Audio": ("lfm2_audio", LFM2_AUDIO),
+        "VibeVoice": ("vibevoice", {}),
+        "VoxCPM2": ("voxcpm", VOXCPM2),
+        "XY-Tokenizer": ("xy_tokenizer", XY_TOKENIZER),
     }
     configs = {}
-    for name, (file, content) in documents.items():
+    for name, (codec, sizes) in codecs.items():
         with TemporaryDirectory() as folder:
-            # YAML contains JSON, so both files may have the same content.
-            dump = yaml.safe_dump if file.endswith("yaml") else json.dumps
-            (Path(folder) / file).write_text(dump(content))
-            configs[name] = read_config(Path(folder))
+            configs[name] = read_config(CODECS[codec].write_document(Path(folder), sizes))
     return configs
 
 
@@ -225,5 +338,5 @@ def moss_sizes() -> dict[str, Any]:
 
 def write_codec(name: str, folder: Path, sizes: dict[str, Any] | None = None) -> Path:
     """Writes the folder of a codec, of its published size if no sizes are given, and returns it."""
-    golden: Any = SimpleNamespace(sizes=sizes or SIZES[name])  # a writer reads only the sizes
-    return WRITERS[name](folder, golden)
+    # a writer reads only the sizes of golden data
+    return CODECS[name].write(folder, SimpleNamespace(sizes=sizes or SIZES[name]))

@@ -37,6 +37,7 @@ from token2wav.errors import ConfigError
 from token2wav.layers import streaming
 from token2wav.published.checkpoint_files import PUBLISHED, weights_file
 from token2wav.published.registry import read_config
+from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import PieceInput, WaveformStage, likely_pieces
 from token2wav.voice import voice_for
 
@@ -215,9 +216,11 @@ def test_a_decoder_precision_runs_on_torch_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", OTHER_FORMATS)
 def test_other_formats_give_the_public_audio(name: str, tmp_path: Path) -> None:
-    family, write = OTHER_FORMATS[name]
+    family, codec = OTHER_FORMATS[name]
     golden = FamilyGolden(family, "tiny")
-    folder = write(tmp_path, golden)
+    family, codec = OTHER_FORMATS[name]
+    golden = FamilyGolden(family, "tiny")
+    folder = codec.write(tmp_path, golden)
     model = Token2Wav.load(folder, stream=EXACT, runtime=RuntimeConfig(device="cpu"))
     tokens = golden["latents" if model.config.tokens.are_latents else "codes"].numpy()
     expected = golden["audio"].numpy()
@@ -310,6 +313,75 @@ def test_the_first_tokens_decide_the_number_of_codebooks(codec: Subject) -> None
                 call(tokens[2:, :1])
         chunks += stream.push(fewer[2:]) + stream.finish()
     codec.assert_equal(joined(chunks), fewer)
+
+
+def early_frames(config: Any) -> int:
+    """Returns the most frames whose audio a codec can send early; 0 for SNAC with attention."""
+    windowed = getattr(config.sizes, "attn_window_size", None)
+    return 0 if windowed else getattr(config, "reach_frames", 0)
+
+
+@pytest.mark.parametrize("held", [0, 1, 3])
+def test_early_audio_leaves_no_trace(codec: Subject, held: int) -> None:
+    """A stage may hold back any number of frames. Two streams run side by side. Their first chunks
+    are shorter than the reach of the decoder.
+
+    With the whole reach held back, a stream equals the whole. Early audio differs, but not the
+    audio after it.
+    """
+    network, config = codec.decoder._frames._net, codec.config
+    if not (reach := early_frames(config)):
+        pytest.skip("this codec cannot send audio early")
+    samples = network.frame_samples
+    shapes = likely_pieces(network, config, (4, 16), 2) if codec.prepared else []
+    stage = WaveformStage(network, None, shapes=shapes, lookahead_frames=held)
+    stops = [(2, 5, 6, reach + 6, reach + 22, reach + 30), (1, 3, 8, 9, reach + 9, reach + 15)]
+    codes = [torch.from_numpy(drawn_tokens(config, row[-1])).T for row in stops]
+    handles = [stage.open() for _ in codes]
+    audio: list[list[torch.Tensor]] = [[] for _ in codes]
+    for turn, ends in enumerate(zip(*stops, strict=True)):
+        starts = [row[turn - 1] if turn else 0 for row in stops]
+        batch = [
+            (handle, FrameChunk(frames[:, start:stop], stop == frames.shape[1]))
+            for handle, frames, start, stop in zip(handles, codes, starts, ends, strict=True)
+        ]
+        for parts, stop, new in zip(audio, ends, stage.advance(batch), strict=True):
+            parts.append(new)
+            if held and turn < len(stops[0]) - 1:
+                assert sum(map(len, parts)) == max(0, stop - held) * samples
+    for handle in handles:
+        stage.close(handle)
+    assert stage.open_streams == stage.store.used == 0
+    for frames, row, parts in zip(codes, stops, audio, strict=True):
+        whole, sent = stage.whole(frames), torch.cat(parts)
+        assert sent.shape == whole.shape
+        exact = (row[-2] - held) * samples if held else 0  # since the last extrapolated sample
+        assert off(sent[exact:], whole[exact:]) <= PARITY * float(whole.std())
+        assert not held or off(sent, whole) > PARITY * float(whole.std())
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_early_audio_is_exact_if_later_tokens_have_arrived(family: str, tmp_path: Path) -> None:
+    """So an utterance that is known as a whole is exact, with any number of frames held back."""
+    settings = StreamConfig(lookahead_frames=2)
+    config: Any = read_config(write_folder(family, tmp_path))
+    if not early_frames(config):
+        pytest.skip("this codec cannot send audio early")
+    model = Token2Wav.load(tmp_path, stream=settings, runtime=RuntimeConfig(device="cpu"))
+    [decoder] = model.pipeline.stages.values()
+    first, longest = config.hops(settings)
+    for count in (first + 1, 3 * first + 2, 7 * first, first + longest):
+        tokens = drawn_tokens(config, count)
+        whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
+        assert off(model.synthesize(tokens), whole) <= PARITY * whole.std()
+    slow = joined(chunks_of(model, portions(tokens, [1])))
+    assert off(slow, whole) > PARITY * whole.std()
+
+
+def test_a_cpu_packs_weights_and_changes_states_in_place(codec: Subject) -> None:
+    frames = codec.decoder._frames
+    assert frames.store._in_place is not bool(codec.prepared)
+    assert torch.nn.Linear not in {type(module) for module in frames._net.modules()}
 
 
 def test_utterances_of_any_length(codec: Subject) -> None:
@@ -421,6 +493,10 @@ WRONG_CODES: Wrong = [
         lambda config: with_last(config, last_size(config)),
         "{above} at index 1, codebook {last}, is outside the vocabulary 0 to {largest}",
     ),
+    (
+        lambda config: np.full((2, *config.tokens.shape), config.tokens.codebook_sizes[0]),
+        "{first} at index 0, codebook 0, is outside the vocabulary 0 to ",
+    ),
     (lambda config: with_last(config, -1), "-1 at index 1, .* is outside .* 0 to {largest}"),
     (lambda config: with_last(config, 1 << 40), "values do not fit 32 bits; found 0 to 10995116"),
     (lambda config: with_last(config, 1, np.float32), "type float32, expected integers"),
@@ -452,6 +528,7 @@ def test_tokens_that_are_refused(codec: Subject) -> None:
         "size": size,
         "last": size - 1,
         "above": last_size(config),
+        "first": config.tokens.codebook_sizes[0] if config.tokens.codebook_sizes else 0,
         "largest": last_size(config) - 1,
     }
     values = WRONG_LATENTS if config.tokens.are_latents else WRONG_CODES

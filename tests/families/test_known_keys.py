@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from testkit.models.codec_models import CODECS, OTHER_FORMATS, Writer
+from testkit.models.codec_models import CODECS, OTHER_FORMATS
 from testkit.models.family_golden import FamilyGolden
 from testkit.tables import table
 from token2wav import ConfigError
@@ -88,18 +87,11 @@ xy_tokenizer_of_its_authors | generator_params.downsample_kwargs
 
 
 def written(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Writes the tiny model of a format, and returns its file of sizes with the content."""
-    golden, write = OTHER_FORMATS.get(name, (name, CODECS[name].write if name in CODECS else None))
-    writer: Writer | None = write
-    assert writer is not None
-    writer(folder, FamilyGolden(golden, "tiny"))
-    names = (
-        *("mimi_config.json", "config.json", "model_config.yaml"),
-        "xy_tokenizer_config.yaml",
-    )
-    path = next(folder / name for name in names if (folder / name).is_file())
-    load = json.loads if path.suffix == ".json" else yaml.safe_load
-    return path, load(path.read_text())
+    """Writes the configuration of a format, and returns its file of sizes with the content."""
+    golden, codec = OTHER_FORMATS[name] if name in OTHER_FORMATS else (name, CODECS[name])
+    sizes = FamilyGolden(golden, "tiny").sizes
+    path = codec.write_document(folder, sizes) / codec.file
+    return path, codec.document(sizes)
 
 
 def keys(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

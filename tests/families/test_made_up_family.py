@@ -14,16 +14,17 @@ import venv
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from testkit.batches import spoken_together
-from testkit.models.dac_model import published_weights
+from testkit.models.codec_models import CODECS
 from testkit.rigs.server_rig import Rig
 from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, InputError, Token2Wav, Voice
@@ -274,9 +275,8 @@ def shared_folders(tmp_path: Path) -> tuple[Path, Path]:
     for folder in (dac, shared):
         folder.mkdir()
     sizes = {**SHARED_SIZES, "n_codebooks": 2, "codebook_size": 16, "sampling_rate": 6000}
-    (dac / "config.json").write_text(json.dumps({"model_type": "dac", **sizes}))
-    weights = published_weights(dac)
-    save_file(weights, dac / "model.safetensors")
+    CODECS["dac"].write(dac, SimpleNamespace(sizes=sizes))
+    weights = load_file(dac / "model.safetensors")
     codec = {**SHARED_SIZES, "books": 2, "entries": 16, "activation": "snake", "loss_weight": 0.5}
     document = {"model_type": "made_up_codec", "rate": 6000, "codec": codec, "dim": 4096}
     (shared / "config.json").write_text(json.dumps(document))

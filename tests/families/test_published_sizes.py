@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from testkit.models.causal_dac_model import AUDIO8
-from testkit.models.dac_model import document as dac
-from testkit.models.published_codecs import codec_configs
-from testkit.models.snac_model import SNAC_44KHZ
-from testkit.models.voxcpm_model import VOXCPM_1_5
-from testkit.models.voxcpm_model import document as voxcpm
+from testkit.models.codec_models import CODECS
+from testkit.models.published_codecs import AUDIO8, SNAC_44KHZ, VOXCPM_1_5, codec_configs
 from testkit.tables import table
 from token2wav import StreamConfig
 from token2wav.assembly import family_for
@@ -80,7 +76,7 @@ FILES = {
 }
 # Documents of `config.json` beside those of `published_codecs.py`; None is a folder without one.
 DOCUMENTS: dict[str, Any] = {
-    "DAC 16 kHz": dac(
+    "DAC 16 kHz": CODECS["dac"].document(
         {"sampling_rate": 16000, "downsampling_ratios": [2, 4, 5, 8], "n_codebooks": 12}
     ),
     "Higgs Audio, first": {
@@ -92,12 +88,11 @@ DOCUMENTS: dict[str, Any] = {
         "bins": 1024,
         "n_q": 8,
     },
-    "Higgs Audio, short": dac(
+    "Higgs Audio, short": CODECS["higgs"].document(
         {
             "target_bandwidths": [0.5, 1, 1.5, 2],
             "acoustic_model_config": {"downsampling_ratios": RATES, "upsampling_ratios": RATES},
         },
-        "higgs",
     ),
     "Moshi": None,
     "SNAC 32 kHz": {**SNAC_44KHZ, "sampling_rate": 32000},
@@ -124,8 +119,8 @@ DOCUMENTS: dict[str, Any] = {
         },
     },
     "VoxCPM2, no sizes": {"architecture": "VoxCPM2"},
-    "VoxCPM1.5": voxcpm(VOXCPM_1_5),
-    "VoxCPM-0.5B": voxcpm({}),
+    "VoxCPM1.5": CODECS["voxcpm"].document(VOXCPM_1_5),
+    "VoxCPM-0.5B": CODECS["voxcpm"].document({}),
     "VoxCPM with null": {"architecture": "voxcpm", "audio_vae_config": None},
 }
 

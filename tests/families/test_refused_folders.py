@@ -22,6 +22,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from testkit.models.codec_models import CODECS, write_archive
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.folder_edits import (
     ABSENT,
@@ -37,7 +38,6 @@ from testkit.models.folder_edits import (
     tensor,
     write_folder,
 )
-from testkit.models.nanocodec_model import document, write_archive
 from testkit.models.tiny_model import tiny_weights
 from testkit.tables import table
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav, Token2WavError
@@ -161,6 +161,12 @@ def member(kind: bytes, size: int = 0) -> Edit:
     return content("codec.nemo", info.tobuf() + bytes(0 if size else 1024))
 
 
+def weights_twice(folder: Path) -> None:
+    """Adds a second file of weights of Moshi, and removes the file that names one of them."""
+    (folder / "config.json").unlink()
+    (folder / "tokenizer-2-checkpoint5.safetensors").touch()
+
+
 def saved(content: object) -> bytes:
     """Returns a pickle."""
     file = BytesIO()
@@ -168,7 +174,8 @@ def saved(content: object) -> bytes:
     return file.getvalue()
 
 
-YAML = yaml.safe_dump(document(FamilyGolden("nanocodec", "tiny"))).encode()
+NANOCODEC = CODECS["nanocodec"].document(FamilyGolden("nanocodec", "tiny").sizes)
+YAML = yaml.safe_dump(NANOCODEC).encode()
 CODE = saved({"audio_decoder.pre_conv.conv.bias": Path("/")})
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 34\n"
 PAGE = "\n<!DOCTYPE html>\n<html><body>Log in</body></html>"
@@ -753,6 +760,7 @@ EDITS: dict[str, list[tuple[Edit, str]]] = {
         (content("model.pth", b"no pickle"), "model.pth: "),
         (removed("model.pth"), "contains none of model.pth"),
     ],
+    "mimi_of_moshi": [(weights_twice, "2 files match ... set mimi_name in config.json")],
     "snac": [(removed("pytorch_model.bin"), f"{NONE_OF}pytorch_model.bin")],
     "nanocodec": [
         (content("codec.nemo", b"no archive"), "cannot be read"),

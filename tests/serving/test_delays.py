@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testkit.models.dac_model import write_higgs
+from testkit.models.codec_models import CODECS
 from testkit.models.family_golden import FamilyGolden
 from token2wav import InputError, RuntimeConfig, Token2Wav, UtteranceOptions
 from token2wav.config.model_config import ModelConfig
@@ -113,7 +113,7 @@ def test_delays_that_are_refused(delays: Any, config: ModelConfig, message: str)
 
 def test_a_stream_of_the_library_takes_delayed_codes(tmp_path: Path) -> None:
     """A stream may have fewer codebooks than the model, also in a delay pattern."""
-    folder = write_higgs(tmp_path, FamilyGolden("higgs", "tiny"))
+    folder = CODECS["higgs"].write(tmp_path, FamilyGolden("higgs", "tiny"))
     model = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
     codes = np.random.default_rng(3).integers(0, 16, (30, 3))
     rows = rows_of(codes, (0, 1, 2))

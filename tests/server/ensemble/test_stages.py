@@ -10,8 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from testkit.models.codec_models import CODECS
 from testkit.models.family_golden import FamilyGolden
-from testkit.models.mimi_model import write_model
 from testkit.models.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
 from token2wav import AudioChunk, Token2Wav, Voice
 from token2wav.assembly import withheld_samples
@@ -107,7 +107,7 @@ def test_held_samples_are_the_audio_that_the_vocoder_keeps(lookahead_frames: int
 
 
 def test_a_codec_has_no_flow(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, FamilyGolden("mimi", "tiny"))
+    folder = CODECS["mimi"].write(tmp_path, FamilyGolden("mimi", "tiny"))
     with pytest.raises(ConfigError, match="has no flow stage, only decoder; serve it without the"):
         load_flow(folder, ServerConfig())
 
