@@ -184,8 +184,10 @@ def public_stereo(sizes: dict[str, Any]) -> Any:
     content = CODECS["moss_stereo"].document(sizes)
     content["encoder_kwargs"] = [_patches(_CHANNELS * sizes["downsample_rate"])]
     model = public.MossAudioTokenizerModel(public.MossAudioTokenizerConfig(**content)).eval()
-    with TemporaryDirectory() as folder:
-        published = load_file(write_codec("moss_stereo", Path(folder), sizes) / "model.safetensors")
+    with TemporaryDirectory() as written:
+        published = load_file(
+            write_codec("moss_stereo", Path(written), sizes) / "model.safetensors"
+        )
     # The file has other names for two layers than the published weights.
     weights = {
         name.replace("ffn.0", "linear1").replace("ffn.2", "linear2"): value

@@ -106,8 +106,8 @@ class Codec:
         """Returns the weights for the configuration of a folder."""
         config: Any = read_config(folder)
         weights = self.fill(self.names.weights(unfilled_network(config, "decoder"), config.sizes))
-        weights = {renamed(name, self.renamed): value for name, value in weights.items()}
-        return weights | self.beside(config.sizes)
+        named = {renamed(name, self.renamed): value for name, value in weights.items()}
+        return named | self.beside(config.sizes)
 
 
 class Descript(Codec):

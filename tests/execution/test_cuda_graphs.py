@@ -171,43 +171,6 @@ def test_a_bucket_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCapture
         assert [float(output) for output in runner.run(items)] == [2 * item for item in items]
 
 
-@dataclass(frozen=True, order=True)
-class Area(Count):
-    """Size of a batch of numbers below a bound."""
-
-    bound: float = 0.0
-
-    @property
-    def cost(self) -> int:
-        return int(self.rows * self.bound)
-
-    def fits(self, other: Count) -> bool:
-        assert isinstance(other, Area)
-        return super().fits(other) and self.bound <= other.bound
-
-
-def test_a_batch_is_split_into_parts_that_fit_buckets() -> None:
-    """A bucket takes few large numbers or many small ones. Numbers that fit none run together."""
-    made: list[Area] = []
-
-    def make(size: Area) -> Doubled:
-        made.append(size)
-        return Doubled(size)
-
-    sizes = [Area(4, 10.0), Area(2, 25.0)]
-    runner = BucketRunner(lambda items: Area(len(items), max(items)), make, sizes)
-    assert made == [Area(2, 25.0), Area(4, 10.0)], "the most costly size comes first"
-    for items, new_sizes in [
-        ([1.0, 2.0, 3.0, 4.0], []),
-        ([1.0, 2.0, 20.0, 4.0, 5.0], []),
-        ([1.0, 30.0, 40.0, 2.0, 50.0], [Area(2, 40.0), Area(1, 50.0)]),
-        ([30.0] * 6, [Area(4, 30.0), Area(2, 30.0)]),
-    ]:
-        made.clear()
-        assert [float(output) for output in runner.run(items)] == [2 * item for item in items]
-        assert made == new_sizes
-
-
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Replaces the calls of torch that need a GPU. It records the captures and replays."""

@@ -25,7 +25,7 @@ from token2wav.published.registry import find_family
 from token2wav.published.sizes import BigVGANConfig
 
 Document = Callable[[dict[str, Any]], dict[str, Any]]
-ABSURD = ["0", "-1", "100000000", "1000000000", "1" + "0" * 18, "1.0e+308", ".nan", "text", "[[1]]"]
+ABSURD = ["0", "-1", "100000000", "1" + "0" * 18, "1.0e+308", ".nan", "text", "[[1]]"]
 HARMLESS = {("inference_cfg_rate", "0")}  # no guidance
 NUMBER = re.compile(r"^( *)(\w+): (!ref .*|[\[\d].*)$", re.MULTILINE)
 
@@ -128,7 +128,7 @@ def test_an_absurd_number_in_a_codec_is_refused_by_its_key(name: str, tmp_path: 
     file.write_text(json.dumps(DOCUMENTS[name](FamilyGolden(name, "tiny").sizes)))
     read = find_family(tmp_path).read
     text, sound, refused = file.read_text(), read(tmp_path), 0
-    absurd = [0, -1, 10**8, 10**9, 10**18, 1e308, float("nan"), "text", [[1]]]
+    absurd = [0, -1, 10**8, 10**18, 1e308, float("nan"), "text", [[1]]]
     for path in numbers(json.loads(text)):
         key = next(part for part in reversed(path) if isinstance(part, str))
         for value in absurd if key not in HARMLESS_IN_CODECS else ():

@@ -124,7 +124,8 @@ def test_windows_of_snac(tmp_path: Path) -> None:
     """Chunks end one token after a window of 4 tokens. A step has whole windows."""
     config = config_of("snac_attention", tmp_path, SNAC_44KHZ)
     with torch.device("meta"):
-        layer = family_for(config).network(config, "decoder").decoder.attention
+        network: Any = family_for(config).network(config, "decoder")
+    layer = network.decoder.attention
     assert (config.block_tokens, config.tokens_past_window) == (4, 1)
     assert config.grid(0).first_boundary == 1
     assert (layer.heads, layer.window) == (24, 32)

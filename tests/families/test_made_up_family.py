@@ -188,32 +188,6 @@ def codec(codec_folder: Path) -> Token2Wav:
     return Token2Wav.load(codec_folder)
 
 
-@pytest.fixture(scope="module")
-def decoded(codec: Token2Wav) -> NDArray[np.float32]:
-    """Audio of all codes in one call of the network."""
-    decoder: Any = codec.pipeline.stages["decoder"]
-    audio: NDArray[np.float32] = decoder.whole(CODES).numpy()
-    assert audio.shape == (80 * len(CODES),)
-    return audio
-
-
-@pytest.mark.parametrize("portion", [1, 6, 53])
-def test_one_stage_streams(codec: Token2Wav, decoded: NDArray[np.float32], portion: int) -> None:
-    assert [*codec.pipeline.stages] == ["decoder"]
-    chunks = chunks_of(codec, portions(CODES, [portion]))
-    assert len(chunks) > 1
-    assert off(joined(chunks), decoded) <= AUDIO
-    assert codec.pipeline.open_streams == 0
-
-
-def test_one_stage_batches_equal_each_alone(codec: Token2Wav) -> None:
-    decoder: Any = codec.pipeline.stages["decoder"]
-    lengths = (53, 3, 20)
-    audio = spoken_together(codec.pipeline, [(NOBODY, CODES[:length], 0) for length in lengths])
-    for length, heard in zip(lengths, audio, strict=True):
-        assert np.abs(heard - decoder.whole(CODES[:length]).numpy()).max() <= AUDIO
-
-
 def test_one_stage_has_no_mel(codec: Token2Wav, codec_folder: Path) -> None:
     with pytest.raises(
         ConfigError, match="flow: this model has no such stage; its stages are decoder"

@@ -227,15 +227,10 @@ transformer.d_model = 32             | but seanet.dimension is 16; they must be 
 quantizer.bins = "16"                | quantizer.bins: expected int
 [dac: config.json]
 downsampling_ratios = []             | empty; at least 1
-downsampling_ratios = [2, 1000000000] | is not between 1 and 4096
 upsampling_ratios = [5, 5]           | 25 samples for each frame, but downsampling_ratios give 24
 decoder_hidden_size = 12             | 12 cannot be halved 3 times
-decoder_hidden_size = "32"           | expected int
 encoder_hidden_size = 65536          | 524288 channels of the latents; at most 65536
 hidden_size = 1000000000             | is not between 1 and 65536
-n_codebooks = 1000000000             | is not between 1 and 64
-codebook_size = 0                    | is not between 1 and
-codebook_dim = [4, 4]                | expected int
 sampling_rate = 768000               | frames per second: 32000.0 is not between 0.01 and 1000
 [dac_of_descript: weights.pth: metadata.kwargs]
 decoder_rates = [4, 1000000000]      | kwargs.decoder_rates ... is not between 1 and 4096
@@ -247,10 +242,8 @@ decoder_dim = 30                     | 30 cannot be halved 2 times
 target_bandwidths = []               | target_bandwidths: empty
 target_bandwidths = [0.01]           | target_bandwidths: number of codebooks: 0 is not
 target_bandwidths = [1000]           | target_bandwidths: number of codebooks: 3125 is not
-target_bandwidths = [1000000000]     | is not between 0.001 and 1000
 target_bandwidths = 2                | target_bandwidths: expected
 codebook_size = 1                    | codebook_size: 1 is not between 2 and
-codebook_dim = 0                     | codebook_dim: 0 is not between 1 and
 sample_rate = 768000                 | frames per second: 25600.0 is not between
 acoustic_model_config = [1]          | acoustic_model_config: expected an object
 acoustic_model_config.upsampling_ratios = [5, 5] | upsampling_ratios: 25 samples ... give 30
@@ -259,15 +252,9 @@ acoustic_model_config.hidden_size = 1000000000
     | acoustic_model_config.hidden_size: 1000000000 is not
 semantic_model_config.hidden_size = 1000000000
     | semantic_model_config.hidden_size: 1000000000 is not
-semantic_model_config.hidden_size = null | semantic_model_config.hidden_size: expected int
 [higgs_first_release: config.json]
 codebook_dim = null                  | codebook_dim: missing
-codebook_dim = 1000000000            | codebook_dim: 1000000000 is not between
-bins = [8, 5, 5]                     | bins: expected int
-n_q = 65                             | n_q: 65 is not between 1 and 64
 ratios = []                          | ratios: empty; at least 1 is needed
-ratios = [3, 1000000000]             | ratios ... is not between 1 and 4096
-D = 0                                | D: 0 is not between
 vq_scale = 1000                      | vq_scale: 1000 leaves no channel of 780
 sample_rate = 768000                 | frames per second: 128000.0 is not between
 [snac: config.json]
@@ -279,16 +266,12 @@ vq_strides = [4, 0]                  | is not between 1 and 64
 vq_strides = 4                       | vq_strides: expected
 decoder_rates = [5, 5]               | 25 samples for each frame, but
 decoder_dim = 30                     | 30 cannot be halved
-decoder_rates = [2, 1000000000]      | is not between 1 and 4096
-codebook_size = 0                    | is not between 1 and
 noise = "yes"                        | noise: expected
-sampling_rate = 1000000000           | is not between 1 and 768000
 sampling_rate = 1; decoder_rates = [64, 64]; encoder_rates = [64, 64]
     | frames per second: ... is not between 0.01 and 1000
 [snac_attention: config.json]
 attn_window_size = 10                | attn_window_size: 10 is no multiple of 4, the latents of a
 attn_window_size = 1048576           | attn_window_size: 1048576 is not between 1 and 1024
-attn_window_size = 0                 | attn_window_size: 0 is not between 1 and 1024
 attn_window_size = "32"              | attn_window_size: expected
 decoder_dim = 96                     | decoder_dim: 96 is no multiple of 64, the channels of an
 [streamflow: streamflow.yaml: flow]
@@ -309,11 +292,8 @@ audio_decoder.input_dim = 7
 audio_decoder.base_channels = 36     | audio_decoder.base_channels: 36 cannot be halved 3 times
 audio_decoder.up_sample_rates = []   | empty; at least 1
 audio_decoder.activation = "elu"     | is not one of half_snake
-audio_decoder.up_sample_rates = [4, 1000000000] | is not between 1 and 4096
-vector_quantizer.num_groups = 1000000000 | is not between 1 and 64
 vector_quantizer.num_levels_per_group = [4096, 4096, 4096] | codes; at most
 vector_quantizer.num_levels_per_group = [1] | is not between 2 and 4096
-sample_rate = 0                      | is not between 1 and 768000
 samples_per_frame = 25               | samples_per_frame: 25, but
 [moss: config.json]
 number_channels = 0                  | number_channels: 0 is not between 1 and 2
@@ -323,8 +303,6 @@ number_channels = 2
     | downsample_rate: 1920, but the patches have 960 samples of each
 downsample_rate = 960
     | downsample_rate: 960, but the patches have 1920 samples of each
-downsample_rate = 0                  | downsample_rate: 0 is not between 1 and
-sampling_rate = 1000000000           | sampling_rate: 1000000000 is not between
 causal_transformer_context_duration = 0.05 | [0]: a window of 1 positions
 causal_transformer_context_duration = 10000 | a window of 125000 positions; 2 to 65536
 decoder_kwargs = {}                  | decoder_kwargs: expected a list, got dict
@@ -332,11 +310,9 @@ decoder_kwargs = []                  | decoder_kwargs: empty; at least 1 is need
 decoder_kwargs = [3]                 | decoder_kwargs[0]: expected an object, got int
 decoder_kwargs = [{"module_type": "Flow"}] | 'Flow' is neither Transformer nor Patched
 quantizer_kwargs = [1]               | quantizer_kwargs: expected a mapping, got list
-quantizer_kwargs.codebook_size = 0   | quantizer_kwargs.codebook_size: 0 is not between
 quantizer_kwargs.num_quantizers = 65 | num_quantizers: 65 is not between 1 and 64
 quantizer_kwargs.output_dim = 9      | input_dimension: 8, but the part before it has 9
 decoder_kwargs.0.d_model = 15        | decoder_kwargs[0].d_model: 15 is no multiple of 4
-decoder_kwargs.0.num_layers = 1000000 | [0].num_layers: 1000000 is not between
 decoder_kwargs.0.causal = false      | decoder_kwargs[0].causal: False is not
 decoder_kwargs.0.norm = "rms_norm"   | decoder_kwargs[0].norm: ... layer_norm
 decoder_kwargs.0.context_duration = 0 | context_duration: 0.0 is not between 0.001 and
@@ -354,7 +330,6 @@ codec_post_n_local_heads = 3         | 3 does not divide codec_post_n_head, 4
 codec_head_dim = 7                   | codec_head_dim: 7 is odd
 codec_decoder_rates = []             | codec_decoder_rates: empty
 codec_decoder_dim = 6                | codec_decoder_dim: 6 cannot be halved 2 times
-codec_post_n_layer = 1000000         | codec_post_n_layer: 1000000 is not between
 [vibevoice_of_microsoft: config.json: acoustic_tokenizer_config]
 causal = false                       | causal: False is not supported; expected True
 layernorm = "LN"                     | layernorm: 'LN' is not supported
@@ -376,9 +351,7 @@ decoder_rates = [8, 6, 5]            | out_sample_rate: ... and decoder_rates gi
 sample_rate = 24000                  | out_sample_rate: ... and decoder_rates give
 decoder_rates = []                   | decoder_rates: empty
 encoder_rates = []                   | encoder_rates: empty
-decoder_rates = [2, 1000000000]      | is not between 1 and 4096
 decoder_dim = 2049                   | decoder_dim: 2049 cannot be halved
-latent_dim = null                    | latent_dim: expected int
 use_noise_block = true               | use_noise_block: True is not supported; expected False
 cond_out_layer = true                | cond_out_layer: True is not supported; expected False
 cond_type = "add"                    | cond_type: 'add' is not one of scale_bias, scale_bias_init
@@ -391,28 +364,16 @@ attention_bias = true                | attention_bias: True is not supported
 hidden_act = "relu"                  | is not one of silu
 num_key_value_heads = 1              | they must be equal
 head_dim = 7                         | head_dim: 7 is odd
-num_hidden_layers = 1000000000       | is not between 1 and 256
 sliding_window = 1                   | is not between 2
-hidden_size = "16"                   | expected int
 upsample_rates = []                  | empty; at least 1
 decoder_dim = 18                     | cannot be halved 2 times
 rope_parameters = {"rope_type": "yarn"} | 'yarn' is not supported
-num_quantizers = 65                  | is not between 1 and 64
 [qwen3_omni: config.json: code2wav_config]
 attention_bias = true                | attention_bias: True is not supported
 hidden_act = "relu"                  | is not one of silu
-num_key_value_heads = 1              | they must be equal
-head_dim = 7                         | head_dim: 7 is odd
-num_hidden_layers = 1000000000       | is not between 1 and 256
-sliding_window = 1                   | is not between 2
-hidden_size = "16"                   | expected int
-upsample_rates = []                  | empty; at least 1
-decoder_dim = 18                     | cannot be halved 2 times
 rope_parameters = {"rope_type": "yarn"} | 'yarn' is not supported
-num_quantizers = 65                  | is not between 1 and 64
 [qwen3_tts: config.json]
 decode_upsample_rate = 1920          | upsampling_ratios give 24
-output_sample_rate = 0               | output_sample_rate: 0 is not between
 decoder_config = null                | this folder has no decoder
 [qwen3_omni: config.json]
 code2wav_config = -                  | code2wav_config: expected an object
@@ -439,7 +400,6 @@ rates = [3]                          | channel_mult: 2 items, but rates has 1; 1
 wav_to_token_ratio = 25              | wav_to_token_ratio: 25, but rates and hop_length give 24
 hop_length = 16; wav_to_token_ratio = 96 | hop_length: 16 is not below n_fft, 16
 groups = 4                           | groups: 4 does not divide 6 channels
-num_quantizers = 65                  | num_quantizers: 65 is not between 1 and 64
 base_hidden_size = 65536             | more than 65536
 [ear_tts: config.json]
 model.speech_generation = -          | codec_config: expected an object; ... has no decoder
@@ -466,8 +426,6 @@ params.acoustic_decoder_kwargs.decoder_attention_heads = 3 | 3 does not divide .
 params.quantizer_kwargs.codebook_dim = 5 | codebook_dim: 5, but ... is 6; they must be equal
 params.decoder_upsample_rate = 207   | decoder_upsample_rate: 207, but strides and hop_size give 208
 [pocket_tts: config.json]
-latent_dim = 0                       | latent_dim: 0 is not between
-latent_stride = 1000000000           | latent_stride: 1000000000 is not between
 hidden_act = "relu"                  | hidden_act
 upsampling_ratios = []               | empty; at least 1
 [bigvgan: bigvgan/config.json]
@@ -669,6 +627,12 @@ hift: !new:cosyvoice | hift: !apply:cosyvoice | hift: expected '!new:...CausalHi
 'euler' | 'midpoint' | cfm_params.content.solver
 'euler' | 1 | solver: expected str, got 1
 'cosine' | 'exp' | cfm_params.content.t_scheduler: 'exp' is not one of cosine, linear
+'cosine' | 'cosine'\n                times: [0, 0.6, 0.5, 1]
+    | content.times[2]: 0.5 is not greater than
+'cosine' | 'cosine'\n                times: [0, 0.6]
+    | content.times: 2 values; the first must be 0 and
+'cosine' | 'cosine'\n                n_timesteps: 0
+    | content.n_timesteps: 0 is not between 1 and 100
 flow: !new | flaw: !new | key 'flow' is missing
 hift: !new | heft: !new | key 'hift' is missing
 depth: | deepness: | flow.decoder.estimator.depth: missing
@@ -713,6 +677,12 @@ in_channels: 80\n    base | in_channels: 100\n    base | hift.in_channels: 100 m
 sample_rate: 24000 | sample_rate: 22050 | sample_rate: 25 tokens
 token_frame_rate: 25 | token_frame_rate: 50 | sample_rate: 50 tokens
 !apply:random.seed [1986] | !!python/object/apply:os.system ['true'] | nothing was executed
+[codebooks: cosyvoice3.yaml]
+count: 4 | count: 1 | flow.codebooks.count: 1 is below 2; for one code per token, remove codebooks
+"        count: 4\n" | "" | flow.codebooks.count: missing
+merge: sum | merge: mean | flow.codebooks.merge: 'mean' is not one of sum, concat
+merge: sum | merge: sum\n        sizes: 4 | flow.codebooks: unknown key 'sizes'
+count: 4\n        merge: sum | count: 3\n        merge: concat | flow.input_size: 80 is not a mult
 [bigvgan: cosyvoice3.yaml]
 type: bigvgan | type: vocos | vocoder.type: 'vocos' is not bigvgan; for HiFT, remove
 "    type: bigvgan\n" | "" | vocoder.type: missing

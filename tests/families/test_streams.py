@@ -1,20 +1,26 @@
-"""Streams of the families with a caching flow: equal to the whole, in batches and without cache."""
+"""Contract of flows with a cache: streams equal the whole, alone, in batches and without cache.
+
+The rows are the families, and CosyVoice3 with several codes for each token and with a BigVGAN.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from testkit.batches import WHOLE_BLOCKS
+from testkit.models import bigvgan_model, codebook_model
 from testkit.models.caching_families import CPU, WRITERS, write_family
-from testkit.models.golden import snr_db
+from testkit.models.codec_models import drawn_tokens
+from testkit.models.golden import TINY, snr_db
+from testkit.models.sized import a_voice
 from testkit.models.tiny_model import ODE_STEPS
-from testkit.utterances import off, some_tokens, streamed, streamed_mels, voice_of
+from testkit.utterances import off, streamed, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
@@ -24,14 +30,23 @@ AUDIO = 1e-4
 SNR_DB = 40  # end to end, because F0 turns rounding of the mel into phase
 
 
-@pytest.fixture(scope="module", params=WRITERS)
+FLOWS: dict[str, Callable[[Path], Path]] = {
+    **{name: partial(write_family, name) for name in WRITERS},
+    "cosyvoice3": lambda _: TINY,
+    "summed codes": lambda folder: codebook_model.write_model(folder / "model"),
+    "joined codes": lambda folder: codebook_model.write_model(folder / "model", "concat"),
+    "bigvgan": lambda folder: bigvgan_model.write_model(folder / "model"),
+}
+
+
+@pytest.fixture(scope="module", params=FLOWS)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_family(family, tmp_path_factory.mktemp(family))
+    return FLOWS[family](tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +77,19 @@ def test_a_streamed_mel_is_that_of_the_whole(
     windowed: Callable[[int | None], Token2Wav], left_blocks: int | None, prompt: int, count: int
 ) -> None:
     model = windowed(left_blocks)
-    voice, tokens = voice_of(model, prompt), some_tokens(count)
+    voice, tokens = a_voice(model.config, 1, prompt), drawn_tokens(model.config, count)
     [mel] = streamed_mels(model, (tokens, voice))
     assert off(mel, model.mel(tokens, voice)) <= MEL
 
 
 def test_a_window_changes_the_mel(windowed: Callable[[int | None], Token2Wav]) -> None:
     narrow, wide = windowed(1), windowed(-1)
-    voice, tokens = voice_of(wide, 30), some_tokens(130)
+    voice, tokens = a_voice(wide.config, 1, 30), drawn_tokens(wide.config, 130)
     assert off(narrow.mel(tokens, voice), wide.mel(tokens, voice)) > 0.01
 
 
 def test_portions_do_not_matter(model: Token2Wav) -> None:
-    voice, tokens = voice_of(model, 30), some_tokens(130)
+    voice, tokens = a_voice(model.config, 1, 30), drawn_tokens(model.config, 130)
     whole = model.synthesize(tokens, voice)
     assert len(whole) == model.config.samples_per_token * len(tokens)
     for seed in range(2):
@@ -85,7 +100,7 @@ def test_portions_do_not_matter(model: Token2Wav) -> None:
 
 def test_voices_and_lengths_mix_in_a_batch(model: Token2Wav) -> None:
     utterances = [
-        (some_tokens(count), voice_of(model, prompt))
+        (drawn_tokens(model.config, count), a_voice(model.config, prompt, prompt))
         for prompt, count in ((0, 60), (30, 90), (1, 41), (75, 110))
     ]
     for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
@@ -94,7 +109,7 @@ def test_voices_and_lengths_mix_in_a_batch(model: Token2Wav) -> None:
 
 
 def test_prompts_are_shared(model: Token2Wav) -> None:
-    flow, voice = model.pipeline.flow, voice_of(model, 75, seed=5)
+    flow, voice = model.pipeline.flow, a_voice(model.config, 5, 75)
     hits = flow.usage().prompt_hits
     with model.stream(voice), model.stream(voice):
         assert flow.usage().prompt_hits == hits + 1
@@ -106,7 +121,7 @@ def test_a_full_cache(
 ) -> None:
     """A stream without room in the cache continues by recomputing, with the same result."""
     roomy, unbounded = windowed(-1), replace(few_steps, left_blocks=-1)
-    voice, tokens = voice_of(roomy, 30), some_tokens(150)
+    voice, tokens = a_voice(roomy.config, 1, 30), drawn_tokens(roomy.config, 150)
     grid = roomy.config.grid(len(voice.prompt_tokens))
     # of the prompt, and those that a stream takes when it opens
     pages = grid.prefix_blocks + 3 + roomy.config.hop_blocks[0]
@@ -123,7 +138,11 @@ def test_provisional_audio_leaves_no_trace_in_later_blocks(
     windowed: Callable[[int | None], Token2Wav], prompt: int
 ) -> None:
     model = windowed(None)
-    voice, tokens, flow = voice_of(model, prompt), some_tokens(120), model.pipeline.flow
+    voice, tokens, flow = (
+        a_voice(model.config, 1, prompt),
+        drawn_tokens(model.config, 120),
+        model.pipeline.flow,
+    )
     ratio = model.config.token_mel_ratio
     held = model.pipeline.stages["vocoder"].withheld_samples
     schedule = HopSchedule.of(StreamConfig(), model.config, held)
@@ -153,8 +172,8 @@ def test_the_first_chunk_has_audio(folder: Path, lookahead_frames: int) -> None:
     model = Token2Wav.load(folder, stream=settings, runtime=CPU)
     held = model.pipeline.stages["vocoder"].withheld_samples
     schedule = HopSchedule.of(settings, model.config, held)
-    tokens = some_tokens(schedule.first_tokens + schedule.provisional_lookahead)
-    with model.stream(voice_of(model, 30)) as stream:
+    tokens = drawn_tokens(model.config, schedule.first_tokens + schedule.provisional_lookahead)
+    with model.stream(a_voice(model.config, 1, 30)) as stream:
         assert not list(stream.push(tokens[:-1]))
         [chunk] = stream.push(tokens[-1:])
     assert len(chunk.audio) >= model.config.samples_per_token * settings.first_tokens / 2

@@ -56,12 +56,6 @@ def off(audio: Sequence[torch.Tensor], whole: torch.Tensor) -> float:
     return float((together - whole).abs().max())
 
 
-@pytest.mark.parametrize("size", [1, AHEAD, 50])
-def test_any_pieces_equal_the_whole(small: BigVGAN, size: int) -> None:
-    engine, mel = WaveformStage(small), a_mel(63)
-    assert off(streamed(engine, mel, [size] * (62 // size)), engine.whole(mel)) <= AUDIO
-
-
 def test_cost_stays_the_same(small: BigVGAN) -> None:
     """Every piece computes only new frames, and equal pieces of several streams share one call."""
     shapes: list[tuple[int, ...]] = []
@@ -140,18 +134,6 @@ def test_pieces_equal_the_whole(config: BigVGANConfig) -> None:
     first = bigvgan.lookahead_frames + 1
     # 1.2e-5 on an Intel Xeon, below 1e-5 on an AMD EPYC.
     assert off(streamed(engine, mel, [first, 13, 30]), engine.whole(mel)) <= 2e-5
-
-
-def test_golden_audio_changes_within_the_look_ahead_only(
-    bigvgan: BigVGAN, bigvgan_golden: dict[str, torch.Tensor]
-) -> None:
-    at, hop = 60, bigvgan.config.hop_size
-    mel = bigvgan_golden["mel"].clone()
-    mel[..., at] += 3
-    with torch.inference_mode():
-        moved = (bigvgan(mel) - bigvgan(bigvgan_golden["mel"]))[0, 0].abs()
-    assert float(moved[: at * hop - bigvgan.output_delay].max()) == 0
-    assert float(moved[at * hop : (at + 1) * hop].max()) > 1e-3
 
 
 def test_look_aheads_of_public_models() -> None:

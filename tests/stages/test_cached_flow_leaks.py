@@ -186,7 +186,7 @@ def test_streams_in_reference_cycles_leave_nothing(parts: Parts) -> None:
     assert held(model, engine) == [0, 0, 0, 0, 0, 0]
 
 
-def test_ten_thousand_streams_of_accounting_alone_leave_nothing(parts: Parts) -> None:
+def test_thousands_of_streams_of_accounting_alone_leave_nothing(parts: Parts) -> None:
     """Pages, prompts and handles are all released. The flow's solver is stubbed, and there is no
     vocoder.
     """
@@ -196,7 +196,7 @@ def test_ten_thousand_streams_of_accounting_alone_leave_nothing(parts: Parts) ->
     tokens = some_tokens(160)
     running: list[FlowStream] = []
     opened = refused = outgrown = 0
-    while opened < 10_000:
+    while opened < 2_500:
         try:
             utterance = FlowStream(
                 engine, voices[random.integers(len(voices))], parts.config, FIXED

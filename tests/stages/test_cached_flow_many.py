@@ -9,8 +9,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testkit.batches import spoken_together
-from testkit.models.golden import snr_db
 from testkit.patience import PATIENCE_SECONDS
 from testkit.utterances import a_voice, off, portions, some_tokens
 from tests.stages.rig import MEL, FlowStream, Parts, flow_mel
@@ -48,16 +46,6 @@ def test_interleaved_streams(
         )
         assert off(stream.mel, alone) <= MEL
         assert off(stream.mel, parts.whole(tokens, a_voice(prompt))) <= MEL
-
-
-def test_one_batch_of_several_streams(parts: Parts) -> None:
-    model = parts.model(parts.incremental()).model
-    cases = [
-        (a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 28), (28, 60), (41, 4))
-    ]
-    audio = spoken_together(model.pipeline, [(voice, tokens, 0) for voice, tokens in cases])
-    for samples, (voice, tokens) in zip(audio, cases, strict=True):
-        assert snr_db(samples, model.synthesize(tokens, voice)) >= 60
 
 
 def test_streams_of_several_threads(parts: Parts) -> None:

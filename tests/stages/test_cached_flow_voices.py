@@ -29,15 +29,6 @@ def test_second_stream_of_a_voice_computes_nothing_of_it(parts: Parts) -> None:
     assert used == 5 + RESERVED
 
 
-def test_streams_share_the_pages_of_a_voice(parts: Parts) -> None:
-    engine = parts.incremental()
-    handles = [engine.open(a_voice(PREFILLED)) for _ in range(4)]
-    assert engine.pool.used == 5 + 4 * RESERVED
-    for handle in handles:
-        engine.close(handle)
-    assert engine.pool.used == 5
-
-
 @pytest.mark.parametrize("prompt", [0, 27, 28, 75, PREFILLED])
 def test_second_stream_of_a_voice_has_the_same_mel(parts: Parts, prompt: int) -> None:
     engine = parts.incremental()

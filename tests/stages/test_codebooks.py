@@ -1,4 +1,6 @@
-"""Tokens of several codes: embedding tables, streams, hops in milliseconds, and errors."""
+"""Tokens of several codes: embedding tables, hops in milliseconds, and errors.
+`tests/families/test_streams.py` tests their streams.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,13 @@ import torch.nn.functional as F
 
 from testkit.models.codebook_model import (
     CODEBOOKS,
-    SAMPLES_PER_TOKEN,
     VOCABULARY,
     a_voice,
     some_codes,
     write_model,
 )
-from testkit.models.golden import TINY, snr_db
-from testkit.models.tiny_model import one_line
-from testkit.models.yaml_edits import edit_yaml
-from testkit.recomputing import recomputing
-from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
+from testkit.models.golden import TINY
+from token2wav import ConfigError, InputError, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import check_folder, load_network
 from token2wav.config import config_hash
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -57,26 +55,6 @@ def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
     hidden = flow.pre_lookahead_layer(expected[None])[0]
     mu = flow.mu(torch.from_numpy(CODES)[None])[0]
     assert float((mu - hidden.repeat_interleave(4, dim=0).T).abs().max()) <= 1e-6
-
-
-@pytest.mark.parametrize("incremental", [True, False])
-def test_a_stream_equals_the_whole(folder: Path, incremental: bool) -> None:
-    cached = Token2Wav.load(
-        folder, stream=StreamConfig(first_tokens=0), runtime=RuntimeConfig(cache_mib=64)
-    )
-    model, voice = cached if incremental else recomputing(folder), a_voice()
-    audio = []
-    with model.stream(voice) as stream:
-        for part in np.array_split(CODES, 11):
-            audio += stream.push(part)
-        audio += stream.push([])
-        audio += stream.finish()
-    assert len(audio) > 2
-    heard = np.concatenate([chunk.audio for chunk in audio])
-    assert len(heard) == SAMPLES_PER_TOKEN * len(CODES)
-    assert snr_db(heard, model.vocode(model.mel(CODES, voice))) >= SNR_DB
-    assert heard.std() > 0.01
-    model.probe()
 
 
 def test_every_code_is_heard(folder: Path) -> None:
@@ -117,41 +95,6 @@ def test_hops_are_whole_blocks_of_the_model(folder: Path) -> None:
         match=r"stream\.max_hop_tokens: 25 is not a multiple of the attention block, 12 tokens",
     ):
         Token2Wav.load(folder, stream=StreamConfig(max_hop_tokens=25))
-
-
-WRONG = {
-    "one": (
-        "count: 4",
-        "count: 1",
-        "flow.codebooks.count: 1 is below 2; for one code per token, remove codebooks",
-    ),
-    "no count": ("        count: 4\n", "", "flow.codebooks.count: missing"),
-    "another merge": (
-        "merge: sum",
-        "merge: mean",
-        "flow.codebooks.merge: 'mean' is not one of sum, concat",
-    ),
-    "another key": (
-        "merge: sum",
-        "merge: sum\n        sizes: 4",
-        "flow.codebooks: unknown key 'sizes'",
-    ),
-    "no share": (
-        "count: 4\n        merge: sum",
-        "count: 3\n        merge: concat",
-        "flow.input_size: 80 is not a mult",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_folder_that_cannot_be(tmp_path: Path, name: str) -> None:
-    old, new, message = WRONG[name]
-    folder = write_model(tmp_path / "model")
-    edit_yaml(folder, old, new)
-    with pytest.raises(ConfigError) as caught:
-        CosyVoice3Config.read(folder)
-    assert message in one_line(caught.value)
 
 
 def test_exports_without_codebooks_stay_usable() -> None:

@@ -250,26 +250,6 @@ WRONG = {
         (10,),
         "stream.steps: 10, but the model has a fixed list of times for 3 steps only",
     ),
-    "another": (
-        "'exp'",
-        (),
-        "flow.decoder.cfm_params.content.t_scheduler: 'exp' is not one of cosine, linear",
-    ),
-    "backwards": (
-        f"{COSINE}\n                times: [0, 0.6, 0.5, 1]",
-        (),
-        "content.times[2]: 0.5 is not greater than",
-    ),
-    "no end": (
-        f"{COSINE}\n                times: [0, 0.6]",
-        (),
-        "content.times: 2 values; the first must be 0 and the last 1",
-    ),
-    "no steps": (
-        f"{COSINE}\n                n_timesteps: 0",
-        (),
-        "cfm_params.content.n_timesteps: 0 is not between 1 and 100",
-    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Model folders that name a BigVGAN: loaded, streamed and exported."""
+"""Model folders that name a BigVGAN: loaded and exported. `tests/families/test_streams.py` tests their
+streams.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testkit.batches import WHOLE_BLOCKS
 from testkit.models.bigvgan import GOLDEN, changed
 from testkit.models.bigvgan_model import (
     SAMPLES_PER_TOKEN,
     VOCODER,
-    a_voice,
     write_folder,
     write_model,
 )
 from testkit.models.yaml_edits import edit_yaml
-from testkit.recomputing import recomputing
-from testkit.utterances import chunks_of, joined, off
 from token2wav import CheckpointError, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -46,23 +44,6 @@ def test_rates_follow_from_the_folder(folder: Path) -> None:
     assert (config.sample_rate, config.samples_per_token) == (16_000, SAMPLES_PER_TOKEN)
     assert config.token_frame_rate == pytest.approx(100 / 3)
     check_folder(folder)
-
-
-@pytest.mark.parametrize("incremental", [True, False])
-def test_a_stream_equals_the_whole(folder: Path, incremental: bool) -> None:
-    model, voice = (
-        Token2Wav.load(folder, stream=WHOLE_BLOCKS) if incremental else recomputing(folder),
-        a_voice(),
-    )
-    whole = model.vocode(model.mel(TOKENS, voice))
-    assert whole.shape == (SAMPLES_PER_TOKEN * len(TOKENS),)
-    assert 0.01 < whole.std() < 0.5
-    chunks = chunks_of(model, np.array_split(TOKENS, 9), voice)
-    assert len(chunks) > 2
-    assert {(chunk.sample_rate, chunk.samples_per_token) for chunk in chunks} == {
-        (16_000, SAMPLES_PER_TOKEN)
-    }
-    assert off(joined(chunks), whole) <= AUDIO
 
 
 def test_a_public_folder_beside_the_yaml(tmp_path: Path) -> None:

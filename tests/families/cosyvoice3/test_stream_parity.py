@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from testkit.models.golden import TINY, GoldenSet, snr_db
+from testkit.models.golden import GoldenSet, snr_db
 from testkit.recomputing import recomputing
 from tests.families.cosyvoice3 import tolerances
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
@@ -175,20 +175,6 @@ def test_stream_equals_the_whole_sequence(
     assert len(audio) == 960 * len(golden.tokens)
     vocoded = ours.vocode(torch.cat(done.mels, dim=1).numpy())
     assert np.abs(audio - vocoded).max() <= tolerances.AUDIO
-
-
-@pytest.mark.parametrize("longest_hop", [25, pytest.param(50, marks=pytest.mark.slow), 200])
-def test_any_schedule_gives_the_same_mel(
-    golden: GoldenSet, folder: Path, whole: torch.Tensor, load: Load, longest_hop: int
-) -> None:
-    if golden.folder != TINY and load is recomputing:
-        pytest.skip(
-            "recomputing under every schedule is tried with the tiny model only: the same code, "
-            "and minutes"
-        )
-    stream = StreamConfig(first_tokens=0, max_hop_tokens=longest_hop)
-    mel = torch.cat(run(load(folder, stream), golden).mels, dim=1)
-    assert (mel - whole).abs().max() <= tolerances.MEL
 
 
 def test_last_chunk_equals_the_non_streaming_mel(

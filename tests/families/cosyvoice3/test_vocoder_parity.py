@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from testkit.models.golden import GoldenSet, snr_db
 from testkit.utterances import off
 from tests.families.cosyvoice3 import tolerances
-from token2wav import StreamConfig
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.source import F0_LOOKAHEAD
-from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import WaveformStage, likely_pieces
 
 Noises = tuple[FlowNoise, SourceNoise]
 
@@ -129,18 +123,3 @@ def test_audio_of_a_short_mel(golden: GoldenSet, hift: HiFT, noises: Noises) -> 
 def test_audio_of_a_whole_utterance(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
     audio = hift.vocode(on_device(hift, golden["flow.mel.streaming"]), noises[1], phase="reference")
     assert off(audio, golden["hift.full.audio_of_streaming_mel"]) <= tolerances.AUDIO
-
-
-def test_audio_of_pieces_of_prepared_lengths(
-    golden: GoldenSet, folder: Path, hift: HiFT, noises: Noises
-) -> None:
-    mel, config = on_device(hift, golden["flow.mel.streaming"])[0], CosyVoice3Config.read(folder)
-    shapes = likely_pieces(hift, config, config.hops(StreamConfig()), 2)
-    engine = WaveformStage(hift, noises[1], shapes=shapes)
-    whole = engine.whole(mel)[None]
-    handles, audio = [engine.open(), engine.open()], []
-    for start in range(0, mel.shape[1], 50):
-        chunk = FrameChunk(mel[:, start : start + 50], start + 50 >= mel.shape[1])
-        audio.append(engine.advance([(handle, chunk) for handle in handles]))
-    for parts in zip(*audio, strict=True):
-        assert off(torch.cat(parts)[None], whole.cpu()) <= tolerances.AUDIO

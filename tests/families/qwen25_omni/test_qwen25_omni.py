@@ -17,14 +17,12 @@ from testkit.captured_code import NothingCopied, OnDevice
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.qwen25_omni_model import SPEAKERS, a_voice, speakers, write_model
 from testkit.utterances import off, portions, some_tokens, streamed, streamed_mels
-from tests.families.streamflow.test_window_batch import a_pool
 from token2wav import CheckpointError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import assemble, load_network
 from token2wav.config.token_format import TokenFormat
 from token2wav.families.qwen25_omni.config import Qwen25OmniConfig
 from token2wav.families.qwen25_omni.family import FAMILY
 from token2wav.families.qwen25_omni.voices import named_voices, write_voices
-from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.families.streamflow.solver import GuidedSolver
 from token2wav.families.streamflow.window_batch import WindowBatch, WindowSize
 from token2wav.networks.masks import guided_biases
@@ -164,16 +162,6 @@ def test_portions_do_not_matter(model: Token2Wav, folder: Path) -> None:
         assert off(streamed(model, portions(tokens, [size]), voice), expected) <= AUDIO
 
 
-def test_first_chunk_runs_when_its_look_ahead_is_there(model: Token2Wav, folder: Path) -> None:
-    config = model.config
-    tokens = codes_of(config, config.hops(StreamConfig())[0] + config.lookahead_tokens)
-    flow = model.pipeline.flow
-    assert isinstance(flow, WindowFlow)
-    with model.stream(a_voice(folder)) as stream:
-        assert stream.push(tokens[:-1]) == []
-        assert len(stream.push(tokens[-1:])) == 1
-
-
 def test_a_window_with_the_reach_of_all_evaluations_is_exact(tiny: Path) -> None:
     """Two steps have 8 evaluations, which reach 8 times as far as one."""
     model, voice = widened(tiny, 8, 2), a_voice(tiny)
@@ -198,39 +186,6 @@ def test_wider_windows_come_closer_to_the_whole(
     whole = model.mel(tokens, voice)
     error = float(np.sqrt(np.mean((mel - whole) ** 2)) / whole.std())
     assert least <= error <= most
-
-
-def test_batched_equals_alone(tiny: Path) -> None:
-    model, voices = Token2Wav.load(tiny, runtime=CPU), [a_voice(tiny, name) for name in SPEAKERS]
-    utterances = [
-        (codes_of(model.config, count), voices[count % 2]) for count in (50, 9, 1, 33, 50)
-    ]
-    for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
-        [alone] = streamed_mels(model, utterance)
-        assert off(mel, alone) <= CLOSE
-
-
-def test_padded_windows_equal_eager_windows(tiny: Path) -> None:
-    """A CUDA graph computes windows of any length in tensors of one size."""
-    config: Any = read_config(tiny)
-    stream = StreamConfig()
-    stages = assemble(tiny, config, stream, CPU)
-    eager: Any = stages.by_name["flow"]
-    captured = WindowFlow(
-        config,
-        eager._encoder,
-        eager._noise,
-        eager._solvers,
-        config.flow.past_tokens,
-        graphs=a_pool(),
-        longest_hop=config.hops(stream)[1],
-    )
-    padded = dataclasses.replace(stages, by_name={**stages.by_name, "flow": captured})
-    utterances = [(codes_of(config, count), a_voice(tiny)) for count in (50, 7, 22)]
-    mels = streamed_mels(Token2Wav(config, padded, stream), *utterances)
-    expected = streamed_mels(Token2Wav(config, stages, stream), *utterances)
-    for mel, other in zip(mels, expected, strict=True):
-        assert off(mel, other) <= CLOSE
 
 
 def test_captured_code_never_synchronizes(tiny: Path) -> None:

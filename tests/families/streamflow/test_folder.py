@@ -10,13 +10,12 @@ import pytest
 import yaml
 
 from testkit.models.streamflow_model import (
-    BLOCK_TOKENS,
     SAMPLE_RATE,
     SAMPLES_PER_TOKEN,
     a_voice,
     write_model,
 )
-from testkit.utterances import chunks_of, joined, off, portions, streamed
+from testkit.utterances import chunks_of, joined
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
 from token2wav.families.streamflow.flow import WindowFlow
@@ -82,23 +81,6 @@ def test_no_guidance_has_no_unconditional_rows(folder: Path, tmp_path: Path) -> 
     model = Token2Wav.load(unguided, stream=StreamConfig(steps=(1,)), runtime=CPU)
     audio = model.synthesize(TOKENS[:70], a_voice())
     assert np.abs(audio - model.vocode(model.mel(TOKENS[:70], a_voice()))).max() <= AUDIO
-
-
-def test_published_windows_do_not_depend_on_portions(folder: Path) -> None:
-    model, voice = Token2Wav.load(folder, runtime=CPU), a_voice()
-    expected = model.synthesize(TOKENS, voice)
-    for size in (1, 17):
-        assert off(streamed(model, portions(TOKENS, [size]), voice), expected) <= AUDIO
-    # `mel` computes one chunk, in which all steps reach outside the windows of a stream.
-    assert off(expected, model.vocode(model.mel(TOKENS, voice))) > 10 * AUDIO
-
-
-def test_first_chunk_runs_when_its_look_ahead_is_there(folder: Path) -> None:
-    model = Token2Wav.load(folder, runtime=CPU)
-    with model.stream(a_voice()) as stream:
-        needed = (2 + 1) * BLOCK_TOKENS
-        assert stream.push(TOKENS[: needed - 1]) == []
-        assert len(stream.push(TOKENS[needed - 1 : needed])) == 1
 
 
 def test_a_voice_with_a_prompt_is_refused(folder: Path) -> None:
