@@ -1,6 +1,4 @@
-"""Model folders that name a BigVGAN: loaded and exported. `tests/families/test_streams.py` tests their
-streams.
-"""
+"""Model folders that name a BigVGAN. `tests/families/test_streams.py` tests their streams."""
 
 from __future__ import annotations
 
