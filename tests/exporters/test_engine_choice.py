@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from testkit.batches import spoken_together
 from testkit.models.golden import snr_db
 from testkit.rigs.server_rig import Rig
 from testkit.utterances import a_voice, some_tokens
 from tests.exporters.rig import Export
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, backends
-from token2wav.errors import ArtifactError, BackendUnavailableError, ConfigError
+from token2wav.errors import ArtifactError, BackendUnavailableError
 from token2wav.exported.run import ExportedVocoder
 from token2wav_export.cli import main
 from token2wav_export.verify import stream_mel
@@ -72,15 +71,6 @@ def test_every_way_to_stream_works_on_onnx(tiny: Path, stream: StreamConfig) -> 
     assert snr_db(audio, load(tiny, "torch", stream).synthesize(tokens, voice)) >= AUDIO_DB
 
 
-def test_a_batch_on_onnx_equals_its_streams_alone(onnx: Token2Wav) -> None:
-    cases = [
-        (a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 60), (30, 200), (75, 28))
-    ]
-    audio = spoken_together(onnx.pipeline, [(voice, tokens, 0) for voice, tokens in cases])
-    for samples, (voice, tokens) in zip(audio, cases, strict=True):
-        assert snr_db(samples, onnx.synthesize(tokens, voice)) >= AUDIO_DB
-
-
 def test_float16_on_onnx_is_close_and_stores_float16(tiny: Path, reference: Token2Wav) -> None:
     half = load(tiny, precision="float16")
     tokens, voice = some_tokens(150), a_voice(30)
@@ -126,13 +116,6 @@ def test_an_engine_that_is_asked_for_must_be_there(tiny: Path, tmp_path: Path) -
 def test_tensorrt_needs_a_gpu(tiny: Path) -> None:
     with pytest.raises(BackendUnavailableError, match="NVIDIA GPU"):
         load(tiny, "tensorrt")
-
-
-def test_recomputing_has_no_other_engine(tiny: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"runtime\.backend: onnx cannot run stream\.reference; set torch"
-    ):
-        load(tiny, "onnx", StreamConfig(reference=True))
 
 
 # The command that compares.
