@@ -114,7 +114,9 @@ class Descript(Codec):
     """Codec in the format of `descript-audio-codec`, which has the sizes in the file of weights."""
 
     def write(self, folder: Path, golden: Any) -> Path:
-        content = {"metadata": {"kwargs": {**golden.sizes, "quantizer_dropout": 0.5}}}
+        content: dict[str, Any] = {
+            "metadata": {"kwargs": {**golden.sizes, "quantizer_dropout": 0.5}}
+        }
         torch.save(content, folder / self.weights)
         content["state_dict"] = self.published_weights(folder)
         torch.save(content, folder / self.weights)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ TIME = torch.tensor([0.3])
 ROUNDING = 1e-5
 
 
-def a_dit(long_skip: bool | None) -> DiT:
+def a_dit(long_skip: Literal[True] | None) -> DiT:
     sizes = EstimatorConfig(
         dim=32,
         depth=3,
