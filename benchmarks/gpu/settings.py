@@ -87,28 +87,22 @@ class Settings:
 
         The measured figures mean nothing.
         """
-        small = replace(
-            self, size="tiny", precision="float16" if self.on_gpu else "float32", cache_mib=128
-        )
-        small = replace(
-            small,
+        return replace(
+            self,
+            size="tiny",
+            precision="float16" if self.on_gpu else "float32",
+            cache_mib=128,
             batches=(2,),
             histories=(2.0,),
             hops=(25,),
             repeats=1,
             drift_chunks=4,
             drift_window=1,
-        )
-        small = replace(
-            small,
             parity_batches=(2,),
             streams_from=2,
             most_streams=2,
             stream_s=2.0,
             patience_s=30.0,
-        )
-        return replace(
-            small,
             test_files=11,
             clients=(1,),
             codecs=("mimi",),
