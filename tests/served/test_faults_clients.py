@@ -6,14 +6,17 @@ import threading
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testkit.models.golden import GoldenSet
+from testkit.models.tiny_model import demo_tokens
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.raw_stream import SMALL_WINDOW, Answers, RawStream
 from testkit.rigs.server_rig import Rig
 from testkit.rigs.traces import Traces
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from token2wav import Token2Wav
+from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
 from token2wav_client import Client, ClientVoice
 from token2wav_client.wire import Opening
 
@@ -22,7 +25,7 @@ FAR_TOO_MANY = 10_000_000
 
 
 def test_a_client_that_stops_reading(
-    rig: Rig, golden: GoldenSet, model: Token2Wav, voice: ClientVoice
+    rig: Rig, golden: GoldenSet, whole: NDArray[np.float32], voice: ClientVoice
 ) -> None:
     """Its audio fills the connection's window and waits in the server.
 
@@ -38,13 +41,26 @@ def test_a_client_that_stops_reading(
             audio = np.concatenate(
                 [chunk.audio for chunk in client.synthesize([golden.tokens], voice)]
             )
-        assert (
-            np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max()
-            <= SERVER_EQUALS_LIBRARY
-        )
+        assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
         rig.wait_until_empty()  # although the client still has not read
     with Client(rig.server.grpc_url) as client:
         assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
+
+
+def test_single_tokens_faster_than_the_server_computes(
+    rig: Rig, golden: GoldenSet, model: Token2Wav
+) -> None:
+    tokens = demo_tokens(20 * MAX_WAITING_MESSAGES)
+    with rig.connect() as connection:
+        for position in range(len(tokens)):
+            first, last = position == 0, position == len(tokens) - 1
+            voice = golden.voice if first else None
+            connection.send(tokens[position : position + 1], voice, "singly", start=first, end=last)
+        answers = connection.answers(len(tokens))
+    assert not answers.errors
+    assert answers.audio.shape == (960 * len(tokens),)
+    whole = model.synthesize(tokens, golden.voice)
+    assert np.abs(answers.audio - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
 def test_hundreds_of_requests_of_one_token(rig: Rig, golden: GoldenSet) -> None:

@@ -1,4 +1,4 @@
-"""Options of an utterance through the door of a server: its audio, and what its client may do."""
+"""Options of an utterance through the door of a server: audio, refusals, and the end by a limit."""
 
 from __future__ import annotations
 
