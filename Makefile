@@ -33,7 +33,7 @@ test: lint ## lint, then run all tests in five processes (many tests wait for se
 	$(BIN)/pytest -n 5
 
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
-	$(BIN)/pytest -n 2 $(addprefix tests/,test_*.py config cache layers networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
+	$(BIN)/pytest -n 2 --ignore tests/client/with_server $(addprefix tests/,test_*.py config cache layers networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
 
 faults: ## [ARGS=]: put faults into the code, one at a time, and run the tests that find them (20 minutes)
 	$(SETUP)

@@ -1,5 +1,5 @@
-"""Health checks of servers without a free stream or without a model, and of an absent server; and
-checks of the machine and of an idle connection beside a server that runs.
+"""Health checks of servers without a free stream or without a model, and checks of the machine and
+of an idle connection beside a server that runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from testkit.rigs.server_rig import Rig
 from token2wav.commands import main
 from token2wav.execution import device
 from token2wav_client import Client, ClientVoice, ServerUnavailable
-from token2wav_server.launcher.ports import Ports
 
 
 def test_health_of_a_server_that_is_full(limited: Rig, golden: GoldenSet) -> None:
@@ -33,12 +32,6 @@ def test_health_of_a_server_that_is_full(limited: Rig, golden: GoldenSet) -> Non
         for sequence in ("first", "second"):
             connection.send([], None, sequence, end=True)
         connection.answers(requests=2)
-
-
-def test_health_of_a_dead_port() -> None:
-    completed = health(f"127.0.0.1:{Ports.free().grpc}")
-    assert completed.returncode == ServerUnavailable.exit_code
-    assert "no server at 127.0.0.1:" in completed.stderr
 
 
 def test_health_of_a_model_that_is_not_there(rig: Rig) -> None:

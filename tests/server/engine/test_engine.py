@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testkit.door import Refusals
 from testkit.models.tiny_model import FaultyVocoder, demo_tokens
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.replies import Expected
@@ -29,7 +30,6 @@ from token2wav.errors import (
     Token2WavError,
 )
 from token2wav.serving.door.service import Service
-from token2wav.serving.observer import Observer
 from token2wav.voice import FIELDS
 from token2wav_server.engine import frames
 from token2wav_server.engine.connection import Connection
@@ -107,14 +107,6 @@ class Front:
             ended = {frames.parse_slot(frame): None}
         assert not ended.keys() & self.ends.keys(), "a second end"
         self.ends |= ended
-
-
-class Refusals(Observer):
-    def __init__(self) -> None:
-        self.errors: list[Token2WavError] = []
-
-    def refused(self, error: Token2WavError) -> None:
-        self.errors.append(error)
 
 
 @pytest.fixture
