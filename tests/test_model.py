@@ -15,7 +15,7 @@ from testkit.replies import Expected
 from token2wav import ConfigError, InputError, RuntimeConfig, Token2Wav, Voice
 
 
-@pytest.mark.parametrize("count", [1, 2, 24, 25, 27, 28, 29, 75, 77, 78])
+@pytest.mark.parametrize("count", [1, 25, 28, 77])
 def test_n_tokens_make_960_n_samples(model: Token2Wav, voice: Voice, count: int) -> None:
     audio = model.synthesize(demo_tokens(count), voice)
     assert audio.shape == (960 * count,)

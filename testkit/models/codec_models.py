@@ -169,6 +169,10 @@ _HIGGS = replace(
         "initializer_range": 0.02,
         **sizes,
     },
+    beside=_unread(
+        *("encoder.conv1.bias", "semantic_model.encoder.weight", "fc1.weight"),
+        *(f"quantizer.quantizers.0.codebook.{name}" for name in ("inited", "embed_avg")),
+    ),
 )
 _HIGGS_FIRST = replace(
     _HIGGS,

@@ -80,13 +80,6 @@ def test_ordinary_tensorrt_builds_for_its_own_gpu(monkeypatch: pytest.MonkeyPatc
     assert build_target("tensorrt", []) == {"compute_capability": ("9.0",), "gpu": ("H100",)}
 
 
-def test_a_damaged_description(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "step").mkdir()
-    (tmp_path / "step" / "artifact.json").write_text("{")
-    message = failure(capsys, 2, "inspect", "--model", str(TINY), "--out", str(tmp_path))
-    assert "artifact.json: not a valid description of an artefact" in message
-
-
 def test_an_export_that_fails_keeps_the_one_before(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

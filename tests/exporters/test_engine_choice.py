@@ -131,7 +131,7 @@ def verify(model: Path, engines: Path) -> list[str]:
 def test_verify_accepts_good_engines(
     tiny: Path, engine: str, precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [f"--backend={engine}", f"--precision={precision}", "--seconds=4"]
+    options = [f"--backend={engine}", f"--precision={precision}", "--seconds=1"]
     assert main([*verify(tiny, tiny / "engines"), *options]) == 0
     assert f"{engine}, {precision}, cpu, against torch, float32" in capsys.readouterr().out
 
@@ -163,7 +163,7 @@ def test_verify_refuses_an_engine_that_differs(
 ) -> None:
     exact = ExportedVocoder.__call__
     monkeypatch.setattr(ExportedVocoder, "__call__", lambda *arguments: 2 * exact(*arguments))
-    assert main([*verify(tiny, tiny / "engines"), "--backend=onnx", "--seconds=2", "--json"]) == 1
+    assert main([*verify(tiny, tiny / "engines"), "--backend=onnx", "--seconds=1", "--json"]) == 1
     assert "vocoder_max" in capsys.readouterr().err
 
 

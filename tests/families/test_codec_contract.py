@@ -25,12 +25,11 @@ from numpy.typing import ArrayLike
 from testkit.batches import spoken_together
 from testkit.models.codec_models import CODECS, OTHER_FORMATS, WRITERS, Codec, drawn_tokens
 from testkit.models.family_golden import FamilyGolden
-from testkit.models.folder_edits import set_weights, write_folder
+from testkit.models.folder_edits import write_folder
 from testkit.models.shards import divide
 from testkit.models.tiny_model import one_line
 from testkit.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, portions
 from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.assembly import check_folder
 from token2wav.config.model_config import ModelConfig
 from token2wav.config.settings import DecoderPrecision
 from token2wav.errors import ConfigError
@@ -239,33 +238,6 @@ def test_other_formats_give_the_public_audio(
     tokens = golden["latents" if model.config.tokens.are_latents else "codes"].numpy()
     expected = golden["audio"].numpy()
     assert off(model.synthesize(tokens), expected) <= PARITY * expected.std()
-
-
-@pytest.mark.parametrize(
-    ("family", "file", "names"),
-    [
-        ("higgs", "model.safetensors", ["semantic_model.encoder.weight", "fc1.weight"]),
-        (
-            "higgs",
-            "model.safetensors",
-            [f"quantizer.quantizers.0.codebook.{name}" for name in ("inited", "embed_avg")],
-        ),
-        ("higgs_first_release", "model.pth", ["encoder.block.0.bias"]),
-        ("snac", "pytorch_model.bin", ["encoder.block.0.bias"]),
-        (
-            "snac",
-            "pytorch_model.bin",
-            ["quantizer.quantizers.0.in_proj.parametrizations.weight.original0"],
-        ),
-        ("voxcpm_safetensors", "audiovae.safetensors", ["encoder.fc_mu.bias"]),
-    ],
-)
-def test_weights_of_an_encoder_are_not_read(
-    family: str, file: str, names: list[str], tmp_path: Path
-) -> None:
-    write_folder(family, tmp_path)
-    set_weights(file, {name: torch.full((2,), torch.nan) for name in names})(tmp_path)
-    check_folder(tmp_path)
 
 
 RANDOM = np.random.default_rng(0).integers(0, 30, 20).tolist()

@@ -40,7 +40,7 @@ def a_norm(channels: int) -> torch.nn.LayerNorm:
 @pytest.mark.parametrize(
     ("dtype", "tile", "approximate"),
     [
-        pytest.param(*case.values, approximate, id=f"{case.id}-{approximate}")
+        pytest.param(*case.values, approximate, id=f"{case.id}-{approximate}", marks=case.marks)
         for approximate, product in PRODUCTS.items()
         for case in tiles_of(product)
     ],

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.errors import CheckpointError
-from token2wav.networks.weights import floating_tensors, fold_weight_norm, read_state
+from token2wav.networks.weights import fold_weight_norm, read_state
 
 PATH = Path("weights")
 
@@ -44,11 +44,3 @@ def test_only_tensors_with_the_prefix_are_read(tmp_path: Path) -> None:
         "a.x": torch.float32,
         "a.n": torch.int32,
     }
-
-
-def test_values_that_are_no_weights() -> None:
-    for value, message in ((3, "is a int, not a tensor"), (torch.ones(1).int(), "torch.int32")):
-        with pytest.raises(CheckpointError, match=message):
-            floating_tensors({"w": value}, PATH, str)
-    with pytest.raises(CheckpointError, match="'w' appears twice, the second time as 'b'"):
-        floating_tensors({"a": torch.ones(1), "b": torch.ones(1)}, PATH, lambda name: "w")

@@ -29,14 +29,6 @@ def test_second_stream_of_a_voice_computes_nothing_of_it(parts: Parts) -> None:
     assert used == 5 + RESERVED
 
 
-@pytest.mark.parametrize("prompt", [0, 27, 28, 75, PREFILLED])
-def test_second_stream_of_a_voice_has_the_same_mel(parts: Parts, prompt: int) -> None:
-    engine = parts.incremental()
-    flow_mel(parts, engine, [some_tokens(60, seed=1)], a_voice(prompt))
-    mel = flow_mel(parts, engine, [some_tokens(60)], a_voice(prompt))
-    assert off(mel, parts.whole(some_tokens(60), a_voice(prompt))) <= MEL
-
-
 def test_equal_content_is_one_voice(parts: Parts) -> None:
     engine = parts.incremental()
     voice = a_voice(28)

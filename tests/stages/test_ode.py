@@ -85,15 +85,15 @@ def reference(folder: Path, grid: Sequence[float], guidance: float, voice: Voice
 
 @pytest.mark.parametrize("incremental", [True, False])
 @pytest.mark.parametrize(
-    ("scheduler", "steps", "grid"),
+    ("scheduler", "steps", "grid", "guidance"),
     [
-        (COSINE, 5, [1 - np.cos(np.pi / 2 * k / 5) for k in range(6)]),
-        (COSINE, 1, [0, 1]),
-        (LINEAR, 3, [0, 1 / 3, 2 / 3, 1]),
-        (LIST, 3, [0, 0.4, 0.9, 1]),
+        (COSINE, 5, [1 - np.cos(np.pi / 2 * k / 5) for k in range(6)], 0.7),
+        (COSINE, 1, [0, 1], 0.7),
+        (LINEAR, 3, [0, 1 / 3, 2 / 3, 1], 0.7),
+        (LIST, 3, [0, 0.4, 0.9, 1], 0.7),
+        (LIST, 3, [0, 0.4, 0.9, 1], 0.0),
     ],
 )
-@pytest.mark.parametrize("guidance", [0.7, 0])
 def test_streams_equal_the_public_arithmetic_at_their_times(
     tmp_path: Path,
     scheduler: str,

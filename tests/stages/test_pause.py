@@ -38,12 +38,10 @@ def codec_folder(name: str, folder: Path) -> Path:
 MODELS: dict[str, tuple[Callable[[Path], Path], StreamConfig]] = {
     "cosyvoice3": (lambda _: TINY, FEW_STEPS),
     "cosyvoice3, early": (lambda _: TINY, EARLY),
-    "cosyvoice2": (lambda folder: write_family("cosyvoice2", folder), FEW_STEPS),
     "chatterbox": (lambda folder: write_family("chatterbox", folder), FEW_STEPS),
     "streamflow": (lambda folder: streamflow_model.write_model(folder / "model"), FEW_STEPS),
     "mimi": (lambda folder: codec_folder("mimi", folder), StreamConfig()),
     "snac": (lambda folder: codec_folder("snac", folder), StreamConfig()),
-    "nanocodec": (lambda folder: codec_folder("nanocodec", folder), StreamConfig()),
     "voxcpm": (lambda folder: codec_folder("voxcpm", folder), StreamConfig()),
     "moss_stereo": (lambda folder: codec_folder("moss_stereo", folder), StreamConfig()),
 }

@@ -89,7 +89,7 @@ def dynamic(folder: Path, tmp_path: Path) -> Path:
     return with_chunks(folder, tmp_path / "dynamic", key, changed)
 
 
-@pytest.mark.parametrize("block", [1, 5, 10, 50])
+@pytest.mark.parametrize("block", [1, 10, 50])
 def test_blocks_of_the_settings(
     block: int, folder: Path, dynamic: Path, model: Token2Wav, tmp_path: Path
 ) -> None:

@@ -46,14 +46,6 @@ def normed(bigvgan: BigVGAN) -> Weights:
     return weights
 
 
-def newer_names(weights: Weights) -> Weights:
-    def newer(name: str) -> str:
-        name = name.replace(".weight_g", ".parametrizations.weight.original0")
-        return name.replace(".weight_v", ".parametrizations.weight.original1")
-
-    return {newer(name): value for name, value in weights.items()}
-
-
 @pytest.fixture(scope="module")
 def least() -> BigVGAN:
     return random_bigvgan(LEAST)
@@ -79,8 +71,6 @@ def assert_same(network: BigVGAN, expected: BigVGAN) -> None:
 FORMS: dict[str, Callable[[BigVGAN], dict[str, Any]]] = {
     "published": lambda bigvgan: {"generator": normed(bigvgan)},
     "not nested": normed,
-    "newer names": lambda bigvgan: {"generator": newer_names(normed(bigvgan))},
-    "newer names, not nested": lambda bigvgan: newer_names(normed(bigvgan)),
     "without weight norm": lambda bigvgan: {"generator": bigvgan.state_dict()},
     "double precision": lambda bigvgan: {
         name: value.double() for name, value in normed(bigvgan).items()

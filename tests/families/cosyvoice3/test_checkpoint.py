@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from testkit.models.few_convolutions import a_tiny_model
-from testkit.models.shards import divide
 from testkit.models.tiny_model import (
     DATA,
     FULL_SIZE,
@@ -137,15 +136,6 @@ def test_every_form_of_the_weights_gives_the_same_module(
         torch.save(weights, folder / f"{stem}.pt", _use_new_zipfile_serialization=False)
     else:
         replace_weights(folder, stem, weights, suffix)
-    assert_same(loaded(folder, stem), reference[stem])
-
-
-@pytest.mark.parametrize("index", [True, False])
-@pytest.mark.parametrize("stem", STEMS)
-def test_shards_give_the_same_module(
-    folder: Path, reference: dict[str, dict[str, torch.Tensor]], stem: str, index: bool
-) -> None:
-    divide(folder / f"{stem}.safetensors", index=index)
     assert_same(loaded(folder, stem), reference[stem])
 
 
