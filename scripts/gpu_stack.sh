@@ -12,7 +12,7 @@ readonly OUT=out/gpu-stack
 # numpy 2.5 needs Python 3.12. An older Python gets the newest release that it can use.
 readonly PACKAGES=(
     torch==2.11.0 triton==3.6.0 'numpy==2.5.2; python_version >= "3.12"' 'numpy>=2,<3' pyyaml safetensors scipy matplotlib
-    pytest onnx onnxruntime cuda-bindings
+    pytest onnx onnxruntime cuda-bindings tqdm
 )
 
 main() {

@@ -197,7 +197,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
     a_stream = SimpleNamespace(wait_stream=lambda other: None, cuda_stream=7)
     replaced = {
-        "graph_pool_handle": lambda: next(handles),
+        "graph_pool_handle": lambda: (0, next(handles)),
         "Stream": lambda device: a_stream,
         "current_stream": lambda: a_stream,
         "stream": stream,
