@@ -70,7 +70,8 @@ class Token2Wav:
         Args:
             folder: path of the model folder; or a name of a model on the Hugging Face Hub, such as
                 `org/name` or `org/name@revision`, which is pulled first.
-            stream, runtime: settings; None for the defaults.
+            stream: settings of streams; None for the defaults.
+            runtime: settings of device, backend and memory; None for the defaults.
             streams: number of streams that will be open at the same time. Memory for their states
                 is allocated when the model is loaded, except for states in place (`StateStore`).
                 Further streams allocate more memory.
@@ -160,7 +161,8 @@ class Token2Wav:
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks); or (n, size) numbers for a model that
                 takes latents.
-            voice, options: as for `stream`.
+            voice: as for `stream`.
+            options: as for `stream`.
 
         Returns:
             (samples_per_token * n,) float32 at speed 1, minus the leading silence that
