@@ -28,7 +28,7 @@ from token2wav.execution import cuda_graphs
 from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.cuda_graphs import CaptureError, GraphPool
 from token2wav.execution.runner import FlowRunner
-from token2wav.execution.step_boundary import at_boundaries, step_boundary
+from token2wav.execution.step_boundary import at_boundaries, paced, step_boundary
 from token2wav.exported.step import ExportedStep
 from token2wav.stages.cached_flow import flow_states
 from token2wav.stages.waveform import WaveformStage, likely_pieces
@@ -360,3 +360,27 @@ class TestOnGpu:
         values.zero_()
         captured()
         assert values.tolist() == [1, 1, 1, 1]
+
+    def test_other_graphs_may_run_between_the_steps_of_a_function(self) -> None:
+        device = torch.device("cuda")
+        pool, values = GraphPool(device), torch.zeros(1 << 20, device=device)
+        others, reached = torch.zeros(1 << 20, device=device), list[bool]()
+
+        def two_steps() -> None:
+            more = values + 1
+            step_boundary()
+            values.copy_(2 * more)
+
+        def change_others() -> None:
+            others.copy_((others + 5) * 3)
+
+        def run_other() -> None:
+            reached.append(True)
+            other()
+
+        captured, other = pool.capture_steps(two_steps), pool.capture(change_others)
+        values.zero_()
+        with at_boundaries(paced(run_other, device)):
+            captured()
+        assert reached == [True]
+        assert bool((values == 2).all())

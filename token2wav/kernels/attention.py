@@ -237,6 +237,11 @@ def _attend(
     whole_end = first_whole + tl.maximum(shared_pages - first_whole, 0) // SPLITS * SPLITS
     # The number of a page is read one iteration ahead, because loads of its keys depend on it.
     following = _pages(leader_header, width, first_whole + split, whole_end, False)
+    # Then all others: the page with padding, and the pages from `whole_end` on. A short past has no
+    # other pages, so their numbers are read before the queries too.
+    skipped = whole_end - first_whole
+    index = split + tl.where(split < first_whole, 0, skipped)
+    following_rest = _pages(leader_header, width, index, end_pages, True)
     column = tl.arange(0, DIM)[None, :]
     query_pointers = queries + query_index * QUERY_WIDTH + head * DIM
     query = tl.load(query_pointers + column, mask=query_mask[:, None], other=0.0)
@@ -294,10 +299,7 @@ def _attend(
             SPLITS,
             True,
         )
-    # Then all others: the page with padding, and the pages from `whole_end` on.
-    skipped = whole_end - first_whole
-    index = split + tl.where(split < first_whole, 0, skipped)
-    following = _pages(leader_header, width, index, end_pages, True)
+    following = following_rest
     for entry in range(0, end_pages - skipped, SPLITS):
         page, current = following, index
         index = entry + SPLITS + skipped + split
