@@ -27,9 +27,10 @@ from examples.demo_voice.speech import RATE_HZ, Speaker
 from examples.demo_voice.text import HELD_OUT, held_out
 from lab.demo_voice.folder import MODEL
 from lab.quality.recogniser import Signal
+from testkit.rigs.aligners import align
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav.serving.end_limits import audible, window_samples
-from token2wav_gateway.words.aligners import Aligner, factory, names
+from token2wav_gateway.words.aligners import Aligner, WholeAligner, factory, names
 from token2wav_voice import FrontEnd, Recording
 
 SEED = 1
@@ -138,14 +139,14 @@ def ways() -> dict[str, Callable[[Signal], Signal]]:
     }
 
 
-def measure(aligner: Aligner, sentences: Sequence[Spliced]) -> dict[str, Any]:
+def measure(aligner: Aligner | WholeAligner, sentences: Sequence[Spliced]) -> dict[str, Any]:
     """Aligns sentences, and returns the statistics of the errors in milliseconds."""
     errors, failed = list[np.ndarray[Any, np.dtype[np.float64]]](), 0
     for sentence in sentences:
         resampled = soxr.resample(sentence.audio, RATE_HZ, aligner.rate_hz)
         pcm = np.rint(np.clip(resampled, -1, 1) * 32767).astype(np.int16)
         try:
-            words = aligner.align(sentence.text, pcm)
+            words = align(aligner, sentence.text, pcm)
         except RuntimeError:
             failed += 1
             continue

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+
+from token2wav_gateway.words.aligners import Aligner, WholeAligner, Word, begin
 
 # An aligner does what its name says for texts with "bad", and aligns other texts letter by letter.
 _CODE = """
@@ -86,6 +90,30 @@ class Rubbish(Letters):
     def bad(self, text, samples):
         return eval(text.partition("bad ")[2])
 
+class Follows:
+    rate_hz = 8000
+
+    def begin(self, text):
+        return Following(text)
+
+class Following:
+    def __init__(self, text):
+        self.bad, self.letters = "bad" in text, [c for c in text if not c.isspace()]
+        self.samples = self.told = 0
+
+    def feed(self, samples):
+        self.samples += len(samples)
+        words, seconds = [], self.samples // 8000
+        while self.told < min(seconds, len(self.letters)):
+            start = 0 if self.bad else self.told
+            words.append((self.letters[0 if self.bad else self.told], start, self.told + 1))
+            self.told += 1
+        return words
+
+    def finish(self):
+        end = self.samples / 8000
+        return [(letter, min(self.told, end), end) for letter in self.letters[self.told:]]
+
 class SlowToLoad(Letters):
     bad = Letters.good
     def __init__(self):
@@ -97,8 +125,22 @@ class FailsToLoad(Letters):
 """
 NAMES = (
     *("Letters", "Hangs", "HangsDeaf", "Exits", "Crashes", "Raises", "Greedy", "Prints", "Floods"),
-    *("Forks", "ForksAndAnswers", "AnswersTwice", "Rubbish", "SlowToLoad", "FailsToLoad"),
+    *(
+        "Forks",
+        "ForksAndAnswers",
+        "AnswersTwice",
+        "Rubbish",
+        "Follows",
+        "SlowToLoad",
+        "FailsToLoad",
+    ),
 )
+
+
+def align(aligner: Aligner | WholeAligner, text: str, samples: NDArray[np.int16]) -> list[Word]:
+    """Aligns a text with its whole audio."""
+    alignment = begin(aligner, text)
+    return [*alignment.feed(samples), *alignment.finish()]
 
 
 @contextmanager

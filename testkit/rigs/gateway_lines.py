@@ -164,10 +164,11 @@ class Events(Http):
         return {"stream_format": "sse", "word_timestamps": self._words}
 
     def pieces(self) -> Iterator[bytes]:
+        self.times = []
         for event in [] if self.error else events_of(self._response.iter_lines()):
             if event["type"] == "speech.audio.delta":
                 yield base64.b64decode(event["audio"])
-                self.times = times_of(event)
+                self.times += times_of(event)
             self.end_reason = event.get("end_reason", "")
 
 
@@ -202,7 +203,7 @@ class Socket(ReportingLine):
         assert not b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
-        kind = ""
+        kind, self.times = "", []
         while kind not in ("audio.done", "audio.cancelled"):
             try:
                 message = self._socket.recv(timeout=PATIENCE_SECONDS)
@@ -215,7 +216,7 @@ class Socket(ReportingLine):
             kind = event["type"]
             if kind == "audio.chunk":
                 yield base64.b64decode(event["audio_b64"])
-                self.times = times_of(event)
+                self.times += times_of(event)
             elif kind == "audio.cancelled":
                 self.heard = event["heard_text"]
             if kind == "error":
@@ -313,11 +314,12 @@ class Riva(CancellableLine):
         self._call.cancel()
 
     def pieces(self) -> Iterator[bytes]:
+        self.times = []
         try:
             for piece in self._call:
                 yield piece.audio
                 words = piece.meta.words
-                self.times = [(word.word, word.start_time, word.end_time) for word in words]
+                self.times += [(word.word, word.start_time, word.end_time) for word in words]
         except grpc.RpcError:
             self.error = self._call.details()
         self.end_reason = dict(self._call.trailing_metadata() or ()).get("end-reason", "")

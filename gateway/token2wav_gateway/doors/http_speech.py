@@ -112,8 +112,8 @@ async def _joined(pieces: AsyncGenerator[bytes, None]) -> bytes:
 async def _server_sent(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
     """Translates events to those of OpenAI.
 
-    Each piece of audio also says the samples and the speech tokens that have been sent so far. A
-    last piece without audio has the times of the words. An error ends the events, as an event of
+    Each piece of audio also says the samples and the speech tokens that have been sent so far.
+    Pieces without audio have the times of words. An error ends the events, as an event of
     vLLM-Omni.
     """
 
@@ -128,7 +128,8 @@ async def _server_sent(events: AsyncGenerator[Event, None]) -> AsyncGenerator[by
                 counts = {"samples": event.samples, "tokens": event.tokens}
                 yield delta(event.content)
             elif isinstance(event, Words):
-                yield delta(b"", **event.fields)
+                segments = {"segments": event.segments} if event.segments else {}
+                yield delta(b"", timestamps=event.times, **segments)
             elif isinstance(event, Ended):
                 yield _event({"type": "speech.audio.done", "usage": event.usage, **event.fields})
     except GatewayError as error:

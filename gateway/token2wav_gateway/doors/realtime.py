@@ -7,7 +7,7 @@ model that listens. A response speaks the messages that no response has spoken y
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import WebSocket
@@ -16,6 +16,7 @@ from token2wav_gateway.doors.realtime_events import (
     AudioFormat,
     ItemCreate,
     ItemDelete,
+    ItemRetrieve,
     ItemTruncate,
     ResponseCancel,
     ResponseCreate,
@@ -44,14 +45,21 @@ class _Item:
 
     Attributes:
         text: text that no response has spoken yet; None for other items.
-        audio_ms: duration of a speech that has ended; None for an item of the client.
+        message: the item as the client has sent it; empty for a speech.
+        speech: the speech; None for an item of the client.
         cut_ms: what the listener has heard of it, as the client said; None if it said nothing.
     """
 
     id: str
     text: str | None = None
-    audio_ms: int | None = None
+    message: dict[str, Any] = field(default_factory=dict)
+    speech: SpokenResponse | None = None
     cut_ms: int | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The item as OpenAI shows it. A speech that was cut has the words that were heard."""
+        return self.message if self.speech is None else self.speech.item(self.cut_ms)
 
 
 class RealtimeSession(SocketSession[SpokenResponse]):
@@ -70,7 +78,6 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         self._instructions: str | None = None
         self._items: list[_Item] = []
         self._response: SpokenResponse | None = None  # that is being spoken
-        self._last: SpokenResponse | None = None
 
     async def _begin(self) -> None:
         self._gateway.check_model(self._model)
@@ -92,6 +99,9 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         elif isinstance(event, ItemDelete):
             self._items.remove(self._item(event.item_id))
             await self._send("conversation.item.deleted", item_id=event.item_id)
+        elif isinstance(event, ItemRetrieve):
+            item = self._item(event.item_id)
+            await self._send("conversation.item.retrieved", item=item.fields)
         elif isinstance(event, ItemTruncate):
             await self._truncate(event)
         elif isinstance(event, ResponseCreate):
@@ -138,17 +148,16 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         elif event.previous_item_id is not None:
             position = self._items.index(self._item(event.previous_item_id)) + 1
         previous = self._items[position - 1].id if position else None
-        new = _Item(item.id or new_id("item"), item.text)
-        self._add(position, new)
-        content = [part.model_dump() for part in item.content]
+        item_id, content = item.id or new_id("item"), [part.model_dump() for part in item.content]
         stored = {
-            "id": new.id,
+            "id": item_id,
             "object": "realtime.item",
             "type": "message",
             "status": "completed",
             "role": item.role,
             "content": content,
         }
+        self._add(position, _Item(item_id, item.text, stored))
         for kind in ("added", "done"):
             await self._send(f"conversation.item.{kind}", previous_item_id=previous, item=stored)
 
@@ -167,32 +176,23 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         self._items.insert(position, item)
 
     async def _truncate(self, event: ItemTruncate) -> None:
-        """Cuts a speech to what the listener has heard, and tells the client its text.
-
-        The text of an older speech than the last one is not known any more.
-        """
-        item, heard = self._item(event.item_id), {}
-        audio_ms = item.audio_ms
-        if audio_ms is None:
+        """Cuts a speech to what the listener has heard, and tells the client its text."""
+        item = self._item(event.item_id)
+        if item.speech is None:
             raise RequestError("item_id: only a speech can be truncated", param="item_id")
-        if self._response is not None and self._response.item_id == item.id:
-            audio_ms = self._response.audio_ms
-        if item.cut_ms is not None:
-            audio_ms = min(audio_ms, item.cut_ms)
+        audio_ms = item.speech.audio_ms if item.cut_ms is None else item.cut_ms
         if event.audio_end_ms > audio_ms:
             raise RequestError(
                 f"audio_end_ms: {event.audio_end_ms} is after the end of the speech, {audio_ms} ms",
                 param="audio_end_ms",
             )
         item.cut_ms = event.audio_end_ms
-        if self._last is not None and self._last.item_id == item.id:
-            heard = {"transcript": self._last.playout.heard(item.cut_ms / 1000)[1]}
         await self._send(
             "conversation.item.truncated",
             item_id=event.item_id,
             content_index=0,
             audio_end_ms=event.audio_end_ms,
-            **heard,
+            transcript=item.fields["content"][0]["transcript"],
         )
 
     def _respond(self, options: ResponseOptions) -> None:
@@ -241,8 +241,8 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         for item in waiting:
             item.text = None
         if in_conversation:
-            self._add(len(self._items), _Item(response.item_id, audio_ms=0))
-        self._response = self._last = response
+            self._add(len(self._items), _Item(response.item_id, speech=response))
+        self._response = response
         self._waiting.put_nowait(response)
 
     async def _speak_all(self) -> None:
@@ -250,9 +250,6 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             response = await self._waiting.get()
             await response.run()
             self._response = None
-            for item in self._items:
-                if item.id == response.item_id:
-                    item.audio_ms = response.audio_ms
             self._waiting.task_done()
             self._channel.restart_idle_clock()
 

@@ -270,6 +270,13 @@ class ItemDelete(_Event):
     item_id: Id
 
 
+class ItemRetrieve(_Event):
+    """Event that asks for an item as the conversation has it."""
+
+    type: Literal["conversation.item.retrieve"]
+    item_id: Id
+
+
 class ItemTruncate(_Event):
     """Event that says how much of a speech the listener has heard."""
 
@@ -294,12 +301,19 @@ class ResponseCancel(_Event):
 
 
 ClientEvent: TypeAlias = (
-    SessionUpdate | ItemCreate | ItemDelete | ItemTruncate | ResponseCreate | ResponseCancel
+    SessionUpdate
+    | ItemCreate
+    | ItemDelete
+    | ItemRetrieve
+    | ItemTruncate
+    | ResponseCreate
+    | ResponseCancel
 )
 _EVENTS: dict[str, type[ClientEvent]] = {
     "session.update": SessionUpdate,
     "conversation.item.create": ItemCreate,
     "conversation.item.delete": ItemDelete,
+    "conversation.item.retrieve": ItemRetrieve,
     "conversation.item.truncate": ItemTruncate,
     "response.create": ResponseCreate,
     "response.cancel": ResponseCancel,

@@ -14,12 +14,13 @@ from token2wav_gateway.doors.realtime_events import AudioFormat
 from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.gateway import Caller
 from token2wav_gateway.speech.playout import Playout
-from token2wav_gateway.speech.turn import Audio, Text
+from token2wav_gateway.speech.turn import Audio, Text, Words
 from token2wav_gateway.words.sentences import SentenceSplitter
 
 # Sends an event with a type and further fields.
 Send: TypeAlias = Callable[..., Awaitable[None]]
 Status: TypeAlias = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
+_WORDS_S = 0.3  # for the last words of a sentence to be found, before the next sentence begins
 _REASONS = {"length": "max_output_tokens"}  # as OpenAI names the limit
 
 
@@ -57,11 +58,13 @@ class SpokenResponse:
         id: name of the response.
         item_id: name of the item that holds the speech.
         playout: what the listener has heard.
+        status: status of its item.
     """
 
     def __init__(self, caller: Caller, send: Send, order: Order) -> None:
         self.id, self.item_id = new_id("resp"), new_id("item")
         self.playout = Playout()
+        self.status = "in_progress"
         self._caller = caller
         self._send = send
         self._order = order
@@ -111,7 +114,7 @@ class SpokenResponse:
 
     async def _begin(self) -> None:
         await self._send("response.created", response=self._response("in_progress"))
-        item = self._item("in_progress", with_content=False)
+        item = self.item() | {"content": []}
         await self._send_of_response("response.output_item.added", item=item)
         await self._send_of_conversation("conversation.item.added", item)
         part = {"type": "audio", "transcript": ""}
@@ -123,7 +126,14 @@ class SpokenResponse:
         for index, (sentence, part) in enumerate(zip(self._sentences, parts, strict=True)):
             text = replace(order.said, text=sentence)
             # The first sentence was counted with its event.
-            turn = self._caller.turn(text, order.format.name, self._rate_hz, further=index > 0)
+            turn = self._caller.turn(
+                text,
+                order.format.name,
+                self._rate_hz,
+                further=index > 0,
+                words=True,
+                words_within=lambda: _WORDS_S,
+            )
             turn.admit()
             self._transcript += part
             self.playout.begin(part)
@@ -132,7 +142,9 @@ class SpokenResponse:
             try:
                 async with aclosing(turn.events()) as events:
                     async for event in events:
-                        if isinstance(event, Audio):
+                        if isinstance(event, Words):
+                            self.playout.align(event.times or ())
+                        elif isinstance(event, Audio):
                             sent = before + event.samples - self._samples
                             self._samples += sent
                             self.playout.add(sent / self._rate_hz, turn.whole_s)
@@ -148,7 +160,8 @@ class SpokenResponse:
         await self._send_of_part("response.output_audio_transcript.done", transcript=transcript)
         part = {"type": "audio", "transcript": transcript}
         await self._send_of_part("response.content_part.done", part=part)
-        item = self._item("completed" if status == "completed" else "incomplete")
+        self.status = "completed" if status == "completed" else "incomplete"
+        item = self.item()
         await self._send_of_conversation("conversation.item.done", item)
         await self._send_of_response("response.output_item.done", item=item)
         response = self._response(status)
@@ -176,15 +189,23 @@ class SpokenResponse:
         if self._order.conversation_id is not None:
             await self._send(kind, previous_item_id=self._order.previous_item_id, item=item)
 
-    def _item(self, status: str, *, with_content: bool = True) -> dict[str, Any]:
-        content = [{"type": "output_audio", "transcript": self._transcript}]
+    def item(self, cut_ms: int | None = None) -> dict[str, Any]:
+        """Returns the item of the speech.
+
+        Args:
+            cut_ms: end of the audio that the listener has heard, if it has not heard all; the
+                transcript has its words.
+        """
+        transcript = self._transcript
+        if cut_ms is not None:
+            transcript = self.playout.heard(cut_ms / 1000)[1]
         return {
             "id": self.item_id,
             "object": "realtime.item",
             "type": "message",
-            "status": status,
+            "status": self.status,
             "role": "assistant",
-            "content": content if with_content else [],
+            "content": [{"type": "output_audio", "transcript": transcript}],
         }
 
     def _response(self, status: Status) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
     ) -> AsyncGenerator[SynthesizeSpeechResponse, None]:
         """Yields the audio of a request; the first response repeats the text.
 
-        If the client asks for the times of the words, they follow in a response without audio.
+        If the client asks for the times of the words, responses without audio have them.
         If a limit of a server ends the speech, the trailing metadata of the call say so.
         """
         text, audio_format, rate_hz = await self._checked(request)
@@ -117,7 +117,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
                 if isinstance(event, Audio):
                     response.audio = event.content
                 elif isinstance(event, Words):
-                    for word in event.fields["timestamps"] or ():
+                    for word in event.times or ():
                         response.meta.words.add(
                             word=word["word"], start_time=word["start_ms"], end_time=word["end_ms"]
                         )

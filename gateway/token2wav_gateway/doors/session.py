@@ -98,7 +98,7 @@ class _Chunks:
 
         Args:
             samples: number of samples of the sentence up to the end of the chunk.
-            times: times of the words, in the last chunk.
+            times: times of words, in a chunk without audio.
         """
         if not self._count:
             self._began_s = anyio.current_time()
@@ -274,9 +274,9 @@ class Session(SocketSession[_Waiting]):
                         await self._send_audio(event, chunks, sentence)
                         sent += len(event.content)
                     elif isinstance(event, Words):
-                        times = event.fields["timestamps"]
-                        playout.align(times or ())
-                        await self._send("audio.chunk", **chunks.fields(b"", turn.samples, times))
+                        playout.align(event.times or ())
+                        fields = chunks.fields(b"", turn.samples, event.times)
+                        await self._send("audio.chunk", **fields)
         except GatewayError as failure:
             error = True
             await self._channel.send(error_event(failure, sentence.position))

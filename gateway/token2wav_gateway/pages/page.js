@@ -104,13 +104,14 @@ class Speech {
     ring.port.postMessage(samples, [samples.buffer]);
   }
 
-  // Shows the words, which have their times only after all audio has arrived.
+  // Shows further words, which have their times a little after their audio.
   place(timestamps) {
-    this.spans = timestamps.map(({ word, start_ms, end_ms }) => {
+    const further = timestamps.map(({ word, start_ms, end_ms }) => {
       const span = document.createElement("span");
       Object.assign(span, { textContent: word, title: `${start_ms} to ${end_ms} ms` });
       return { span, start: (start_ms / 1000) * RATE };
     });
+    this.spans.push(...further);
     find("words").replaceChildren(...this.spans.flatMap(({ span }) => [span, " "]));
   }
 

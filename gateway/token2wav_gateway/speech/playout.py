@@ -21,7 +21,7 @@ class _Part:
         start_s: start on the time line.
         seconds: duration of the audio that was sent.
         whole_s: duration of the audio of the whole text; 0 if it is unknown.
-        ends: ends of words: characters of the text, and seconds from the start.
+        ends: known ends of its first words: characters of the text, and seconds from the start.
     """
 
     text: str
@@ -41,11 +41,13 @@ class _Part:
         whole_s = self.whole_s or max(self.seconds, letter_s * len(self.text))
         if seconds >= whole_s:
             return self.text
-        ends = self.ends or [  # all letters take the same time
-            (word.end(), whole_s * word.end() / len(self.text))
-            for word in _WORD.finditer(self.text)
+        known, known_s = self.ends[-1] if self.ends else (0, 0.0)
+        pace = (whole_s - known_s) / max(1, len(self.text) - known)
+        ends = [  # all other letters take the same time
+            (word.end(), known_s + pace * (word.end() - known))
+            for word in _WORD.finditer(self.text, known)
         ]
-        return self.text[: max((at for at, end_s in ends if end_s <= seconds), default=0)]
+        return self.text[: max((at for at, s in (*self.ends, *ends) if s <= seconds), default=0)]
 
 
 class Playout:
@@ -87,8 +89,9 @@ class Playout:
         self._due = max(self._due, self._clock()) + seconds
 
     def align(self, words: Iterable[Mapping[str, Any]]) -> None:
-        """Notes the times of the words of the text, as `SpokenText.fields` has them."""
-        part, position = self._parts[-1], 0
+        """Notes the times of the next words of the text, as `Word.fields`."""
+        part = self._parts[-1]
+        position = part.ends[-1][0] if part.ends else 0
         for word in words:
             position = part.text.index(word["word"], position) + len(word["word"])
             part.ends.append((position, word["end_ms"] / 1000))

@@ -8,6 +8,7 @@ a request into a turn, and the events of the turn into messages of its protocol.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -103,13 +104,15 @@ class Audio:
 
 @dataclass(frozen=True)
 class Words:
-    """Times of the words of a turn, after its audio.
+    """Times of the next words of a turn, as soon as they are certain.
 
     Attributes:
-        fields: see `SpokenText.fields`.
+        times: words with their times, as `Word.fields`; None if the other words are unknown.
+        segments: after the audio, the whole text with its time; else empty.
     """
 
-    fields: dict[str, Any]
+    times: list[dict[str, Any]] | None
+    segments: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -215,8 +218,8 @@ class Turn:
             holder.count_request()
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yields the events: `Started`, `Audio` any number of times, `Words` if they are wanted,
-        and `Ended`.
+        """Yields the events: `Started`, `Audio` any number of times, and `Ended`. If words are
+        wanted, `Words` follow between and after the audio.
 
         If the caller stops iterating, the requests to both servers are cancelled.
 
@@ -227,24 +230,33 @@ class Turn:
             ModelError: one of the servers fails.
         """
         self.admit()
-        encoder, begun = self._encoder, False
-        async with aclosing(self._speak()) as chunks:
-            async for chunk in chunks:
-                if not begun:
-                    begun = True
-                    yield Started(encoder.rate_hz, channels_of(chunk.audio))
-                self.samples += len(chunk.audio)
-                self._spoken_tokens = chunk.first_token + chunk.token_count
-                if self._spoken is not None:
-                    self._spoken.add(chunk.audio)
-                if content := encoder.encode(chunk.audio):  # an encoder may keep all samples
-                    yield Audio(content, self.samples, self._spoken_tokens)
-        if not begun:
-            yield Started(encoder.rate_hz, 1)
-        if content := encoder.finish():
-            yield Audio(content, self.samples, self._spoken_tokens)
-        if self._spoken is not None:
-            yield Words(await self._spoken.fields(self._words_within()))
+        encoder, begun, spoken = self._encoder, False, self._spoken
+        try:
+            async with aclosing(self._speak()) as speech:
+                chunks = speech if spoken is None else _with_words(speech, spoken)
+                async with aclosing(chunks):
+                    async for chunk in chunks:
+                        if isinstance(chunk, Words):
+                            yield chunk
+                            continue
+                        if not begun:
+                            begun = True
+                            yield Started(encoder.rate_hz, channels_of(chunk.audio))
+                        self.samples += len(chunk.audio)
+                        self._spoken_tokens = chunk.first_token + chunk.token_count
+                        if spoken is not None:
+                            spoken.add(chunk.audio)
+                        if content := encoder.encode(chunk.audio):  # it may keep all samples
+                            yield Audio(content, self.samples, self._spoken_tokens)
+            if not begun:
+                yield Started(encoder.rate_hz, 1)
+            if content := encoder.finish():
+                yield Audio(content, self.samples, self._spoken_tokens)
+            if spoken is not None:
+                yield Words(*await spoken.rest(self._words_within()))
+        finally:
+            if spoken is not None:
+                spoken.close()
         yield self.ended
 
     async def _speak(self) -> AsyncGenerator[AudioChunk, None]:
@@ -376,6 +388,34 @@ class Turn:
                 self._end_reason = "length"
                 self._shortened = servers.language_model.template.is_shortened(said.sampling)
             span.set("tokens", self._tokens)
+
+
+async def _with_words(
+    chunks: AsyncGenerator[AudioChunk, None], spoken: SpokenText
+) -> AsyncGenerator[AudioChunk | Words, None]:
+    """Yields chunks as they arrive, and words that become known meanwhile."""
+
+    async def next_chunk() -> AudioChunk | None:
+        return await anext(chunks, None)
+
+    chunk, words = asyncio.create_task(next_chunk()), asyncio.create_task(spoken.arrival())
+    try:
+        while True:
+            await asyncio.wait({chunk, words}, return_when=asyncio.FIRST_COMPLETED)
+            if words.done():
+                if times := spoken.take():
+                    yield Words(times)
+                words = asyncio.create_task(spoken.arrival())
+            if chunk.done():
+                if (arrived := chunk.result()) is None:
+                    return
+                yield arrived
+                chunk = asyncio.create_task(next_chunk())
+    finally:
+        for task in (chunk, words):
+            task.cancel()
+        with anyio.CancelScope(shield=True):  # Starlette cancels more than once
+            await asyncio.wait({chunk, words})
 
 
 def check_text(text: str, instructions: str | None, limits: LimitSettings) -> None:

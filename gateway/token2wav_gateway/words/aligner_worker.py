@@ -1,10 +1,10 @@
-"""Process of an aligner: reads texts with their audio from standard input, and answers with JSON.
+"""Process of an aligner: reads texts and their audio from standard input, and answers with JSON.
 
     python -m token2wav_gateway.words.aligner_worker NAME MEMORY_MIB
 
-`word_times.py` starts it, and ends it if it takes too long. A request is a header, the text, and
-the samples. An answer is the number of its request, its length, and a JSON object: `ready`, `words`
-or `error`.
+`word_times.py` starts it, and ends it if it takes too long. A request is a header, the text if it
+is the first one of its text, and samples. An answer is the number of its request, its length, and a
+JSON object: `ready`, `words` or `error`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import struct
 import sys
 from typing import Any, BinaryIO
 
-REQUEST = struct.Struct("<QIIi")  # number, bytes of the text, bytes of the samples, sample rate
+# Number, number of the text, its bytes, bytes of the samples, sample rate, and a constant below.
+REQUEST = struct.Struct("<QQIIiB")
 ANSWER = struct.Struct("<QI")  # number of the request, bytes of the JSON
 LOADED = 0  # number of the first answer, which no request asks for
+ONGOING, LAST, DROPPED = 0, 1, 2  # whether audio of the text follows; none for a text given up
 _NICE = 10  # audio goes first
 _PR_SET_PDEATHSIG = 1
 
@@ -38,7 +40,7 @@ def main() -> None:
     import numpy as np
     import soxr
 
-    from token2wav_gateway.words.aligners import factory
+    from token2wav_gateway.words.aligners import Alignment, begin, factory
 
     try:
         aligner = factory(name)()
@@ -47,14 +49,24 @@ def main() -> None:
         return
     _answer(answers, LOADED, {"ready": True})
     process = os.getpid()
+    open_texts: dict[int, tuple[Alignment, soxr.ResampleStream]] = {}
     while header := sys.stdin.buffer.read(REQUEST.size):
-        number, text_bytes, sample_bytes, rate_hz = REQUEST.unpack(header)
+        number, key, text_bytes, sample_bytes, rate_hz, state = REQUEST.unpack(header)
         text = sys.stdin.buffer.read(text_bytes).decode()
         samples = np.frombuffer(sys.stdin.buffer.read(sample_bytes), "<i2")
         try:
-            resampled = soxr.resample(samples, rate_hz, aligner.rate_hz)
-            words = [list(word) for word in aligner.align(text, resampled)]
-            content = json.dumps({"words": words}, allow_nan=False)
+            if text:
+                resampler = soxr.ResampleStream(rate_hz, aligner.rate_hz, 1, dtype="int16")
+                open_texts[key] = begin(aligner, text), resampler
+            alignment, resampler = open_texts.pop(key)
+            words: list[Any] = []
+            if state != DROPPED:
+                words += alignment.feed(resampler.resample_chunk(samples, state == LAST))
+            if state == LAST:
+                words += alignment.finish()
+            if state == ONGOING:
+                open_texts[key] = alignment, resampler
+            content = json.dumps({"words": [list(word) for word in words]}, allow_nan=False)
         except Exception as error:  # its message may repeat the text, which is never logged
             content = json.dumps({"error": type(error).__name__})
         if os.getpid() != process:  # the aligner has forked, and its parent answers

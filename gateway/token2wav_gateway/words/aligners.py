@@ -2,7 +2,7 @@
 
 `pocketsphinx` is included. Another distribution adds an aligner with an entry point of the group
 `token2wav.aligners`, whose value is a class or function that takes no arguments and returns an
-`Aligner`:
+`Aligner` or a `WholeAligner`:
 
     [project.entry-points."token2wav.aligners"]
     mine = "my_package:MyAligner"
@@ -47,24 +47,74 @@ class Word(NamedTuple):
         }
 
 
+class Alignment(Protocol):
+    """Alignment of a text with its audio, which arrives in pieces."""
+
+    def feed(self, samples: NDArray[np.int16]) -> Sequence[Word]:
+        """Adds audio, and returns the next words whose ends more audio cannot move.
+
+        Args:
+            samples: (n,) audio at the rate of the aligner.
+        """
+
+    def finish(self) -> Sequence[Word]:
+        """Ends the audio, and returns the other words."""
+
+
 class Aligner(Protocol):
-    """Aligner. It runs in a process of its own, one text at a time.
+    """Aligner. It runs in a process of its own. Any exception means that the times of this text are
+    unknown.
 
     Attributes:
-        rate_hz: sample rate of the audio that `align` takes.
+        rate_hz: sample rate of the audio that it takes.
+    """
+
+    rate_hz: int
+
+    def begin(self, text: str) -> Alignment:
+        """Begins a text. Several texts are aligned at the same time.
+
+        The words of an alignment are those of the text in their order. Words without a sound may be
+        left out.
+        """
+
+
+class WholeAligner(Protocol):
+    """Aligner that needs the whole audio of a text. Its words are known after the audio.
+
+    Attributes:
+        rate_hz: sample rate of the audio that it takes.
     """
 
     rate_hz: int
 
     def align(self, text: str, samples: NDArray[np.int16]) -> Sequence[Word]:
-        """Returns the words of a text in their order. Words without a sound may be left out.
-
-        Any exception means that the times of this text are unknown.
+        """Returns the words of a text in their order; see `Aligner.begin`.
 
         Args:
-            text: what the audio says.
             samples: (n,) audio at `rate_hz`.
         """
+
+
+class _WholeAlignment:
+    def __init__(self, aligner: WholeAligner, text: str) -> None:
+        self._aligner, self._text = aligner, text
+        self._pieces = [np.zeros(0, np.int16)]
+
+    def feed(self, samples: NDArray[np.int16]) -> Sequence[Word]:
+        self._pieces.append(samples)
+        return []
+
+    def finish(self) -> Sequence[Word]:
+        return self._aligner.align(self._text, np.concatenate(self._pieces))
+
+
+def begin(aligner: Aligner | WholeAligner, text: str) -> Alignment:
+    """Begins a text with either kind of aligner."""
+    if hasattr(aligner, "begin"):
+        alignment: Alignment = aligner.begin(text)
+        return alignment
+    return _WholeAlignment(aligner, text)
 
 
 def names() -> list[str]:
@@ -72,7 +122,7 @@ def names() -> list[str]:
     return sorted({*_INCLUDED, *(point.name for point in entry_points(group=GROUP))})
 
 
-def factory(name: str) -> Callable[[], Aligner]:
+def factory(name: str) -> Callable[[], Aligner | WholeAligner]:
     """Imports the class or function that makes an aligner.
 
     Raises:
@@ -81,9 +131,9 @@ def factory(name: str) -> Callable[[], Aligner]:
     """
     if name in _INCLUDED:
         module, function = _INCLUDED[name]
-        included: Callable[[], Aligner] = getattr(import_module(module), function)
+        included: Callable[[], Aligner | WholeAligner] = getattr(import_module(module), function)
         return included
     for point in entry_points(group=GROUP, name=name):
-        plugin: Callable[[], Aligner] = point.load()
+        plugin: Callable[[], Aligner | WholeAligner] = point.load()
         return plugin
     raise LookupError(f"no aligner has the name {name!r}")

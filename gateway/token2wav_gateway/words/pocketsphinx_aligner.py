@@ -1,13 +1,18 @@
 """Aligner for English: forced alignment by pocketsphinx, whose package contains its model.
 
+The alignment follows the audio, and a word has its times 0.2 s after its end.
+
 A word that is not in the dictionary gets a rough pronunciation from its letters. So its own times
 are rough too, but the words around it keep theirs.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
+from collections.abc import Sequence
+from tempfile import NamedTemporaryFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +22,14 @@ from token2wav_gateway.words.aligners import Word
 
 _RATE_HZ = 16_000
 _FRAMES_A_SECOND = 100
-# Words in the dictionary, besides its own, from which on a new decoder is made: this bounds memory.
-_MOST_ADDED = 2000
+# Audio after the end of a word with which the end is settled: then 99 % of the ends move by at most
+# 60 ms until the whole audio is known.
+_SETTLED_S = 0.2
+_GRAMMAR = "text"
+_LAST = "_"  # marks the last sound of a word
+_ALL_SOUNDS = """
+AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH
+"""
 # Probability of a pause after a word. The default of pocketsphinx, for speech without pauses, moves
 # pauses into words: with it, 95 % of the errors are below 88 ms instead of 46 ms.
 _PAUSE_PROBABILITY = 0.5
@@ -52,53 +63,137 @@ class PocketsphinxAligner:
     rate_hz = _RATE_HZ
 
     def __init__(self) -> None:
-        self._decoder = _decoder()
-        self._added = 0
+        self._dictionary = Decoder(samprate=_RATE_HZ, loglevel="FATAL", lm=None)
+        self._loudness = self._dictionary.get_cmn(False)
+        self._idle: list[Decoder] = []
 
-    def align(self, text: str, samples: NDArray[np.int16]) -> list[Word]:
-        """Returns the words of an English text; see `Aligner.align`.
+    def begin(self, text: str) -> PocketsphinxAlignment:
+        """Begins an English text; see `Aligner.begin`.
 
         Words are separated by white space, and keep their punctuation. A word without a Latin
         letter or a digit has no time.
-
-        Raises:
-            RuntimeError: the audio does not fit the text.
         """
         words = [(word, spoken_forms(word)) for word in text.split()]
         words = [(word, forms) for word, forms in words if forms]
         if not words:
-            return []
-        if self._added >= _MOST_ADDED:
-            self._decoder, self._added = _decoder(), 0
-        for _, forms in words:
-            for form in forms:
-                self._learn(form)
-        self._decoder.set_align_text(" ".join(form for _, forms in words for form in forms))
-        noise = _NOISE * np.random.default_rng(0).standard_normal(len(samples))
-        noisy = np.clip(samples + noise, -(2**15), 2**15 - 1)
-        self._decoder.start_utt()
-        self._decoder.process_raw(noisy.astype("<i2").tobytes(), full_utt=True)
-        self._decoder.end_utt()
-        times = [
-            (segment.start_frame / _FRAMES_A_SECOND, (segment.end_frame + 1) / _FRAMES_A_SECOND)
-            for segment in self._decoder.seg() or ()
-            if not segment.word.startswith(("<", "["))  # silence and noise
-        ]
-        if len(times) != sum(len(forms) for _, forms in words):
-            raise RuntimeError("the audio does not fit the text")
-        aligned, start = list[Word](), 0
-        for word, forms in words:
-            end = start + len(forms)
-            aligned.append(Word(word, times[start][0], times[end - 1][1]))
-            start = end
-        return aligned
+            return PocketsphinxAlignment(words, None, self._idle)
+        decoder = self._idle.pop() if self._idle else _decoder()
+        grammar = self._grammar([form for _, forms in words for form in forms])
+        decoder.add_fsg(_GRAMMAR, decoder.create_fsg(_GRAMMAR, *grammar))
+        decoder.activate_search(_GRAMMAR)
+        decoder.set_cmn(self._loudness)  # not that of the text before
+        return PocketsphinxAlignment(words, decoder, self._idle)
 
-    def _learn(self, form: str) -> None:
-        """Adds a word to the dictionary if it is not there."""
-        if self._decoder.lookup_word(form) is not None:
-            return
-        self._decoder.add_word(form, pronunciation(form), True)
-        self._added += 1
+    def _grammar(self, forms: Sequence[str]) -> tuple[int, int, list[tuple[int, int, float, str]]]:
+        """Returns first state, last state, and transitions (from, to, probability, sound)."""
+        transitions, start, free = list[tuple[int, int, float, str]](), 0, 1
+        for form in forms:
+            ways, end = self._pronunciations(form), free
+            free += 1
+            for sounds in ways:
+                state, share = start, 1 / len(ways)
+                for sound in sounds[:-1]:
+                    transitions.append((state, free, share, sound))
+                    state, free, share = free, free + 1, 1.0
+                transitions.append((state, end, share, f"{sounds[-1]}{_LAST}"))
+            start = end
+        return 0, start, transitions
+
+    def _pronunciations(self, form: str) -> list[list[str]]:
+        """Returns the sounds of each pronunciation of a word."""
+        sounds = self._dictionary.lookup_word(form) or pronunciation(form)
+        found: list[list[str]] = []
+        while sounds is not None:
+            found.append(sounds.split())
+            sounds = self._dictionary.lookup_word(f"{form}({len(found) + 1})")
+        return found
+
+
+class PocketsphinxAlignment:
+    """Alignment of one text: a path through the sounds of its words, which follows the audio.
+
+    Pocketsphinx reports a word of its grammar when the next one has ended. Here each sound is a
+    word of the grammar, so the end of a spoken word is known a sound later.
+
+    Args:
+        words: words of the text, each with its spoken forms.
+        decoder: decoder with the grammar of the sounds; None for no words.
+        idle: takes the decoder at the end.
+    """
+
+    def __init__(
+        self, words: list[tuple[str, list[str]]], decoder: Decoder | None, idle: list[Decoder]
+    ) -> None:
+        self._words = words
+        self._decoder = decoder
+        self._idle = idle
+        self._noise = np.random.default_rng(0)
+        self._samples, self._told, self._end_s = 0, 0, 0.0
+        if decoder is not None:
+            decoder.start_utt()
+
+    def __del__(self) -> None:
+        if self._decoder is not None:  # the text was given up
+            self._decoder.end_utt()
+            self._idle.append(self._decoder)
+
+    def feed(self, samples: NDArray[np.int16]) -> list[Word]:
+        """Adds audio, and returns the next words that have ended `_SETTLED_S` before its end."""
+        if self._decoder is None or not len(samples):
+            return []
+        noisy = samples + _NOISE * self._noise.standard_normal(len(samples))
+        clipped = np.clip(noisy, -(2**15), 2**15 - 1)
+        self._decoder.process_raw(clipped.astype("<i2").tobytes(), full_utt=False)
+        self._samples += len(samples)
+        path = _path(self._decoder)[:-1]  # the last sound goes on
+        return self._next_words(path, self._samples / _RATE_HZ - _SETTLED_S)
+
+    def finish(self) -> list[Word]:
+        """Ends the audio, and returns the other words.
+
+        Raises:
+            RuntimeError: the audio does not fit the text.
+        """
+        decoder, self._decoder = self._decoder, None
+        if decoder is None:
+            return []
+        decoder.end_utt()
+        words = self._next_words(_path(decoder), math.inf)
+        self._idle.append(decoder)
+        if self._told < len(self._words):
+            raise RuntimeError("the audio does not fit the text")
+        return words
+
+    def _next_words(self, path: Sequence[tuple[str, float, float]], until_s: float) -> list[Word]:
+        """Returns the words of a path that were not told, up to a time."""
+        spoken, start_s = list[tuple[float, float]](), None
+        for sound, from_s, to_s in path:
+            if sound.startswith("<"):  # a pause
+                continue
+            start_s = from_s if start_s is None else start_s
+            if sound.endswith(_LAST):
+                spoken.append((start_s, to_s))
+                start_s = None
+        told, position = list[Word](), sum(len(forms) for _, forms in self._words[: self._told])
+        for word, forms in self._words[self._told :]:
+            times = spoken[position : position + len(forms)]
+            position += len(forms)
+            if len(times) < len(forms) or times[-1][1] > until_s:
+                break
+            # A word that was told keeps its end, also if the path to it has changed.
+            begin_s = max(times[0][0], self._end_s)
+            self._end_s = max(times[-1][1], begin_s)
+            told.append(Word(word, begin_s, self._end_s))
+        self._told += len(told)
+        return told
+
+
+def _path(decoder: Decoder) -> list[tuple[str, float, float]]:
+    """Returns the sounds and pauses that the decoder has found, with their times in seconds."""
+    return [
+        (part.word, part.start_frame / _FRAMES_A_SECOND, (part.end_frame + 1) / _FRAMES_A_SECOND)
+        for part in decoder.seg() or ()
+    ]
 
 
 def spoken_forms(word: str) -> list[str]:
@@ -141,4 +236,16 @@ def _cardinal(number: int) -> list[str]:
 
 
 def _decoder() -> Decoder:
-    return Decoder(samprate=_RATE_HZ, loglevel="FATAL", lm=None, silprob=_PAUSE_PROBABILITY)
+    """Returns a decoder whose words are sounds, each also as the last one of a word."""
+    with NamedTemporaryFile("w", suffix=".dict") as file:
+        for sound in _ALL_SOUNDS.split():
+            file.write(f"{sound} {sound}\n{sound}{_LAST} {sound}\n")
+        file.flush()
+        return Decoder(
+            samprate=_RATE_HZ,
+            loglevel="FATAL",
+            lm=None,
+            dict=file.name,
+            silprob=_PAUSE_PROBABILITY,
+            bestpath=False,  # a second search, which leaves out words
+        )

@@ -1,8 +1,8 @@
 """Times of words in speech: an aligner in a process of its own, with bounds.
 
-The audio of a text is sent as it is made. When it is complete, the aligner gets the text and all
-samples, and the times follow. An aligner that hangs, crashes or answers rubbish costs the times of
-a text, and never its audio.
+The audio of a text goes to the client and to the aligner as it is made, and the times of a word
+follow when the aligner is certain. An aligner that hangs, crashes or answers rubbish costs the
+times of texts, and never their audio.
 """
 
 from __future__ import annotations
@@ -16,19 +16,27 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import numpy as np
-import soxr
 from numpy.typing import NDArray
 
 from token2wav_gateway.encoding import RATE_HZ, mixed_down
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import AlignerSettings, SettingsError
 from token2wav_gateway.words import aligners
-from token2wav_gateway.words.aligner_worker import ANSWER, LOADED, REQUEST
+from token2wav_gateway.words.aligner_worker import (
+    ANSWER,
+    DROPPED,
+    LAST,
+    LOADED,
+    ONGOING,
+    REQUEST,
+)
 from token2wav_gateway.words.aligners import Word
 from token2wav_gateway.words.sentences import has_words
 
@@ -43,6 +51,24 @@ _TOLERANCE_S = 0.05  # by which a word may end after the audio
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Audio of a text for the aligner.
+
+    Attributes:
+        number: number of the text.
+        text: what the audio says, in the first request; else empty.
+        samples: (n,) audio.
+        state: a constant of `aligner_worker`.
+    """
+
+    number: int
+    text: str
+    samples: NDArray[np.int16]
+    rate_hz: int
+    state: int
+
+
 class _AlignerError(Exception):
     """Error of an aligner: it has crashed, answered rubbish, or could not be loaded."""
 
@@ -50,8 +76,8 @@ class _AlignerError(Exception):
 class WordTimes:
     """Times of words, from the aligner of the settings.
 
-    One text is aligned at a time, in the order of the calls. Create it in the event loop that uses
-    it.
+    The aligner answers one request at a time, in the order of the requests. Create it in the event
+    loop that uses it.
 
     Raises:
         SettingsError: no aligner of this name is installed.
@@ -59,97 +85,98 @@ class WordTimes:
 
     def __init__(self, settings: AlignerSettings, metrics: Metrics) -> None:
         check_aligner(settings)
-        self._settings = settings
-        self._metrics = metrics
+        self.settings = settings
+        self.metrics = metrics
         self._free = asyncio.Lock()
-        self._alignments: set[asyncio.Task[list[Word] | None]] = set()
+        self._texts: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[Any]] = set()
         self._loading: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._pause_until = -math.inf
-        self._requests = itertools.count(LOADED + 1)
+        self._numbers = itertools.count(LOADED + 1)
         self._closed = False
 
     @property
     def longest_s(self) -> float:
         """Longest audio in seconds that is aligned; 0 without an aligner."""
-        return self._settings.longest_s if self._settings.name is not None else 0.0
+        return self.settings.longest_s if self.settings.name is not None else 0.0
 
     def start(self) -> None:
         """Starts to load the aligner, so that the first text need not wait for it."""
-        if self._settings.name is not None:
-            self._loading = asyncio.create_task(self._load(self._settings.name))
+        if self.settings.name is not None:
+            self._loading = asyncio.create_task(self._load(self.settings.name))
             # An error that nobody waits for is no error of the event loop.
             self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    async def of(self, text: str, samples: NDArray[np.int16] | None) -> list[Word] | None:
-        """Finds the words of a text in its audio.
+    @property
+    def full(self) -> bool:
+        """Whether the aligner can take no further text."""
+        return len(self._texts) >= self.settings.waiting
 
-        Args:
-            text: what the audio says.
-            samples: (n,) audio at 24 kHz; None if it is longer than `longest_s`.
+    def begin(self, text: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts the task of a text."""
+        task = asyncio.create_task(text)
+        self._texts.add(task)
+        task.add_done_callback(self._texts.discard)
+        return task
 
-        Returns:
-            Words in their order; an empty list if there is no aligner, or nothing to align; None if
-            the aligner has failed, took too long, or too many texts wait for it.
+    def new_number(self) -> int:
+        """Returns a number for a text."""
+        return next(self._numbers)
+
+    async def ask(self, request: Request, deadline: float) -> Any:
+        """Sends a request, and returns the next words of its text as the aligner names them.
+
+        Raises:
+            _AlignerError: the aligner has failed.
+            TimeoutError: it took too long, or requests before this one did.
         """
-        if self._settings.name is None or not has_words(text):
-            return []
-        if samples is None or len(samples) > self.longest_s * RATE_HZ:
-            self._metrics.alignments.labels("long").inc()
-            return None
-        if not len(samples):
-            return []
-        if len(self._alignments) >= self._settings.waiting:
-            self._metrics.alignments.labels("refused").inc()
-            return None
-        deadline = anyio.current_time() + self._settings.timeout_s
-        # The task goes on if the caller is cancelled, because the process cannot forget a request.
-        task = asyncio.create_task(self._aligned(text, samples, deadline))
-        self._alignments.add(task)
-        task.add_done_callback(self._alignments.discard)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._start(request, deadline))
+
+    def forget(self, text: int) -> None:
+        """Gives up a text."""
+        request = Request(text, "", np.zeros(0, np.int16), RATE_HZ, DROPPED)
+        forgetting = self._start(request, math.inf)
+        forgetting.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    def _start(self, request: Request, deadline: float) -> asyncio.Task[Any]:
+        """Starts a request. It goes on without the caller: the process cannot forget a request."""
+        deadline = min(deadline, anyio.current_time() + self.settings.timeout_s)
+        task = asyncio.create_task(self._ask(request, deadline))
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+        return task
 
     async def close(self) -> None:
         """Ends the aligner."""
         self._closed = True
-        alignments = list(self._alignments)
-        for task in alignments:
-            task.cancel()
-        await asyncio.gather(*alignments, return_exceptions=True)
+        for tasks in (self._texts, self._requests):  # a text that is cancelled asks once more
+            for task in tuple(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await self._end()
 
-    async def _aligned(
-        self, text: str, samples: NDArray[np.int16], deadline: float
-    ) -> list[Word] | None:
-        outcome, words = "late", None
-        with anyio.move_on_after(deadline - anyio.current_time()):
-            try:
-                async with self._free:
-                    words = await self._ask(await self._running(), text, samples)
-                outcome = "done"
-            except _AlignerError as error:
-                outcome = "failed"
-                log.warning("aligner: %s", error)
-            except Exception as error:  # its message may repeat the text, which is never logged
-                outcome = "failed"
-                log.error("aligner: %s", type(error).__name__)
-        if outcome == "late":
-            log.warning("aligner: no times within %g s", self._settings.timeout_s)
-        self._metrics.alignments.labels(outcome).inc()
-        return words
+    async def _ask(self, request: Request, deadline: float) -> Any:
+        with anyio.fail_after(deadline - anyio.current_time()):
+            async with self._free:
+                answer = await self._exchange(await self._running(), request)
+        if "error" in answer:
+            raise _AlignerError(f"a text could not be aligned ({str(answer['error'])[:100]})")
+        return answer.get("words")
 
-    async def _ask(
-        self, process: asyncio.subprocess.Process, text: str, samples: NDArray[np.int16]
-    ) -> list[Word]:
-        """Sends a text to the process, and returns its checked answer.
+    async def _exchange(
+        self, process: asyncio.subprocess.Process, request: Request
+    ) -> dict[str, Any]:
+        """Sends a request to the process, and returns its answer.
 
         If the answer is not read, because of a time-out or an error, the process is replaced.
         """
-        encoded, pcm, answer = text.encode(), samples.astype("<i2").tobytes(), None
-        number = next(self._requests)
-        header = REQUEST.pack(number, len(encoded), len(pcm), RATE_HZ)
+        text, pcm = request.text.encode(), request.samples.astype("<i2").tobytes()
+        answer, number = None, next(self._numbers)
+        sizes = len(text), len(pcm)
+        header = REQUEST.pack(number, request.number, *sizes, request.rate_hz, request.state)
         try:
             assert process.stdin is not None
-            process.stdin.write(header + encoded + pcm)
+            process.stdin.write(header + text + pcm)
             await process.stdin.drain()
             answer = await _read(process, number)
         except (OSError, EOFError):
@@ -158,9 +185,7 @@ class WordTimes:
             if answer is None:
                 with anyio.CancelScope(shield=True):
                     await self._restart()
-        if "error" in answer:
-            raise _AlignerError(f"a text could not be aligned ({str(answer['error'])[:100]})")
-        return checked(answer.get("words"), text, len(samples) / RATE_HZ)
+        return answer
 
     async def _running(self) -> asyncio.subprocess.Process:
         """Returns the process when its aligner is loaded, and starts it if it has ended."""
@@ -178,7 +203,7 @@ class WordTimes:
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "token2wav_gateway.words.aligner_worker"),
-                *(name, str(self._settings.memory_mib)),
+                *(name, str(self.settings.memory_mib)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,  # which may repeat a text
@@ -222,7 +247,7 @@ class WordTimes:
 
 
 class SpokenText:
-    """Text whose audio is sent, for the times that follow the audio.
+    """Text whose audio is sent, and the times of its words.
 
     Args:
         text: what the audio says.
@@ -233,44 +258,103 @@ class SpokenText:
         self._word_times = word_times
         self._text = text
         self._rate_hz = rate_hz
-        self._pieces: list[NDArray[np.int16]] = []
+        self._pieces: list[NDArray[np.int16]] = []  # that the aligner has not got
         self._samples = 0
-        self._most = round(word_times.longest_s * rate_hz)
+        self._deadline = math.inf  # of the last words
+        self._change = asyncio.Event()
+        self._words: list[Word] = []
+        self._taken = 0
+        self._arrival = asyncio.Event()
+        self._aligning: asyncio.Task[None] | None = None
+        wanted = word_times.longest_s > 0 and has_words(text)
+        self._outcome = None if wanted else "nothing"
 
     def add(self, samples: NDArray[np.int16]) -> None:
         """Adds samples: (n,), or (n, channels), of which the mean is aligned."""
         self._samples += len(samples)
-        if self._samples > self._most:
-            self._pieces.clear()
+        if self._outcome is not None or not len(samples):
+            return
+        if self._samples > self._word_times.longest_s * self._rate_hz:
+            self._end("long")
+            self.close()
+        elif self._aligning is None and self._word_times.full:
+            self._end("refused")
         else:
             self._pieces.append(mixed_down(samples))
+            self._change.set()
+            if self._aligning is None:
+                self._aligning = self._word_times.begin(self._align())
 
-    async def fields(self, seconds: float = math.inf) -> dict[str, Any]:
-        """Returns the times as fields of an event, after all samples were added.
+    async def arrival(self) -> None:
+        """Waits until further words are known."""
+        await self._arrival.wait()
 
-        `timestamps` has the words: empty for nothing to align, None for a failed aligner.
-        `segments` has the whole text with its exact time.
+    def take(self) -> list[dict[str, Any]]:
+        """Returns the words that have become known since the last call, as objects of JSON."""
+        words, self._taken = self._words[self._taken :], len(self._words)
+        self._arrival.clear()
+        return [word.fields for word in words]
+
+    async def rest(
+        self, seconds: float = math.inf
+    ) -> tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]:
+        """Returns the other words, after all samples were added, and the whole text with its time.
 
         Args:
             seconds: time after which the words are given up.
+
+        Returns:
+            Words as `take` returns them, None for words that are unknown; and a list with the text.
         """
-        audio, words = None, None
-        with anyio.move_on_after(max(0.0, seconds)):
-            if self._samples <= self._most:
+        self._deadline = anyio.current_time() + self._word_times.settings.timeout_s
+        self._change.set()
+        if self._aligning is not None:
+            timeout = None if seconds == math.inf else max(0.0, seconds)
+            await asyncio.wait({self._aligning}, timeout=timeout)
+        known = self._outcome in ("nothing", "done") or not self._samples
+        end_ms = round(1000 * self._samples / self._rate_hz)
+        segment = {"text": self._text, "start_ms": 0, "end_ms": end_ms}
+        return self.take() if known else None, [segment]
+
+    def close(self) -> None:
+        """Gives up a text whose audio is not complete."""
+        if self._aligning is not None and self._deadline == math.inf:
+            self._aligning.cancel()
+
+    def _end(self, outcome: str) -> None:
+        self._outcome = outcome
+        self._word_times.metrics.alignments.labels(outcome).inc()
+
+    async def _align(self) -> None:
+        """Sends the audio as it arrives, and collects the words."""
+        number, first, state, samples = self._word_times.new_number(), self._text, ONGOING, 0
+        try:
+            while state == ONGOING:
+                await self._change.wait()
+                self._change.clear()
+                state = ONGOING if self._deadline == math.inf else LAST
                 audio = np.concatenate([np.zeros(0, np.int16), *self._pieces])
-                if self._rate_hz != RATE_HZ:
-                    audio = await asyncio.to_thread(soxr.resample, audio, self._rate_hz, RATE_HZ)
-            words = await self._word_times.of(self._text, audio)
-        return {
-            "timestamps": None if words is None else [word.fields for word in words],
-            "segments": [
-                {
-                    "text": self._text,
-                    "start_ms": 0,
-                    "end_ms": round(1000 * self._samples / self._rate_hz),
-                }
-            ],
-        }
+                self._pieces.clear()
+                samples += len(audio)
+                request = Request(number, first, audio, self._rate_hz, state)
+                words = await self._word_times.ask(request, self._deadline)
+                self._words = checked(words, self._text, samples / self._rate_hz, self._words)
+                first = ""
+                if len(self._words) > self._taken:
+                    self._arrival.set()
+            self._end("done")
+        except TimeoutError:
+            log.warning("aligner: no times within %g s", self._word_times.settings.timeout_s)
+            self._end("late")
+        except _AlignerError as error:
+            log.warning("aligner: %s", error)
+            self._end("failed")
+        except asyncio.CancelledError:
+            self._word_times.forget(number)
+            raise
+        except Exception as error:  # its message may repeat the text, which is never logged
+            log.error("aligner: %s", type(error).__name__)
+            self._end("failed")
 
 
 def check_aligner(settings: AlignerSettings) -> None:
@@ -282,8 +366,8 @@ def check_aligner(settings: AlignerSettings) -> None:
         )
 
 
-def checked(words: Any, text: str, seconds: float) -> list[Word]:
-    """Checks the words of an aligner.
+def checked(words: Any, text: str, seconds: float, before: Sequence[Word] = ()) -> list[Word]:
+    """Checks the next words of an aligner, and returns them after those before.
 
     Args:
         words: list of (word, start, end).
@@ -295,12 +379,14 @@ def checked(words: Any, text: str, seconds: float) -> list[Word]:
     """
     if not isinstance(words, list):
         raise _AlignerError("its answer has no list of words")
-    aligned, position, latest = list[Word](), 0, 0.0
+    aligned, position, latest = list(before), 0, 0.0
+    for word in before:
+        position, latest = text.index(word.word, position) + len(word.word), word.start_s
     for item in words:
         if not (isinstance(item, list) and len(item) == 3 and isinstance(item[0], str) and item[0]):
             raise _AlignerError("its answer has a word of another form")
-        word, *times = item
-        if (found := text.find(word, position)) < 0:
+        name, *times = item
+        if (found := text.find(name, position)) < 0:
             raise _AlignerError("its answer has a word that is not in the text")
         if not all(type(time) in (int, float) for time in times):
             raise _AlignerError("its answer has a time that is not a number")
@@ -308,8 +394,8 @@ def checked(words: Any, text: str, seconds: float) -> list[Word]:
         # Numbers that are not finite are outside the audio, and so are integers of any size.
         if not latest <= start <= end <= seconds + _TOLERANCE_S:
             raise _AlignerError("its answer has a time out of order, or outside the audio")
-        aligned.append(Word(word, start, min(end, seconds)))
-        position, latest = found + len(word), start
+        aligned.append(Word(name, start, min(end, seconds)))
+        position, latest = found + len(name), start
     return aligned
 
 

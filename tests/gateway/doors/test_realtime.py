@@ -145,6 +145,13 @@ def test_an_interrupted_item_can_be_truncated(gateway: GatewayRig) -> None:
         truncate(item_id=item_id, content_index=0, audio_end_ms=heard_ms)
         truncated = events_until(connection, "conversation.item.truncated")[-1]
         assert (truncated.item_id, truncated.audio_end_ms) == (item_id, heard_ms)
+        truncate(item_id=item_id, content_index=0, audio_end_ms=heard_ms // 2)
+        cut = events_until(connection, "conversation.item.truncated")[-1].transcript
+        assert cut == SLOW[: len(cut)]
+        assert len(cut) < len(truncated.transcript)
+        connection.conversation.item.retrieve(item_id=item_id)
+        kept = events_until(connection, "conversation.item.retrieved")[-1].item
+        assert kept.content[0].transcript == cut
         truncate(item_id=item_id, content_index=0, audio_end_ms=60_000)
         assert "is after the end" in events_until(connection, "error")[-1].error.message
 

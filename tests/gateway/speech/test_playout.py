@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import soundfile
+import soxr
 
+from examples.demo_voice.recordings import PROMPT, PROMPT_TEXT, SENTENCE
+from examples.demo_voice.text import held_out
+from testkit.rigs.aligners import align
 from token2wav_gateway.speech.playout import Playout
+from token2wav_gateway.words.pocketsphinx_aligner import PocketsphinxAligner
 
 
 class Clock:
@@ -72,6 +79,42 @@ def test_times_of_words_replace_the_estimate() -> None:
         "a a loooong",
         "a a loooong b",
     ]
+
+
+def test_words_without_times_are_estimated_after_those_with_times() -> None:
+    playout = Playout(Clock())
+    playout.begin("one two three ")
+    playout.add(2.4, 2.4)
+    playout.align([{"word": "one", "end_ms": 1000}])
+    playout.align([{"word": "two", "end_ms": 1200}])
+    # The other 7 letters take 1.2 s.
+    assert playout.heard(2.1)[1] == "one two"
+    assert playout.heard(2.3)[1] == "one two three"
+
+
+def test_the_words_that_were_heard_before_an_interruption() -> None:
+    """A player begins with the first audio, and is interrupted at a random time, 100 times."""
+    aligner, random, right = PocketsphinxAligner(), np.random.default_rng(0), 0
+    for text, path in ((held_out()[0], SENTENCE), (PROMPT_TEXT, PROMPT)):
+        recording, rate = soundfile.read(path, dtype="int16")
+        samples = np.asarray(soxr.resample(recording, rate, aligner.rate_hz))
+        reference = align(aligner, text, samples)
+        alignment = aligner.begin(text)
+        chunks = np.split(samples, range(8000, len(samples), 8000))  # half a second each
+        sent = [(len(chunk) / aligner.rate_hz, alignment.feed(chunk)) for chunk in chunks]
+        for _ in range(50):
+            played_s = random.uniform(0, len(samples) / aligner.rate_hz)
+            playout, sent_s = Playout(Clock()), 0.0
+            playout.begin(text)
+            for seconds, words in sent:  # the server is at most 0.75 s ahead of the player
+                if sent_s > played_s + 0.25:
+                    break
+                sent_s += seconds
+                playout.add(seconds, 0.0)
+                playout.align(word.fields for word in words)
+            heard = [word.word for word in reference if word.end_s <= played_s]
+            right += playout.heard(played_s)[1].split() == heard
+    assert right >= 95, right
 
 
 def test_a_text_of_unknown_length_has_the_pace_of_those_before_it() -> None:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from examples.demo_voice.recordings import PROMPT, SENTENCE
 from examples.demo_voice.text import held_out
-from token2wav_gateway.words import pocketsphinx_aligner
+from testkit.rigs.aligners import align
+from token2wav_gateway.words.aligners import Word
 from token2wav_gateway.words.pocketsphinx_aligner import (
     PocketsphinxAligner,
     pronunciation,
@@ -66,7 +67,7 @@ def test_a_rough_pronunciation_of_any_letters() -> None:
 
 
 def test_times_of_a_recording(aligner: PocketsphinxAligner, sentence: NDArray[np.int16]) -> None:
-    words = aligner.align(TEXT, sentence)
+    words = align(aligner, TEXT, sentence)
     assert [word.word for word in words] == TEXT.split()
     starts = np.array([word.start_s for word in words])
     ends = np.array([word.end_s for word in words])
@@ -74,7 +75,7 @@ def test_times_of_a_recording(aligner: PocketsphinxAligner, sentence: NDArray[np
     assert (ends[:-1] <= starts[1:]).all()
     assert ends[-1] <= len(sentence) / 16_000 + 0.01
     # Silence of a second before the sentence moves every word by a second.
-    later = aligner.align(TEXT, np.concatenate((np.zeros(16_000, np.int16), sentence)))
+    later = align(aligner, TEXT, np.concatenate((np.zeros(16_000, np.int16), sentence)))
     moved = np.array([word.start_s for word in later])[1:] - starts[1:]
     assert np.abs(moved - 1).max() < 0.05
 
@@ -82,9 +83,9 @@ def test_times_of_a_recording(aligner: PocketsphinxAligner, sentence: NDArray[np
 def test_an_unknown_word_leaves_the_others_their_times(
     aligner: PocketsphinxAligner, sentence: NDArray[np.int16]
 ) -> None:
-    known = aligner.align(TEXT, sentence)
+    known = align(aligner, TEXT, sentence)
     text = TEXT.replace("river", "rivverr").replace("sun", "☀ sun")
-    unknown = [word for word in aligner.align(text, sentence) if word.word != "☀"]
+    unknown = [word for word in align(aligner, text, sentence) if word.word != "☀"]
     assert len(unknown) == len(known)
     offsets = [abs(a.start_s - b.start_s) for a, b in zip(known, unknown, strict=True)]
     assert max(offsets) < 0.1
@@ -94,22 +95,45 @@ def test_other_words_than_the_text_are_no_alignment(
     aligner: PocketsphinxAligner, sentence: NDArray[np.int16]
 ) -> None:
     with pytest.raises(RuntimeError):
-        aligner.align(" ".join(["incomprehensibility"] * 40), sentence[:16_000])
-    assert aligner.align("漢字 —", sentence) == []
+        align(aligner, " ".join(["incomprehensibility"] * 40), sentence[:16_000])
+    assert align(aligner, "漢字 —", sentence) == []
     prompt, rate = soundfile.read(PROMPT, dtype="int16")
-    words = aligner.align(PROMPT_TEXT, soxr.resample(prompt, rate, 16_000))  # goes on after it
+    words = align(aligner, PROMPT_TEXT, soxr.resample(prompt, rate, 16_000))  # goes on after it
     assert len(words) == len(PROMPT_TEXT.split())
 
 
-def test_added_words_are_bounded(
-    sentence: NDArray[np.int16], monkeypatch: pytest.MonkeyPatch
+def test_words_are_told_while_they_are_spoken(aligner: PocketsphinxAligner) -> None:
+    """A word has its times at most 0.3 s after its end, and hardly other ones than at the end."""
+    for text, recording in ((TEXT, SENTENCE), (PROMPT_TEXT, PROMPT)):
+        samples, rate = soundfile.read(recording, dtype="int16")
+        samples = np.asarray(soxr.resample(samples, rate, 16_000))
+        whole = align(aligner, text, samples)
+        alignment, words, heard_s = aligner.begin(text), list[Word](), 0.0
+        for piece in np.split(samples, range(640, len(samples), 640)):
+            heard_s += len(piece) / 16_000
+            told = alignment.feed(piece)
+            assert all(heard_s - word.end_s <= 0.3 for word in told)
+            words += told
+        late = alignment.finish()
+        assert len(late) <= 2  # of the end of the audio
+        words += late
+        assert [word.word for word in words] == [word.word for word in whole] == text.split()
+        moved = [
+            max(abs(a.start_s - b.start_s), abs(a.end_s - b.end_s))
+            for a, b in zip(words, whole, strict=True)
+        ]
+        assert np.percentile(moved, 95) <= 0.06
+
+
+def test_texts_are_aligned_side_by_side_and_one_after_the_other(
+    aligner: PocketsphinxAligner, sentence: NDArray[np.int16]
 ) -> None:
-    monkeypatch.setattr(pocketsphinx_aligner, "_MOST_ADDED", 3)
-    aligner = PocketsphinxAligner()
-    first = aligner._decoder
-    for index in range(4):
-        letter = "bdfg"[index]
-        words = aligner.align(f"The {letter}oldd mann{letter} walked.", sentence[:16_000])
-        assert len(words) == 4
-    assert aligner._decoder is not first
-    assert aligner._added <= 4
+    alone = align(aligner, TEXT, sentence)
+    alignments = [aligner.begin(TEXT) for _ in range(3)]
+    middle = len(sentence) // 2
+    words = [[*alignment.feed(sentence[:middle])] for alignment in alignments]
+    del alignments[0]  # given up
+    for alignment, its_words in zip(alignments, words[1:], strict=True):
+        its_words += [*alignment.feed(sentence[middle:]), *alignment.finish()]
+    assert words[1] == words[2]
+    assert align(aligner, TEXT, sentence) == alone

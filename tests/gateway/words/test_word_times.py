@@ -47,10 +47,14 @@ async def aligning(
     assert set(children(os.getpid())) <= before
 
 
-def rounded(words: list[Word] | None) -> list[tuple[str, int, int]] | None:
-    if words is None:
-        return None
-    return [(word, round(1000 * start), round(1000 * end)) for word, start, end in words]
+async def times_of(
+    word_times: WordTimes, text: str, samples: NDArray[np.int16]
+) -> list[tuple[str, int, int]] | None:
+    """Returns the words of a text and their times in milliseconds."""
+    spoken = SpokenText(word_times, text)
+    spoken.add(samples)
+    words, _ = await spoken.rest()
+    return None if words is None else [tuple(word.values()) for word in words]
 
 
 def outcomes(metrics: Metrics) -> dict[str, float]:
@@ -64,20 +68,20 @@ def outcomes(metrics: Metrics) -> dict[str, float]:
 
 async def test_words_have_times() -> None:
     async with aligning("Letters", metrics := Metrics()) as word_times:
-        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
-        texts = [word_times.of(GOOD, SECOND[: 2400 * count]) for count in range(1, 11)]
+        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
+        texts = [times_of(word_times, GOOD, SECOND[: 2400 * count]) for count in range(1, 11)]
         for count, words in enumerate(await asyncio.gather(*texts), start=1):
             assert words is not None
-            assert words[-1].end_s == pytest.approx(0.1 * count)
+            assert words[-1][2] == 100 * count
     assert outcomes(metrics) == {"done": 11}
 
 
 async def test_nothing_to_align_is_an_empty_list() -> None:
     async with aligning("Letters") as word_times:
-        assert await word_times.of("...", SECOND) == []
-        assert await word_times.of(GOOD, SECOND[:0]) == []
+        assert await times_of(word_times, "...", SECOND) == []
+        assert await times_of(word_times, GOOD, SECOND[:0]) == []
     async with aligning(None) as none:
-        assert await none.of(GOOD, SECOND) == []
+        assert await times_of(none, GOOD, SECOND) == []
         assert none.longest_s == 0
 
 
@@ -96,8 +100,8 @@ async def test_a_failed_text_costs_only_its_own_times(
 ) -> None:
     caplog.set_level(logging.WARNING)
     async with aligning(name, metrics := Metrics()) as word_times:
-        assert await word_times.of("bad secret", SECOND) is None
-        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
+        assert await times_of(word_times, "bad secret", SECOND) is None
+        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
     assert outcomes(metrics) == {"failed": 1, "done": 1}
     [message] = caplog.messages
     assert message.startswith(f"aligner: {reason}")
@@ -112,11 +116,11 @@ async def test_an_aligner_that_hangs_is_replaced(
         loading = word_times._loading
         assert loading is not None
         hung = await loading
-        assert await word_times.of("bad", SECOND) is None
+        assert await times_of(word_times, "bad", SECOND) is None
         assert hung.returncode == -9
     assert outcomes(metrics) == {"late": 1}
     async with aligning(name) as word_times:
-        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
+        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
     assert caplog.messages == ["aligner: no times within 3 s"]
 
 
@@ -135,7 +139,7 @@ async def test_processes_that_an_aligner_has_started_end_with_it() -> None:
         loading = word_times._loading
         assert loading is not None
         group = (await loading).pid
-        assert await word_times.of("bad", SECOND) is None
+        assert await times_of(word_times, "bad", SECOND) is None
         until(lambda: not running_in(group))
     assert outcomes(metrics) == {"late": 1}
 
@@ -145,33 +149,33 @@ async def test_a_late_answer_is_not_taken_for_the_next_text(name: str) -> None:
     """The answer to the first text would pass every check of the next one."""
 
     async with aligning(name) as word_times:
-        await word_times.of("bad", SECOND[::2])
+        await times_of(word_times, "bad", SECOND[::2])
         await asyncio.sleep(1)
-        times = [rounded(await word_times.of("bad", SECOND)) for _ in range(2)]
+        times = [await times_of(word_times, "bad", SECOND) for _ in range(2)]
         whole = [("b", 0, 333), ("a", 333, 667), ("d", 667, 1000)]
         assert all(words in (None, whole) for words in times), times
-        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
+        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
 
 
 async def test_texts_behind_one_that_hangs_are_late_too_and_do_not_end_the_process() -> None:
     async with aligning("Hangs", metrics := Metrics(), timeout_s=4) as word_times:
         assert word_times._loading is not None
         await word_times._loading
-        hanging = asyncio.create_task(word_times.of("bad", SECOND))
+        hanging = asyncio.create_task(times_of(word_times, "bad", SECOND))
         await asyncio.sleep(1)
-        waiting = [asyncio.create_task(word_times.of(GOOD, SECOND)) for _ in range(3)]
+        waiting = [asyncio.create_task(times_of(word_times, GOOD, SECOND)) for _ in range(3)]
         assert await hanging is None
         # The new process may need longer to load than the rest of their time.
-        results = [rounded(words) for words in await asyncio.gather(*waiting)]
+        results = await asyncio.gather(*waiting)
         assert all(words in (None, ALIGNED) for words in results)
     assert sum(outcomes(metrics).values()) == 4
 
 
 async def test_few_texts_may_wait() -> None:
     async with aligning("Hangs", metrics := Metrics(), waiting=2) as word_times:
-        waiting = [asyncio.create_task(word_times.of("bad", SECOND)) for _ in range(2)]
+        waiting = [asyncio.create_task(times_of(word_times, "bad", SECOND)) for _ in range(2)]
         await asyncio.sleep(0.1)
-        assert await word_times.of(GOOD, SECOND) is None
+        assert await times_of(word_times, GOOD, SECOND) is None
         for task in waiting:
             task.cancel()
     assert outcomes(metrics)["refused"] == 1
@@ -180,15 +184,15 @@ async def test_few_texts_may_wait() -> None:
 async def test_a_client_that_leaves_does_not_disturb_the_next_answer() -> None:
     async with aligning("Letters") as word_times:
         for _ in range(5):
-            leaving = asyncio.create_task(word_times.of("other text", SECOND))
+            leaving = asyncio.create_task(times_of(word_times, "other text", SECOND))
             await asyncio.sleep(0.01)
             leaving.cancel()
-            assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
+            assert await times_of(word_times, GOOD, SECOND) == ALIGNED
 
 
 async def test_what_an_aligner_prints_is_no_answer() -> None:
     async with aligning("Prints") as word_times:
-        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
+        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
 
 
 @pytest.mark.parametrize(
@@ -199,8 +203,8 @@ async def test_an_aligner_that_cannot_be_loaded(
     name: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with aligning(name, metrics := Metrics()) as word_times:
-        assert await word_times.of(GOOD, SECOND) is None
-        assert await word_times.of(GOOD, SECOND) is None  # not loaded again at once
+        assert await times_of(word_times, GOOD, SECOND) is None
+        assert await times_of(word_times, GOOD, SECOND) is None  # not loaded again at once
     assert outcomes(metrics) == {"failed": 2}
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 1
@@ -211,7 +215,7 @@ async def test_an_aligner_that_is_slow_to_load(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "_LOAD_S", 1.0)
 
     async with aligning("SlowToLoad") as word_times:
-        assert await word_times.of(GOOD, SECOND) is None
+        assert await times_of(word_times, GOOD, SECOND) is None
 
 
 def test_unknown_aligners_are_refused_at_the_start() -> None:
@@ -258,37 +262,75 @@ def test_times_may_exceed_the_audio_by_a_frame() -> None:
 )
 async def test_rubbish_of_a_process_fails_its_text(answer: str) -> None:
     async with aligning("Rubbish") as word_times:
-        assert await word_times.of(f"bad {answer}", SECOND) is None
-        assert rounded(await word_times.of(GOOD, SECOND)) == ALIGNED
+        assert await times_of(word_times, f"bad {answer}", SECOND) is None
+        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
 
 
 # Audio that is sent.
 
 
-async def sent(spoken: SpokenText, *pieces: NDArray[np.int16]) -> dict[str, Any]:
+async def sent(
+    spoken: SpokenText, *pieces: NDArray[np.int16]
+) -> tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]:
     for piece in pieces:
         spoken.add(piece)
-    return await spoken.fields()
+    return await spoken.rest()
 
 
-async def test_fields_of_the_event() -> None:
+async def test_words_and_segments() -> None:
+    segment = {"text": GOOD, "start_ms": 0, "end_ms": 1000}
     async with aligning("Letters", metrics := Metrics(), longest_s=1.5) as word_times:
         stereo = np.zeros((12_000, 2), np.int16)
-        assert await sent(SpokenText(word_times, GOOD), SECOND[:12_000], stereo) == {
-            "timestamps": [
-                {"word": word, "start_ms": start, "end_ms": end} for word, start, end in ALIGNED
-            ],
-            "segments": [{"text": GOOD, "start_ms": 0, "end_ms": 1000}],
-        }
-        spoken = SpokenText(word_times, GOOD)
-        fields = await sent(spoken, SECOND, SECOND)
-        assert fields["timestamps"] is None
-        assert fields["segments"][0]["end_ms"] == 2000
-        assert not spoken._pieces  # too long, so not kept
-        assert (await sent(SpokenText(word_times, GOOD)))["timestamps"] == []
+        words, segments = await sent(SpokenText(word_times, GOOD), SECOND[:12_000], stereo)
+        assert words == [
+            {"word": word, "start_ms": start, "end_ms": end} for word, start, end in ALIGNED
+        ]
+        assert segments == [segment]
+        words, segments = await sent(SpokenText(word_times, GOOD), SECOND, SECOND)
+        assert words is None  # too long
+        assert segments == [segment | {"end_ms": 2000}]
+        assert await sent(SpokenText(word_times, GOOD)) == ([], [segment | {"end_ms": 0}])
     assert outcomes(metrics) == {"done": 1, "long": 1}
     async with aligning(None) as none:
-        fields = await sent(spoken := SpokenText(none, GOOD), SECOND)
-        assert fields["timestamps"] == []
-        assert fields["segments"] == [{"text": GOOD, "start_ms": 0, "end_ms": 1000}]
+        assert await sent(spoken := SpokenText(none, GOOD), SECOND) == ([], [segment])
         assert not spoken._pieces
+
+
+async def test_words_are_known_while_the_audio_arrives() -> None:
+    """The aligner tells a letter for each second of audio, at any rate of the audio."""
+    rates = (8000, 16_000)
+    async with aligning("Follows", metrics := Metrics()) as word_times:
+        texts = [SpokenText(word_times, GOOD, rate_hz) for rate_hz in rates]
+        for second in range(2):
+            word = {"word": GOOD[second], "start_ms": 1000 * second, "end_ms": 1000 * second + 1000}
+            for spoken, rate_hz in zip(texts, rates, strict=True):
+                spoken.add(np.zeros(rate_hz * 11 // 10, np.int16))
+                await spoken.arrival()
+                assert spoken.take() == [word]
+        for spoken in texts:
+            words, _ = await spoken.rest()
+            assert words == [{"word": "c", "start_ms": 2000, "end_ms": 2200}]
+    assert outcomes(metrics) == {"done": 2}
+
+
+async def test_a_text_that_is_given_up_is_forgotten() -> None:
+    async with aligning("Follows", metrics := Metrics(), waiting=1) as word_times:
+        for _ in range(3):
+            spoken = SpokenText(word_times, GOOD, 8000)
+            spoken.add(np.zeros(8000, np.int16))
+            await spoken.arrival()
+            spoken.close()
+            while word_times.full:
+                await asyncio.sleep(0)
+        assert await times_of(word_times, GOOD, SECOND) is not None
+    assert outcomes(metrics) == {"done": 1}
+
+
+async def test_an_aligner_that_takes_a_word_back_fails_its_text() -> None:
+    async with aligning("Follows", metrics := Metrics()) as word_times:
+        spoken = SpokenText(word_times, "bad", 8000)
+        spoken.add(np.zeros(8000, np.int16))
+        await spoken.arrival()
+        words, _ = await sent(spoken, np.zeros(8000, np.int16))
+        assert words is None
+    assert outcomes(metrics) == {"failed": 1}

@@ -21,7 +21,7 @@ from examples.demo_voice.text import held_out
 from testkit.batches import WHOLE_BLOCKS
 from testkit.models.front_end import demo_prompt, front_end, spoken
 from testkit.patience import until
-from testkit.rigs.aligners import installed
+from testkit.rigs.aligners import align, installed
 from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving
 from testkit.rigs.gateway_socket import opened
@@ -103,6 +103,10 @@ def audio_of(received: list[dict[str, Any]]) -> NDArray[np.int16]:
     return np.frombuffer(b"".join(pieces), "<i2")
 
 
+def words_of(received: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [word for event in received for word in event.get("timestamps") or ()]
+
+
 def test_words_have_the_times_of_the_recording(gateways: Any) -> None:
     with gateways(name="pocketsphinx", timeout_s=60) as gateway:
         received = events(gateway)
@@ -110,18 +114,17 @@ def test_words_have_the_times_of_the_recording(gateways: Any) -> None:
         assert gateway.value("alignments_total", outcome="done") == 1
     *deltas, last, done = received
     assert done["type"] == "speech.audio.done"
-    assert last["type"] == "speech.audio.delta"
-    assert last["audio"] == ""
-    assert all(event["audio"] and "timestamps" not in event for event in deltas)
-    assert [event["type"] for event in plain] == [event["type"] for event in (*deltas, done)]
+    assert all(bool(event["audio"]) != ("timestamps" in event) for event in (*deltas, last))
+    pieces = [event["type"] for event in deltas if event["audio"]]
+    assert [event["type"] for event in plain] == [*pieces, done["type"]]
     audio = audio_of(received)
     assert np.abs(audio.astype(int) - audio_of(plain)).max() <= 1
     seconds = len(audio) / 24_000
     assert last["segments"] == [{"text": TEXT, "start_ms": 0, "end_ms": round(1000 * seconds)}]
-    words = last["timestamps"]
+    words = words_of(received)
     assert [word["word"] for word in words] == TEXT.split()
     recording, rate = soundfile.read(SENTENCE, dtype="int16")
-    expected = PocketsphinxAligner().align(TEXT, soxr.resample(recording, rate, 16_000))
+    expected = align(PocketsphinxAligner(), TEXT, soxr.resample(recording, rate, 16_000))
     starts = np.array([word["start_ms"] / 1000 for word in words])
     assert np.abs(starts - [word.start_s for word in expected]).max() < NEAR_S
 
@@ -168,23 +171,22 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing(gateways: Any, served: Do
 @pytest.mark.parametrize("rate_hz", [16_000, 24_000, 44_100])
 def test_the_client_of_riva_gets_the_times(gateways: Any, rate_hz: int) -> None:
     with gateways(name="pocketsphinx", timeout_s=60) as gateway:
-        expected = events(gateway)[-2]["timestamps"]
+        expected = words_of(events(gateway))
         auth = riva.client.Auth(uri=gateway.riva)
         service = riva.client.SpeechSynthesisService(auth)
         options = {"sample_rate_hz": rate_hz, "enable_word_time_offsets": True}
-        *pieces, last = service.synthesize_online([TEXT, TEXT], VOICE, **options)
+        pieces = list(service.synthesize_online([TEXT, TEXT], VOICE, **options))
         whole = service.synthesize(TEXT, VOICE, **options)
         auth.channel.close()
-    [first] = [piece for piece in pieces if piece.meta.words]
-    for response in (first, last, whole):
-        words = response.meta.words
+    assert all(bool(piece.audio) != bool(piece.meta.words) for piece in pieces)
+    said = [word for piece in pieces for word in piece.meta.words]
+    count = len(TEXT.split())
+    for words in (said[:count], said[count:], whole.meta.words):
         assert [word.word for word in words] == TEXT.split()
         times = np.array([(word.start_time, word.end_time) for word in words])
         reference = np.array([(word["start_ms"], word["end_ms"]) for word in expected])
         # The aligner counts in steps of 10 ms, and resampled audio may move a border by a few.
         assert np.abs(times - reference).max() <= 50
-    assert (first.audio, last.audio) == (b"", b"")
-    assert all(piece.audio for piece in pieces if piece is not first)
     assert whole.audio
 
 
@@ -208,7 +210,7 @@ def test_times_need_events(gateways: Any) -> None:
 
 
 def test_words_over_a_websocket_as_in_vllm_omni(gateways: Any) -> None:
-    """The audio arrives as chunks without times, and a last one of each sentence has them."""
+    """The audio arrives as chunks without times, and others have the words of the audio before."""
     with gateways(name="pocketsphinx", timeout_s=60) as gateway:
         with opened(gateway, word_timestamps=True, stream_audio=False) as socket:
             assert "stream_audio" in socket.until("error")["message"]
@@ -219,13 +221,15 @@ def test_words_over_a_websocket_as_in_vllm_omni(gateways: Any) -> None:
         plain = events(gateway)
     chunks = socket.of("audio.chunk")
     assert [chunk["chunk_id"] for chunk in chunks] == list(range(len(chunks)))
-    *audio, last = chunks
-    assert all(chunk["audio_b64"] and chunk["timestamps"] is None for chunk in audio)
+    audio, last = [chunk for chunk in chunks if chunk["audio_b64"]], chunks[-1]
+    assert all(chunk["timestamps"] is None for chunk in audio)
     content = b"".join(base64.b64decode(chunk["audio_b64"]) for chunk in audio)
     assert last["audio_b64"] == ""
     assert last["chunk_end_ms"] == audio[-1]["chunk_end_ms"] == round(len(content) / 48)
     assert len(content) == 2 * len(audio_of(plain))
-    assert [word["word"] for word in last["timestamps"]] == TEXT.split()
+    assert [word["word"] for word in words_of(chunks)] == TEXT.split()
+    for chunk in chunks:
+        assert all(word["end_ms"] <= chunk["chunk_end_ms"] for word in chunk["timestamps"] or ())
     [done] = socket.of("audio.done")
     assert done["total_bytes"] == len(content)
 
