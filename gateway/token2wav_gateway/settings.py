@@ -278,6 +278,8 @@ class LimitSettings(Section):
         sockets: largest number of open WebSockets.
         idle_s: seconds without a message after which a WebSocket that speaks nothing is closed, and
             seconds in which nothing more can be sent to a client after which it is dropped.
+        text_wait_s: seconds that words of a WebSocket wait for the end of their sentence while
+            nothing is spoken. Then they are spoken up to the last comma, or the last complete word.
         ahead_s: seconds of audio that may wait for a client that reads slowly, or for the speech
             server. The language model is read no further meanwhile. A chunk of the speech server
             has up to 8 s.
@@ -291,6 +293,7 @@ class LimitSettings(Section):
     seconds: Annotated[float, Field(gt=0)] = 300.0
     sockets: Annotated[int, Field(ge=1)] = 256
     idle_s: Annotated[float, Field(gt=0)] = 60.0
+    text_wait_s: Annotated[float, Field(gt=0)] = 1.2
     ahead_s: Annotated[float, Field(ge=5)] = 10.0
 
 

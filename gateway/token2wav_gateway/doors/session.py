@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
@@ -32,6 +32,7 @@ from token2wav_gateway.doors.socket_session import SocketSession
 from token2wav_gateway.edge.channel import FatalError
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.gateway import Caller
+from token2wav_gateway.speech.growing_text import GrowingText, WordFeeder
 from token2wav_gateway.speech.playout import Playout
 from token2wav_gateway.speech.turn import Audio, Text, Words
 from token2wav_gateway.words.sentences import SentenceSplitter
@@ -42,20 +43,12 @@ _NEXT_S = 0.5  # in which the next sentence can be heard
 _SLICE = 256  # characters of a message that are split into sentences at once
 
 
-@dataclass(frozen=True, eq=False)
-class _Manner:
-    """Configuration of the utterances that follow, and a text that is said in this manner."""
-
-    config: SessionConfig
-    said: Text
-
-
 @dataclass(frozen=True)
 class _Sentence:
-    """Sentence that waits to be spoken, with its position."""
+    """Sentence, or text that grows, that waits to be spoken, with its position."""
 
-    text: str
-    manner: _Manner
+    said: Text
+    config: SessionConfig
     utterance_index: int
     sentence_index: int
 
@@ -134,11 +127,14 @@ class Session(SocketSession[_Waiting]):
         self._sentences = 0
         self._has_text = False
         self._closing = False  # session.close has arrived
+        self._late: asyncio.TimerHandle | None = None  # at which words have waited too long
 
     async def run(self) -> None:
         try:
             await super().run()
         finally:
+            if self._late is not None:
+                self._late.cancel()
             if self._speaking is not None:
                 self._speaking.cancel()
                 await asyncio.gather(self._speaking, return_exceptions=True)
@@ -162,9 +158,14 @@ class Session(SocketSession[_Waiting]):
         voice = await self._gateway.voice_of(config.voice_name, config.ref_audio, config.ref_text)
         # A session may be long, and needs its recording no more.
         said = Text("", voice, config.instructions, config.sampling, config.speed)
-        self._manner = _Manner(config.model_copy(update={"ref_audio": None}), said)
+        self._config, self._said = config.model_copy(update={"ref_audio": None}), said
         limit = self._limits.text_characters
-        self._splitter = SentenceSplitter(limit, config.split_granularity, config.language)
+        template = self._gateway.servers.language_model.template
+        self._splitter: SentenceSplitter | WordFeeder = SentenceSplitter(
+            limit, config.split_granularity, config.language
+        )
+        if template.text == "stream" and not config.word_timestamps:  # an aligner needs whole texts
+            self._splitter = WordFeeder(limit)
 
     async def _report(self, error: GatewayError, message: Any) -> None:
         await self._channel.send(error_event(error))
@@ -180,6 +181,7 @@ class Session(SocketSession[_Waiting]):
             for start in range(0, len(message.text), _SLICE):
                 self._append(self._splitter.feed(message.text[start : start + _SLICE]))
                 await asyncio.sleep(0)  # until the next turn
+            self._watch_text()
         elif message.type == "input.done":
             self._append(self._splitter.close())
             self._waiting.put_nowait(_End(self._utterance_index, self._sentences))
@@ -191,14 +193,30 @@ class Session(SocketSession[_Waiting]):
         else:
             await self._cancel(message.played_ms)
 
-    def _append(self, sentences: list[str]) -> None:
+    def _watch_text(self) -> None:
+        """Bounds the time in which words wait for the end of their sentence."""
+        if isinstance(self._splitter, SentenceSplitter) and self._late is None:
+            wait_s = self._limits.text_wait_s
+            self._late = asyncio.get_running_loop().call_later(wait_s, self._release_words)
+
+    def _release_words(self) -> None:
+        self._late = None
+        if isinstance(self._splitter, SentenceSplitter) and not self._splitter.empty:
+            if not self._speaks():
+                self._append(self._splitter.release())
+            self._watch_text()
+
+    def _append(self, sentences: Sequence[str | GrowingText]) -> None:
         # One place is left for the end of the utterance.
         if self._waiting.qsize() + len(sentences) >= _MOST_WAITING:
             raise FatalError(
                 f"input.text: more than {_MOST_WAITING} sentences wait to be spoken", param="text"
             )
-        for text in sentences:
-            sentence = _Sentence(text, self._manner, self._utterance_index, self._sentences)
+        for begun in sentences:
+            growing = begun if isinstance(begun, GrowingText) else None
+            text = begun.text if isinstance(begun, GrowingText) else begun
+            said = replace(self._said, text=text, growing=growing)
+            sentence = _Sentence(said, self._config, self._utterance_index, self._sentences)
             self._waiting.put_nowait(sentence)
             self._sentences += 1
             self._unspoken += 1
@@ -246,9 +264,9 @@ class Session(SocketSession[_Waiting]):
             self._channel.restart_idle_clock()
 
     async def _say(self, sentence: _Sentence) -> None:
-        config = sentence.manner.config
+        config, said = sentence.config, sentence.said
         turn = self._caller.turn(
-            replace(sentence.manner.said, text=sentence.text),
+            said,
             config.audio_format,
             config.sample_rate,
             whole=not config.stream_audio,
@@ -259,17 +277,19 @@ class Session(SocketSession[_Waiting]):
             words_within=lambda: chunks.due_s - _NEXT_S if self._unspoken else math.inf,
         )
         chunks = _Chunks(sentence, turn.rate_hz)
-        start: dict[str, Any] = {"sentence_text": sentence.text, "format": config.audio_format}
+        start: dict[str, Any] = {"sentence_text": said.text, "format": config.audio_format}
         start |= {"sample_rate": turn.rate_hz, "channels": 1}
         await self._send("audio.start", **sentence.position, **start)
         sent, samples, error, playout = 0, 0, False, self._playout
-        playout.begin(f"{sentence.text} ", sentence.utterance_index)
+        playout.begin(f"{said.text} ", sentence.utterance_index)
         try:
             async with aclosing(turn.events()) as events:
                 async for event in events:
                     if isinstance(event, Audio):
                         seconds = (event.samples - samples) / turn.rate_hz
                         samples = event.samples
+                        if said.growing is not None:
+                            playout.extend(f"{said.growing.text} ")
                         playout.add(seconds, turn.whole_s)
                         await self._send_audio(event, chunks, sentence)
                         sent += len(event.content)
@@ -291,7 +311,7 @@ class Session(SocketSession[_Waiting]):
         )
 
     async def _send_audio(self, audio: Audio, chunks: _Chunks, sentence: _Sentence) -> None:
-        config = sentence.manner.config
+        config = sentence.config
         if config.word_timestamps:
             await self._send("audio.chunk", **chunks.fields(audio.content, audio.samples))
         elif config.events == "json":

@@ -25,6 +25,7 @@ from token2wav_gateway.speech.events import EventReader
 from token2wav_gateway.speech.template import Template, TokenReader
 
 _EVENTS = "text/event-stream"
+_LINES = "application/jsonl"
 _UTF_8 = ("utf-8", "utf8")
 _END = "[DONE]"
 _CUT_OFF = "length"  # reason of an answer that has its largest number of tokens
@@ -109,6 +110,7 @@ class LanguageModel:
         answer: Answer,
         vocabulary: Sequence[int] = (),
         headers: Mapping[str, str] | None = None,
+        further: AsyncGenerator[str, None] | None = None,
         **prompt: Any,
     ) -> AsyncGenerator[NDArray[np.int32], None]:
         """Asks for an answer, and yields its speech tokens as they arrive, (n,) or (n, codebooks).
@@ -119,6 +121,7 @@ class LanguageModel:
             answer: changes while the answer arrives.
             vocabulary: as for `TokenReader`. Numbers outside it are left out.
             headers: further headers of the request.
+            further: text after that of the prompt, for a template with `text: stream`.
             prompt: arguments of `Template.body`, without the model.
 
         Raises:
@@ -129,7 +132,7 @@ class LanguageModel:
         reader, count, complete = TokenReader(self.template, vocabulary), 0, False
         answer.skipped = reader.skipped
         body = self.template.body(model=self._settings.model, **prompt)
-        async with aclosing(self._events(body, headers)) as events:
+        async with aclosing(self._events(body, headers, further)) as events:
             async for event in events:
                 if event.strip() == _END:
                     complete = True
@@ -157,15 +160,22 @@ class LanguageModel:
             raise ModelError("language model: the answer broke off")
 
     async def _events(
-        self, body: dict[str, Any], headers: Mapping[str, str] | None
+        self,
+        body: dict[str, Any],
+        headers: Mapping[str, str] | None,
+        further: AsyncGenerator[str, None] | None,
     ) -> AsyncGenerator[str, None]:
         """Sends a request, and yields the data of the events of the answer."""
         url, reader = self._url(self.template.path), EventReader()
+        content: dict[str, Any] = {"json": body}
+        if self.template.text == "stream":
+            content = {"data": _lines(body, further)}
+            headers = {**(headers or {}), "content-type": _LINES}
         try:
             # The time-out of aiohttp starts again after each 1xx response.
             with anyio.fail_after(self._longest_head_s):
                 answer = await self._http.post(
-                    url, json=body, headers=headers, allow_redirects=False
+                    url, **content, headers=headers, allow_redirects=False
                 )
             async with answer:
                 await _check_head(answer)
@@ -203,6 +213,17 @@ class LanguageModel:
             raise ModelError(
                 "language model: an event is no piece of an answer", quote=repr(event[:100])
             ) from None
+
+
+async def _lines(
+    body: dict[str, Any], further: AsyncGenerator[str, None] | None
+) -> AsyncGenerator[bytes, None]:
+    """Yields the lines of a request whose text goes on."""
+    yield f"{json.dumps(body)}\n".encode()
+    if further is not None:
+        async with aclosing(further):
+            async for text in further:
+                yield f"{json.dumps({'text': text})}\n".encode()
 
 
 async def _check_head(answer: aiohttp.ClientResponse) -> None:

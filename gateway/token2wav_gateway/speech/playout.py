@@ -77,6 +77,10 @@ class Playout:
         self._parts = [part for part in self._parts if part.key in keys | {key}]
         self._parts.append(_Part(text, key, self._sent_s))
 
+    def extend(self, text: str) -> None:
+        """Replaces the text by a longer one."""
+        self._parts[-1].text = text
+
     def add(self, seconds: float, whole_s: float) -> None:
         """Counts audio of the text that is sent.
 

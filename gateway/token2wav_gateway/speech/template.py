@@ -74,6 +74,8 @@ class Template(Section):
         padding: numbers, after `offset` was subtracted, that the model sends between speech tokens.
         read: whether tokens are read from the text of the answer, or from the token ids that vLLM
             sends if the request has `return_token_ids`.
+        text: `stream` if the server takes further text while it answers: the body of the request is
+            then a JSON object in a line, and a line `{"text": " more"}` for each further piece.
         request: further fields of the request, such as sampling parameters.
     """
 
@@ -88,6 +90,7 @@ class Template(Section):
     stop_from: Annotated[int | None, Field(ge=0)] = None
     padding: tuple[int, ...] = ()
     read: Literal["text", "token_ids"] = "text"
+    text: Literal["whole", "stream"] = "whole"
     request: dict[str, JsonValue] = Field(default_factory=dict)
 
     @field_validator("token")

@@ -29,6 +29,7 @@ from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import ModelError, ModelTimeoutError, RequestError
 from token2wav_gateway.settings import LimitSettings
 from token2wav_gateway.speech.backpressure import Backpressure
+from token2wav_gateway.speech.growing_text import GrowingText
 from token2wav_gateway.speech.language_model import Answer
 from token2wav_gateway.speech.playback import Playback
 from token2wav_gateway.speech.servers import Servers, codes_error, speech_error
@@ -48,6 +49,8 @@ class Text:
     """Text to say.
 
     Attributes:
+        growing: the text as it goes on, for a language model that takes it so; None for a text that
+            has ended.
         instructions: how to say the text; None for the default of the template.
         sampling: fields of the request to the language model that replace those of the template.
         speed: tempo of the speech, 0.5 to 2.
@@ -58,6 +61,12 @@ class Text:
     instructions: str | None = None
     sampling: Mapping[str, int] = field(default_factory=dict)
     speed: float = 1.0
+    growing: GrowingText | None = None
+
+    @property
+    def characters(self) -> int:
+        """Characters that have arrived."""
+        return len(self.text if self.growing is None else self.growing.text)
 
 
 @dataclass(frozen=True)
@@ -199,7 +208,7 @@ class Turn:
     @property
     def ended(self) -> Ended:
         """End of the turn, also of one that was cancelled or has failed."""
-        characters = len(self._said.text) if isinstance(self._said, Text) else 0
+        characters = self._said.characters if isinstance(self._said, Text) else 0
         usage = {
             "input_tokens": characters,
             "output_tokens": self._tokens,
@@ -371,7 +380,10 @@ class Turn:
         }
         with servers.tracer.span("language model", request.headers) as span:
             answer, vocabulary = Answer(), await servers.vocabulary.get()
-            batches = servers.language_model.tokens(answer, vocabulary, span.headers, **prompt)
+            further = None if said.growing is None else said.growing.rest(said.text)
+            batches = servers.language_model.tokens(
+                answer, vocabulary, span.headers, further, **prompt
+            )
             try:
                 async with aclosing(batches):
                     async for batch in batches:

@@ -76,6 +76,13 @@ class SentenceSplitter:
             sentences += self._cut()
         return _spoken(sentences)
 
+    def release(self) -> list[str]:
+        """Returns the clauses that have ended, or else the complete words, without their end."""
+        if self._granularity == "none":
+            return []
+        *ended, last = _clauses(self._rest)
+        return _spoken(self._release(len(self._rest) - (len(last) if ended else 0)))
+
     def close(self) -> list[str]:
         """Ends the text, and returns its last sentences."""
         sentences = self._end_word()
