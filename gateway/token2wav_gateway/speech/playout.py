@@ -8,8 +8,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from token2wav_gateway.words.sentences import has_words
+
 # A word, or a character of a language that writes none apart.
 _WORD = re.compile(r"[\u1100-\uffdc]|[^\s\u1100-\uffdc]+")
+_FURTHER = re.compile(r"(?<![\u1100-\uffdc])[^\s\u1100-\uffdc]+")  # letters of the same word
 _LETTER_S = 0.065  # of English speech, before the first text of a client is known
 
 
@@ -21,6 +24,7 @@ class _Part:
         start_s: start on the time line.
         seconds: duration of the audio that was sent.
         whole_s: duration of the audio of the whole text; 0 if it is unknown.
+        aligned: characters whose times are known.
         ends: known ends of its first words: characters of the text, and seconds from the start.
     """
 
@@ -29,6 +33,7 @@ class _Part:
     start_s: float
     seconds: float = 0.0
     whole_s: float = 0.0
+    aligned: int = 0
     ends: list[tuple[int, float]] = field(default_factory=list)
 
     def heard(self, played_s: float, letter_s: float) -> str:
@@ -95,10 +100,11 @@ class Playout:
     def align(self, words: Iterable[Mapping[str, Any]]) -> None:
         """Notes the times of the next words of the text, as `Word.fields`."""
         part = self._parts[-1]
-        position = part.ends[-1][0] if part.ends else 0
         for word in words:
-            position = part.text.index(word["word"], position) + len(word["word"])
-            part.ends.append((position, word["end_ms"] / 1000))
+            part.aligned = part.text.index(word["word"], part.aligned) + len(word["word"])
+            further = _FURTHER.match(part.text, part.aligned)  # an aligner may know parts of words
+            if further is None or not has_words(further[0]):
+                part.ends.append((part.aligned, word["end_ms"] / 1000))
 
     def heard(self, played_s: float | None = None) -> tuple[Hashable, str]:
         """Returns the key of the text that was played last, and what was heard of its texts.

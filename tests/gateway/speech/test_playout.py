@@ -92,6 +92,16 @@ def test_words_without_times_are_estimated_after_those_with_times() -> None:
     assert playout.heard(2.3)[1] == "one two three"
 
 
+def test_an_aligner_may_know_parts_of_words() -> None:
+    playout = Playout(Clock())
+    playout.begin("It's 你好. ")
+    playout.add(1.0, 1.0)
+    parts = [("It", 100), ("s", 200), ("你", 300), ("好", 400)]
+    playout.align([{"word": word, "end_ms": end_ms} for word, end_ms in parts])
+    heard = [playout.heard(seconds)[1] for seconds in (0.15, 0.25, 0.35, 0.45)]
+    assert heard == ["", "It's", "It's 你", "It's 你好"]
+
+
 def test_the_words_that_were_heard_before_an_interruption() -> None:
     """A player begins with the first audio, and is interrupted at a random time, 100 times."""
     aligner, random, right = PocketsphinxAligner(), np.random.default_rng(0), 0
