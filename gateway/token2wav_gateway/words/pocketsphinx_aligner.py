@@ -25,13 +25,13 @@ _FRAMES_A_SECOND = 100
 # Audio after the end of a word with which the end is settled: then 99 % of the ends move by at most
 # 60 ms until the whole audio is known.
 _SETTLED_S = 0.2
-_GRAMMAR = "text"
+_GRAMMAR, _PAUSE = "text", "<sil>"
 _LAST = "_"  # marks the last sound of a word
 _ALL_SOUNDS = """
 AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH
 """
-# Probability of a pause after a word. The default of pocketsphinx, for speech without pauses, moves
-# pauses into words: with it, 95 % of the errors are below 88 ms instead of 46 ms.
+# Probability of a pause after a word. Pauses stand between words only: if pocketsphinx may place
+# them between sounds too, 95 % of the errors of starts are below 100 ms instead of 52 ms.
 _PAUSE_PROBABILITY = 0.5
 # Noise that is added, in steps of 16 bits (-70 dBFS): in digital silence the decoder loses words.
 _NOISE = 10.0
@@ -86,7 +86,7 @@ class PocketsphinxAligner:
 
     def _grammar(self, forms: Sequence[str]) -> tuple[int, int, list[tuple[int, int, float, str]]]:
         """Returns first state, last state, and transitions (from, to, probability, sound)."""
-        transitions, start, free = list[tuple[int, int, float, str]](), 0, 1
+        transitions, start, free = [(0, 0, _PAUSE_PROBABILITY, _PAUSE)], 0, 1
         for form in forms:
             ways, end = self._pronunciations(form), free
             free += 1
@@ -96,6 +96,7 @@ class PocketsphinxAligner:
                     transitions.append((state, free, share, sound))
                     state, free, share = free, free + 1, 1.0
                 transitions.append((state, end, share, f"{sounds[-1]}{_LAST}"))
+            transitions.append((end, end, _PAUSE_PROBABILITY, _PAUSE))
             start = end
         return 0, start, transitions
 
@@ -168,7 +169,7 @@ class PocketsphinxAlignment:
         """Returns the words of a path that were not told, up to a time."""
         spoken, start_s = list[tuple[float, float]](), None
         for sound, from_s, to_s in path:
-            if sound.startswith("<"):  # a pause
+            if sound == _PAUSE:
                 continue
             start_s = from_s if start_s is None else start_s
             if sound.endswith(_LAST):
@@ -246,6 +247,6 @@ def _decoder() -> Decoder:
             loglevel="FATAL",
             lm=None,
             dict=file.name,
-            silprob=_PAUSE_PROBABILITY,
+            fsgusefiller=False,  # pauses within words
             bestpath=False,  # a second search, which leaves out words
         )
