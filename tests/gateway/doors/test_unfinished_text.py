@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from testkit.rigs import streaming_language_model
+from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import TOKENS_OF_A_WORD, GatewayRig
 from testkit.rigs.gateway_socket import opened
 from testkit.rigs.gateway_speech import assert_same, expected
 from testkit.rigs.language_model import LanguageModel
-from testkit.rigs.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 
 
 @pytest.fixture
-def streaming(rig: Rig, voice: ClientVoice, tmp_path: Path) -> Iterator[GatewayRig]:
+def streaming(rig: DoorServer, voice: ClientVoice, tmp_path: Path) -> Iterator[GatewayRig]:
     """A gateway in front of a language model that takes text as it comes."""
     template = tmp_path / "streaming.yaml"
     template.write_text(streaming_language_model.TEMPLATE)
@@ -62,7 +62,7 @@ def test_a_text_that_grows_can_be_cancelled_and_another_one_follows(streaming: G
 
 
 def test_words_without_an_end_are_spoken_after_a_while(
-    rig: Rig, voice: ClientVoice, tmp_path: Path
+    rig: DoorServer, voice: ClientVoice, tmp_path: Path
 ) -> None:
     """A language model that needs whole texts gets clauses, or the words that are complete."""
     speaker = LanguageModel()
