@@ -8,8 +8,8 @@ equal the public ones, and are compared with one decode of the whole sequence:
 - Higgs Audio, published sizes, random weights and codes: windows of 128 frames
 - VoxCPM2, published sizes, random weights and latents: patches of four latents
 - the demo codec, trained, a sentence of speech: patches of four frames
-- XY-Tokenizer, published sizes, random weights and codes, which has no state, so token2wav decodes
-  windows too: with several contexts
+- XY-Tokenizer and NeuCodec, published sizes, random weights and codes, which have no state, so
+  token2wav decodes windows too: with several contexts
 
     .venv/bin/python -m benchmarks.exactness
 
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from benchmarks.environment import ROOT, describe, save
 from examples.demo_codec.codes import MODEL as DEMO_CODEC
 from examples.demo_codec.encode import CodecEncoder
-from testkit.models.published_codecs import HIGGS, VOXCPM2, XY_TOKENIZER, write_codec
+from testkit.models.published_codecs import HIGGS, NEUCODEC, VOXCPM2, XY_TOKENIZER, write_codec
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav_voice.recording import Recording
 
@@ -117,14 +117,25 @@ def cases() -> list[Case]:
             "XY-Tokenizer, random weights",
             lambda folder: write_codec("xy_tokenizer", folder, XY_TOKENIZER),
             random.integers(0, 1024, (120, 8)).astype(np.int32),
-            streams={
-                f"{left} before, {right} after": StreamConfig(
-                    left_blocks=left // 10, lookahead_frames=right
-                )
-                for left, right in ((20, 6), (50, 12), (50, 24), (110, 24))
-            },
+            streams=_windows(10, ((20, 6), (50, 12), (50, 24), (110, 24))),
+        ),
+        Case(
+            "NeuCodec, random weights",
+            lambda folder: write_codec("neucodec", folder, NEUCODEC),
+            random.integers(0, 65536, (400, 1)).astype(np.int32),
+            streams=_windows(25, ((50, 5), (100, 10), (200, 50))),
         ),
     ]
+
+
+def _windows(block: int, contexts: Sequence[tuple[int, int]]) -> dict[str, StreamConfig]:
+    """Returns settings of windows by their names: tokens before and after each."""
+    return {
+        f"{left} before, {right} after": StreamConfig(
+            left_blocks=left // block, lookahead_frames=right
+        )
+        for left, right in contexts
+    }
 
 
 def stream(model: Token2Wav, tokens: Tokens) -> tuple[Audio, NDArray[np.int64]]:

@@ -158,7 +158,7 @@ def main(folder: Path = IMAGES) -> None:
         figure.legend(loc="outside lower center", ncols=3)
     pictures["next_packet"] = draw_next_packet(saved_runs("codec_peers"))
     cases = json.loads((RESULTS / "exactness.json").read_text())["cases"]
-    pictures["exactness"] = draw_exactness(cases[:3])  # without XY-Tokenizer
+    pictures["exactness"] = draw_exactness(cases[:3])  # without those in windows only
     for name, figure in pictures.items():
         save_picture(figure, folder / f"{name}.png", dpi=_DPI)
         print(folder / f"{name}.png")

@@ -603,6 +603,23 @@ CODECS: dict[str, Codec] = {
         )
     ),
     "nanocodec": _NANOCODEC,
+    "neucodec": Codec(
+        Naming(
+            (
+                (r"^head\.", "head.linear."),
+                (r"^project_out\.", "quantizer.project_out."),
+                (r"^(?!quantizer\.)", "acoustic_decoder."),
+            )
+        ),
+        lambda sizes: {
+            "model_type": "neucodec",
+            **ROPE,
+            "semantic_model_config": {"model_type": "wav2vec2-bert", "hidden_size": 1024},
+            **sizes,
+        },
+        beside=_unread("quantizer.project_in.bias", "fc_encoder.bias"),
+        windows=True,
+    ),
     "pocket_tts": Codec(
         Naming(
             (

@@ -206,6 +206,7 @@ XY_TOKENIZER: dict[str, Any] = {
         "padding": "same",
     },
 }
+NEUCODEC: dict[str, Any] = {"model_type": "neucodec"}  # all others are defaults
 # Sizes of each codec, by the names of `CODECS`.
 SIZES: dict[str, dict[str, Any]] = {
     "qwen3_tts": QWEN3_TTS,
@@ -298,6 +299,8 @@ def codec_configs() -> dict[str, ModelConfig]:
         "Audio8": ("causal_dac", AUDIO8),
         "EAR-TTS": ("ear_tts", EAR_TTS),
         "LFM2-Audio": ("lfm2_audio", LFM2_AUDIO),
+        "NeuCodec": ("neucodec", NEUCODEC),
+        "X-Codec 2": ("neucodec", {"model_type": "xcodec2"}),
         "VibeVoice": ("vibevoice", {}),
         "VoxCPM2": ("voxcpm", VOXCPM2),
         "XY-Tokenizer": ("xy_tokenizer", XY_TOKENIZER),

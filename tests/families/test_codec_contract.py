@@ -43,6 +43,7 @@ from token2wav.voice import voice_for
 # Of the spread of the audio. Sums are in another order than in the public code, and their order
 # differs between processors: 1.4e-5 was seen on an AMD EPYC.
 PARITY = 2e-5
+MOST_TOKENS_OF_A_HOP = 20
 EXACT = StreamConfig(lookahead_frames=0)  # early audio depends on how tokens are portioned
 Shapes = set[tuple[bool, bool, int]]  # first, inside and frames of pieces
 
@@ -176,7 +177,8 @@ def test_the_public_audio(codec: Subject) -> None:
         for audio in (codec.model.synthesize(used), codec.whole(used)):
             assert audio.shape == expected.shape
             assert off(audio, expected) <= PARITY * expected.std(), name
-    keys = ("out_sample_rate", "output_sample_rate", "sampling_rate", "sample_rate")
+    names_of_outputs = ("out_sample_rate", "output_sample_rate", "output_sampling_rate")
+    keys = (*names_of_outputs, "sampling_rate", "sample_rate")
     rates = [golden.sizes[key] for key in keys if key in golden.sizes]
     assert config.sample_rate == (rates or [24000])[0]
 
@@ -248,7 +250,7 @@ def test_a_stream_is_the_whole_in_any_portions(codec: Subject, sizes: list[int])
     """The counts leave all blocks and an incomplete one. Random portions may be empty."""
     config, tokens = codec.config, drawn_tokens(codec.config, 71)
     chunks = chunks_of(codec.model, portions(tokens, sizes))
-    assert len(chunks) > 1
+    assert len(chunks) > 1 or codec.config.block_tokens > len(tokens)
     codec.assert_equal(joined(chunks), tokens)
     assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
     assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
@@ -387,6 +389,7 @@ def test_an_end_with_and_without_tokens(codec: Subject, hops: int) -> None:
     """
     config: Any = codec.config
     first_hop, _ = config.hops(EXACT)
+    first_hop = min(first_hop, MOST_TOKENS_OF_A_HOP)  # that of NeuCodec is a whole utterance
     tokens = drawn_tokens(config, max(1, hops * first_hop))
     samples = len(tokens) * config.samples_per_token - config.missing_samples
     for parts, last in (

@@ -35,6 +35,7 @@ WHOLE_FILES = (
     *(
         "lfm2_audio",
         "mimi_of_moshi",
+        "neucodec",
         "pocket_tts",
         "snac",
         "snac_attention",
@@ -46,6 +47,7 @@ CHOOSES_THE_FAMILY = {"model_type", "vq_strides", "decoder_rates", "n_q", "bins"
 AMONG_OTHERS = {
     "causal_dac": {"num_codebooks", "codebook_size"},
     "higgs": {"semantic_model_config"},
+    "neucodec": {"semantic_model_config"},
 }
 
 # Keys that published files have in addition to those of the fixtures, from the classes of
@@ -66,6 +68,8 @@ mimi_of_moshi | channels, renormalize, seanet.disable_norm_outer_blocks, transfo
 mimi_of_moshi | quantizer.input_dimension, transformer.layer_scale
 moss | version, encoder_kwargs, quantizer_type, auto_map, compute_dtype, codec_weight_dtype
 moss | attention_implementation, quantizer_kwargs.quantizer_type, decoder_kwargs.0.conv_layout
+neucodec | encoder_hidden_size, activation_dropout, attention_dropout, max_position_embeddings
+neucodec | initializer_range, pad_token_id, transformers_version, dtype
 nanocodec_unpacked | audio_encoder, discriminator, optim, train_ds, name, target, nemo_version
 pocket_tts | use_streaming, layer_scale_initial_scale, max_position_embeddings, use_cache
 qwen3_omni | thinker_config, talker_config, code2wav_config.layer_scale_initial_scale

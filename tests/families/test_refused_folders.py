@@ -425,6 +425,15 @@ params.acoustic_decoder_kwargs.kernel_size = 5 | kernel_size: 5 is not supported
 params.acoustic_decoder_kwargs.decoder_attention_heads = 3 | 3 does not divide ... 8
 params.quantizer_kwargs.codebook_dim = 5 | codebook_dim: 5, but ... is 6; they must be equal
 params.decoder_upsample_rate = 207   | decoder_upsample_rate: 207, but strides and hop_size give 208
+[neucodec: config.json]
+hidden_size = 40                     | hidden_size: 40 is no multiple of 32, the groups of a norm
+num_key_value_heads = 1              | num_key_value_heads: 1, but num_attention_heads is 2
+attention_bias = true                | attention_bias: True is not supported; expected False
+hidden_act = "gelu"                  | hidden_act: 'gelu' is not one of silu
+quantization_levels = [4096, 4096]   | quantization_levels: 16777216 codes; at most 1048576
+input_sampling_rate = 1700           | input_sampling_rate: 1700 does not divide input_samples
+downsampling_ratios = [2, 5, 5]      | downsampling_ratios: 75 is odd; the samples of a code
+rope_parameters = {"rope_type": "yarn"} | rope_parameters.rope_type: 'yarn' is not supported
 [pocket_tts: config.json]
 hidden_act = "relu"                  | hidden_act
 upsampling_ratios = []               | empty; at least 1
@@ -531,6 +540,9 @@ tts_model.audio_codec.decoder.surplus = ones 3 | 1 unexpected: surplus
 [lfm2_audio: model.safetensors]
 lin.bias = -                          | 1 missing: lin.bias
 lfm.layers.4.ffn_norm.weight = ones 3 | 1 unexpected: lfm.layers.4.ffn_norm.weight
+[neucodec: model.safetensors]
+acoustic_decoder.head.linear.bias = - | 1 missing: head.bias
+acoustic_decoder.layers.2.mlp.fc1.weight = ones 3 | 1 unexpected: layers.2.mlp.fc1.weight
 [xy_tokenizer: model.safetensors]
 enhanced_vocos.head.out.bias = -      | 1 missing: vocos.out.bias
 quantizer.quantizers.2.codebook = -   | 2 codebooks in the file, expected 3

@@ -77,7 +77,7 @@ def test_a_stream_has_the_same_audio_in_any_portions(
     block, ahead = codec.config.block_tokens, codec.config.lookahead_tokens
     assert all(chunk.token_count % block == 0 for chunk in chunks[:-1])
     if sizes == [1]:
-        assert len(chunks) == 1 + max(0, (count - ahead) // block)
+        assert chunks[0].token_count == (block if count >= block + ahead else count)
 
 
 @pytest.mark.parametrize("stagger", [0, 1], ids=["at once", "one after the other"])
@@ -95,7 +95,7 @@ def test_a_batch_equals_each_stream_alone(codec: Model, stagger: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_all_context_gives_the_whole_utterance(name: str, size: str, tmp_path: Path) -> None:
     """The windows of a short utterance see all of it, and fade into each other. In windows of a
-    part, a long utterance is decoded as the public code does.
+    part, a long utterance is decoded as the public code does, if it has parts.
     """
     golden = FamilyGolden(name, size)
     folder = CODECS[name].write(tmp_path, golden)
@@ -104,7 +104,10 @@ def test_all_context_gives_the_whole_utterance(name: str, size: str, tmp_path: P
     block = next(block for block in range(2, part + 1) if part % block == 0)
     codes = golden["codes"].numpy()
     exact = Token2Wav.load(folder, stream=StreamConfig(lookahead_frames=0), runtime=CPU)
-    for tokens, window, overlap in ((codes[: block + most], block, 1), (codes, part, 0)):
+    cases = [(codes[: block + most], block, 1)]
+    if part < len(codes):
+        cases.append((codes, part, 0))
+    for tokens, window, overlap in cases:
         stream = StreamConfig(
             block_tokens=window, left_blocks=-1, lookahead_frames=most, overlap_tokens=overlap
         )

@@ -1,0 +1,108 @@
+"""Family of NeuCodec and X-Codec 2: their decoder, and its weights."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from operator import mul
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.families.codec_family import WindowCodecFamily
+from token2wav.families.neucodec.config import WEIGHTS, WHOLE, NeuCodecSizes
+from token2wav.layers.feed_forward import FeedForward
+from token2wav.layers.full_attention import full_attention
+from token2wav.layers.inverse_stft import MOST_MAGNITUDE, InverseSTFT
+from token2wav.layers.streaming import WindowNetwork, centred_conv
+
+_GROUPS, _EPS = 32, 1e-6  # of norms of the convolutions
+
+
+class NeuCodecDecoder(WindowNetwork):
+    """Decoder from codes to audio: convolutions, a transformer without positions, convolutions, and
+    an inverse STFT. The norms of the convolutions average over all positions of a window.
+
+    Modules have the names of the published weights.
+    """
+
+    input_channels, input_dtype, whole = 1, torch.int32, WHOLE
+    levels: torch.Tensor
+    basis: torch.Tensor
+
+    def __init__(self, sizes: NeuCodecSizes) -> None:
+        super().__init__()
+        self.frame_samples, width = sizes.frame_samples, sizes.hidden_size
+        levels = sizes.quantization_levels
+        basis = [1, *accumulate(levels[:-1], mul)]
+        self.register_buffer("levels", torch.tensor(levels), persistent=False)
+        self.register_buffer("basis", torch.tensor(basis), persistent=False)
+        self.project_out = nn.Linear(len(levels), sizes.quantization_dim)
+        self.fc = nn.Linear(sizes.quantization_dim, width)
+        self.embed = centred_conv(width, width, 7)
+        self.prior_net, self.post_net = (
+            nn.Sequential(ResidualBlock(width), ResidualBlock(width)) for _ in range(2)
+        )
+        self.layers = nn.Sequential(
+            *(TransformerLayer(sizes) for _ in range(sizes.num_hidden_layers))
+        )
+        self.norm = nn.LayerNorm(width, eps=_EPS)
+        self.istft = InverseSTFT(4 * self.frame_samples, self.frame_samples)
+        self.head = nn.Linear(width, 4 * self.frame_samples + 2)
+
+    def forward(self, frames: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        half = self.levels // 2
+        values = frames[:, 0, :, None] // self.basis % self.levels - half
+        x = self.fc(self.project_out(values / half)).transpose(1, 2)
+        x = self.layers(self.prior_net(self.embed(x)).transpose(1, 2))
+        x = self.post_net(x.transpose(1, 2)).transpose(1, 2)
+        return self.istft.of_polar(self.head(self.norm(x)).transpose(1, 2), most=MOST_MAGNITUDE)
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions, each after a norm and an activation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = (nn.GroupNorm(_GROUPS, width, _EPS) for _ in range(2))
+        self.conv1, self.conv2 = (centred_conv(width, width, 3) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.conv1(F.silu(self.norm1(x)))
+        return x + self.conv2(F.silu(self.norm2(h)))
+
+
+class TransformerLayer(nn.Module):
+    """Attention and a feed-forward part, each after a norm."""
+
+    def __init__(self, sizes: NeuCodecSizes) -> None:
+        super().__init__()
+        width = sizes.hidden_size
+        self.input_layernorm, self.post_attention_layernorm = (
+            nn.RMSNorm(width, sizes.rms_norm_eps) for _ in range(2)
+        )
+        self.self_attn = Attention(width, sizes.num_attention_heads, sizes.head_dim)
+        self.mlp = FeedForward(width, sizes.intermediate_size, F.silu)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Attention(nn.Module):
+    """Attention of every position to all positions."""
+
+    def __init__(self, width: int, heads: int, dim_head: int) -> None:
+        super().__init__()
+        self._heads, inner = heads, heads * dim_head
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(width, inner, bias=False) for _ in range(3)
+        )
+        self.o_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (project(x) for project in (self.q_proj, self.k_proj, self.v_proj))
+        return self.o_proj(full_attention(q, k, v, self._heads))
+
+
+FAMILY = WindowCodecFamily(NeuCodecDecoder, WEIGHTS)
