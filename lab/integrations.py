@@ -2,8 +2,10 @@
 
     python -m lab.integrations
 
-Every integration gets a virtual environment of its own below `out/integrations`, because each
-library has many dependencies. A word error rate above one half is an error.
+Most integrations speak a text with the gateway and the demo voice. The stages of other servers
+decode the codes of a recording with the demo codec. Every integration gets a virtual environment of
+its own below `out/integrations`, because each library has many dependencies. A word error rate
+above one half is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+
+from examples.commands import serving
+from examples.demo_codec.codes import MODEL
+from examples.demo_codec.encode import CodecEncoder
+from examples.demo_voice.recordings import SENTENCE
 from examples.demo_voice.speech import RATE_HZ
+from examples.demo_voice.text import held_out
 from lab.quality.recogniser import Recogniser, word_error_rate
 from token2wav_server import Ports
 from token2wav_voice import Recording
@@ -37,15 +47,22 @@ class Integration:
     Attributes:
         script: name of a file of `examples/integrations`.
         riva: whether the program gets the address of Riva's interface, not of OpenAI's.
+        stage: package of another server whose stage the program runs. It is installed without its
+            dependencies. The program gets the address of a server with the demo codec, and a file
+            of codes in place of a text.
         python: least version of Python that the packages need.
     """
 
     script: str
     packages: Sequence[str]
     riva: bool = False
+    stage: str | None = None
     python: tuple[int, int] = (3, 10)
 
 
+_TORCH = torch.__version__.partition("+")[0]
+# What a stage of another server needs beside the client of this project.
+_STAGE_PACKAGES = [f"{ROOT}[client]", f"torch=={_TORCH}", "msgspec>=0.18"]
 INTEGRATIONS = {
     "openai": Integration("openai_speech.py", ["openai>=2,<4"]),
     "realtime": Integration("realtime_speech.py", ["openai[realtime]>=3,<4"]),
@@ -56,6 +73,13 @@ INTEGRATIONS = {
     ),
     "riva": Integration("riva_speech.py", ["nvidia-riva-client>=2.28,<3"], riva=True),
     "wyoming": Integration("wyoming_speech.py", ["wyoming-openai>=0.8,<1"], python=(3, 12)),
+    "sglang-omni": Integration(
+        "sglang_stage.py",
+        [*_STAGE_PACKAGES, "pydantic>=2,<3", "pyzmq>=25"],
+        stage="sglang-omni>=0.1.9,<0.2",
+        python=(3, 11),
+    ),
+    "vllm-omni": Integration("vllm_stage.py", _STAGE_PACKAGES, stage="vllm-omni>=0.30,<0.31"),
 }
 # The voice that says the sentences varies from call to call. The error rate of the first sentence
 # alone varies from 0.2 to 0.5, that of all three from 0.2 to 0.4.
@@ -85,35 +109,53 @@ def main() -> None:
             print(f"integrations: {name}: left out, because it needs Python {least}", flush=True)
         else:
             pythons[name] = environment(name, program)
+    # The programs that speak a text need other servers than the stages, which decode codes.
+    stages = {name: path for name, path in pythons.items() if INTEGRATIONS[name].stage}
+    clients = {name: path for name, path in pythons.items() if name not in stages}
     recogniser, failed = Recogniser(), []
-    with servers() as (base_url, riva_address):
-        for name, python in pythons.items():
-            wav = OUT / f"{name}.wav"
-            wav.unlink(missing_ok=True)
-            integration = INTEGRATIONS[name]
-            address = riva_address if integration.riva else base_url
-            # Isolated from PYTHONPATH, so that only the packages of its environment are found.
-            command = [python, "-I", FOLDER / integration.script, address, TEXT, wav]
-            done = subprocess.run(
-                list(map(str, command)),
-                capture_output=True,
-                text=True,
-                timeout=_SPEECH_S,
-                check=False,
-            )
-            if done.returncode:
-                print(f"integrations: {name}: failed\n{done.stderr}", flush=True)
-                failed.append(name)
-                continue
-            if done.stdout:
-                print(f"integrations: {name}: {done.stdout.strip()}", flush=True)
-            heard = recogniser(Recording.load(wav).at(RATE_HZ))
-            rate = word_error_rate([TEXT], [heard])
-            print(f"integrations: {name}: word error rate {rate:.2f}: {heard}", flush=True)
-            if rate > _MOST_ERRORS:
-                failed.append(name)
+    if clients:
+        with servers() as (base_url, riva_address):
+            for name, python in clients.items():
+                address = riva_address if INTEGRATIONS[name].riva else base_url
+                failed += run(name, python, address, TEXT, TEXT, recogniser)
+    if stages:
+        codes = OUT / "codes.npy"
+        np.save(codes, CodecEncoder(MODEL)(Recording.load(SENTENCE).at(RATE_HZ)))
+        with serving(MODEL) as address:
+            for name, python in stages.items():
+                failed += run(name, python, address, codes, held_out()[0], recogniser)
     if failed:
         sys.exit(f"integrations: failed: {', '.join(failed)}")
+
+
+def run(
+    name: str, python: Path, address: str, said: str | Path, text: str, recogniser: Recogniser
+) -> list[str]:
+    """Runs the program of an integration, and recognises the words of its speech.
+
+    Args:
+        said: text, or file of codes, that the program gets.
+        text: words that the speech should have.
+
+    Returns:
+        The name of the integration if it failed.
+    """
+    wav = OUT / f"{name}.wav"
+    wav.unlink(missing_ok=True)
+    # Isolated from PYTHONPATH, so that only the packages of its environment are found.
+    command = [python, "-I", FOLDER / INTEGRATIONS[name].script, address, said, wav]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=_SPEECH_S, check=False
+    )
+    if done.returncode:
+        print(f"integrations: {name}: failed\n{done.stderr}", flush=True)
+        return [name]
+    if done.stdout:
+        print(f"integrations: {name}: {done.stdout.strip()}", flush=True)
+    heard = recogniser(Recording.load(wav).at(RATE_HZ))
+    rate = word_error_rate([text], [heard])
+    print(f"integrations: {name}: word error rate {rate:.2f}: {heard}", flush=True)
+    return [name] if rate > _MOST_ERRORS else []
 
 
 def interpreter(least: tuple[int, int]) -> str | None:
@@ -138,6 +180,8 @@ def environment(name: str, program: str) -> Path:
     print(f"integrations: {name}: installing {' '.join(packages)}", flush=True)
     command = [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*map(str, command), *packages], check=True)
+    if stage := INTEGRATIONS[name].stage:
+        subprocess.run([*map(str, command), "--no-deps", stage], check=True)
     return python
 
 

@@ -1,0 +1,153 @@
+"""A code2wav stage of vLLM-Omni that decodes on a token2wav server.
+
+`register` is a plug-in of vLLM-Omni. It puts `Token2WavCode2Wav` in the place of the code2wav model
+of Qwen3-TTS. Your package names it in its pyproject.toml:
+
+    [project.entry-points."vllm_omni.general_plugins"]
+    token2wav = "vllm_code2wav:register"
+
+The variable TOKEN2WAV_URL holds host:port of the server's gRPC interface. In the deploy file,
+`codec_chunk_frames` and `initial_codec_chunk_frames` are 1, so that codes leave the talker at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from vllm_omni.model_executor.models.output_templates import OmniOutput
+
+from token2wav_client import Client, ClientError, Utterance
+
+ARCHITECTURE = "Qwen3TTSCode2Wav"
+CODEBOOKS, SAMPLE_RATE = 16, 24_000  # of Qwen3-TTS
+
+logger = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Replaces the code2wav model of Qwen3-TTS."""
+    from vllm_omni.model_executor.models.registry import OmniModelRegistry
+
+    OmniModelRegistry.register_model(ARCHITECTURE, "vllm_code2wav:Token2WavCode2Wav")
+
+
+class Token2WavCode2Wav(nn.Module):
+    """Model of the stage, without weights: an utterance on the server for each request.
+
+    A step sends the new codes of all requests, and then takes the audio that has arrived. Only for
+    a request that ends does it wait for the server.
+    """
+
+    input_modalities = "audio"
+    have_multimodal_outputs = True
+    has_preprocess = False
+    has_postprocess = False
+    enable_update_additional_information = True
+    requires_raw_input_tokens = True
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        self._client = Client(os.environ["TOKEN2WAV_URL"])
+        self._streams: dict[str, _Stream] = {}
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        runtime_additional_information: list[dict[str, Any]] | None = None,
+        model_intermediate_buffer: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> OmniOutput:
+        """Returns the audio of each request of the step, float32 (samples,), often empty."""
+        requests = runtime_additional_information or model_intermediate_buffer or []
+        # Not the names in `meta`, because vLLM reports the end of a request with these.
+        names = kwargs.get("request_ids", [])
+        sent = [self._send(name, request) for name, request in zip(names, requests, strict=False)]
+        audio = [stream.take(wait=last) if stream else torch.empty(0) for stream, last in sent]
+        audio = audio or [torch.empty(0)]  # the run with which vLLM measures memory has no codes
+        rate = torch.tensor(SAMPLE_RATE, dtype=torch.int32)
+        outputs = {"model_outputs": audio, "sr": [rate] * len(audio)}
+        return OmniOutput(text_hidden_states=None, multimodal_outputs=outputs)
+
+    def on_requests_finished(self, finished_req_ids: Iterable[str]) -> None:
+        """Cancels the utterances of requests that ended early."""
+        for name in finished_req_ids:
+            if stream := self._streams.pop(name, None):
+                stream.utterance.cancel()
+
+    def _send(self, name: str, request: dict[str, Any]) -> tuple[_Stream | None, bool]:
+        """Sends the new codes of a request. Returns its stream, and whether it has all codes."""
+        codes, meta = request.get("codes", {}).get("audio"), request.get("meta", {})
+        last = bool(meta.get("finished", False))
+        stream = self._streams.get(name)
+        if stream is None:
+            if codes is None or not codes.numel():
+                return None, last
+            # The first frames are those of a reference recording, whose audio nobody hears.
+            stream = _Stream(self._client.open(), int(meta.get("left_context_size", 0)))
+            self._streams[name] = stream
+        try:
+            if codes is not None and codes.numel():
+                # The codes of a codebook are neighbours.
+                frames = codes.reshape(CODEBOOKS, -1).T
+                stream.utterance.push(frames.to("cpu", torch.int32).numpy())
+            if last:
+                del self._streams[name]
+                stream.utterance.finish()
+        except ClientError as error:
+            stream.utterance.fail(error)
+        return stream, last
+
+    def embed_input_ids(self, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(len(input_ids), 1, device=input_ids.device)
+
+    def compute_logits(self, hidden_states: Any, sampling_metadata: Any = None) -> None:
+        return None
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        return set()  # they are on the server
+
+
+class _Stream:
+    """Utterance with the audio that has arrived and was not taken.
+
+    Args:
+        unheard_frames: frames at the start whose audio is dropped.
+    """
+
+    def __init__(self, utterance: Utterance, unheard_frames: int) -> None:
+        self.utterance = utterance
+        self._unheard_frames = unheard_frames
+        self._audio: list[torch.Tensor] = []
+        self._lock = threading.Lock()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def take(self, wait: bool) -> torch.Tensor:
+        """Returns new audio, float32 (samples,), and waits for the end of the utterance if told."""
+        if wait:
+            self._listener.join()
+        with self._lock:
+            audio, self._audio = self._audio, []
+        return torch.cat([torch.empty(0), *audio])
+
+    def _listen(self) -> None:
+        unheard = None
+        try:
+            for chunk in self.utterance:
+                if unheard is None:
+                    unheard = self._unheard_frames * chunk.samples_per_token
+                with self._lock:
+                    self._audio.append(torch.from_numpy(chunk.audio[unheard:]))
+                unheard = max(0, unheard - len(chunk.audio))
+        except ClientError:
+            # An exception in a step would end all requests of the stage, so this one ends early.
+            logger.exception("token2wav: utterance %s failed", self.utterance.id)
