@@ -75,7 +75,7 @@ INTEGRATIONS = {
     "wyoming": Integration("wyoming_speech.py", ["wyoming-openai>=0.8,<1"], python=(3, 12)),
     "sglang-omni": Integration(
         "sglang_stage.py",
-        [*_STAGE_PACKAGES, "pydantic>=2,<3", "pyzmq>=25"],
+        [*_STAGE_PACKAGES, "msgpack>=1", "pydantic>=2,<3", "pyzmq>=25"],
         stage="sglang-omni>=0.1.9,<0.2",
         python=(3, 11),
     ),
