@@ -17,23 +17,36 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
+from sglang_omni.config import StageConfig
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.message import IncomingMessage
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stages"))
-from sglang_vocoder import create_vocoder
+import sglang_vocoder
 
 SAMPLE_RATE, WAIT_S = 24_000, 30
+REFERENCE = 20  # frames of the reference recording
 
 
 def main(url: str, codes_file: str, out: str) -> None:
-    vocoder = create_vocoder(url, SAMPLE_RATE)
+    # The stage of the head of sglang_vocoder.py.
+    stage = StageConfig(
+        name="vocoder",
+        process="pipeline",
+        factory_path="sglang_vocoder.create_vocoder",
+        factory={"url": url, "sample_rate": SAMPLE_RATE},
+        terminal=True,
+        can_accept_stream_before_payload=True,
+    )
+    factory = getattr(sglang_vocoder, stage.factory_path.rpartition(".")[2])
+    vocoder = factory(**stage.factory.model_dump(exclude_unset=True))
     serving = threading.Thread(target=vocoder.start)
     serving.start()
     try:
         codes = torch.from_numpy(np.load(codes_file))
         audio = spoken(vocoder, "spoken", codes)
+        cloned = spoken(vocoder, "cloned", codes, REFERENCE)
         leave(vocoder, "left", codes)
         whole = at_once(vocoder, "whole", codes)
     finally:
@@ -42,15 +55,22 @@ def main(url: str, codes_file: str, out: str) -> None:
     difference = np.abs(audio - whole).max()
     print(f"{len(codes)} frames, {len(audio)} samples; streamed and whole differ by {difference:g}")
     assert difference < 1e-4, difference
+    # Of a cloned voice the audio of the reference recording is not heard.
+    assert len(audio) - len(cloned) == REFERENCE * len(audio) // len(codes)
+    assert np.abs(audio[-len(cloned) :] - cloned).max() < 1e-4
     soundfile.write(out, audio, SAMPLE_RATE)
 
 
-def spoken(vocoder: Any, request_id: str, codes: torch.Tensor) -> np.ndarray:
-    """Streams the codes of a request, and returns the audio of its messages."""
-    begin(vocoder, request_id, {"stream": True}, {})
-    for index, frame in enumerate(codes):
-        item = StreamItem(index, frame, "talker", {"stream": True, "modality": "audio_codes"})
+def spoken(vocoder: Any, request_id: str, codes: torch.Tensor, reference: int = 0) -> np.ndarray:
+    """Streams the codes of a request before its payload; returns the audio of its messages."""
+    pieces = [codes[: reference + 1], *codes[reference + 1 :]]
+    for index, piece in enumerate(pieces):
+        metadata = {"stream": True, "modality": "audio_codes"}
+        if not index:
+            metadata["ref_code_len"] = reference
+        item = StreamItem(index, piece, "talker", metadata)
         vocoder.inbox.put(IncomingMessage(request_id, "stream_chunk", item))
+    begin(vocoder, request_id, {"stream": True}, {})
     vocoder.inbox.put(IncomingMessage(request_id, "stream_done"))
     parts = []
     while (message := next_message(vocoder.outbox)).type == "stream":
@@ -71,7 +91,7 @@ def leave(vocoder: Any, request_id: str, codes: torch.Tensor) -> None:
 
 def at_once(vocoder: Any, request_id: str, codes: torch.Tensor) -> np.ndarray:
     """Decodes the codes of a request that does not stream."""
-    begin(vocoder, request_id, {"stream": False}, {"codes": codes.numpy()})
+    begin(vocoder, request_id, {"stream": False}, {"audio_codes": codes.tolist()})
     while (message := next_message(vocoder.outbox)).request_id != request_id:
         pass  # a chunk of the request that left
     assert message.type == "result", message

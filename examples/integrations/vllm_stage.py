@@ -61,42 +61,71 @@ def main(url: str, codes_file: str, out: str) -> None:
 
     codes = torch.from_numpy(np.load(codes_file)).long()
     vllm_code2wav.CODEBOOKS = codes.shape[1]  # the demo codec has fewer than Qwen3-TTS
-    stage = vllm_code2wav.Token2WavCode2Wav(vllm_config=None)
-    # Two requests in each step. The codes of a reference recording precede those of the second.
-    requests = {"whole": (codes, None), "cloned": (codes[REFERENCE:], codes[:REFERENCE])}
-    audio: dict[str, list[torch.Tensor]] = {name: [] for name in requests}
-    talker = SimpleNamespace(
-        connector=SimpleNamespace(config={"extra": DEPLOYMENT}),
-        code_prompt_token_ids=defaultdict(list),
-        put_req_chunk=defaultdict(int),
-    )
-    for step in range(len(codes)):
-        infos, names = [], []
-        for name, (frames, reference) in requests.items():
-            if step >= len(frames):
-                continue
-            output = {"codes": {"audio": frames[step : step + 1]}}
-            if reference is not None and not step:
-                output["codes"]["ref"] = reference
-            request = SimpleNamespace(
-                external_req_id=name, is_finished=lambda: False, additional_information=None
-            )
-            last = step == len(frames) - 1
-            payload = qwen3_tts.talker2code2wav_async_chunk(talker, output, request, last)
-            talker.put_req_chunk[name] += 1
-            infos.append(to_dict(payload))
-            names.append(name)
-        output = stage(runtime_additional_information=infos, request_ids=names).multimodal_outputs
-        for name, part in zip(names, output["model_outputs"], strict=True):
-            audio[name].append(part)
-    whole, cloned = (torch.cat(parts).numpy() for parts in audio.values())
-    heard = whole[-len(cloned) :]
-    samples_per_frame = len(whole) // len(codes)
-    assert len(whole) - len(cloned) == REFERENCE * samples_per_frame, (len(whole), len(cloned))
-    difference = np.abs(heard - cloned).max()
-    print(f"{len(codes)} frames, {len(whole)} samples; after a reference: {difference:g}")
-    assert difference < 1e-4, difference
+    for version in (1, 2):
+        stage = vllm_code2wav.Token2WavCode2Wav(vllm_config=None)
+        assert len(stage(runtime_additional_information=[{}]).multimodal_outputs["sr"]) == 1
+        speech = Speech(stage, qwen3_tts.talker2code2wav_async_chunk, to_dict, version)
+        # The codes of a reference recording precede those of the second request.
+        whole, cloned = speech.of(codes, None), speech.of(codes[REFERENCE:], codes[:REFERENCE])
+        samples = len(whole) // len(codes)
+        assert len(whole) - len(cloned) == REFERENCE * samples, (len(whole), len(cloned))
+        difference = np.abs(whole[-len(cloned) :] - cloned).max()
+        assert difference < 1e-4, difference
+        speech.leave(codes)
+        print(f"runner {version}: {len(codes)} frames, {len(whole)} samples; {difference:g}")
     soundfile.write(out, whole, vllm_code2wav.SAMPLE_RATE)
+
+
+class Speech:
+    """Talker and runner: sends a frame of codes in each step, as vLLM-Omni's do.
+
+    Args:
+        chunk: function of vLLM-Omni that makes the payload of a step.
+        version: version of vLLM-Omni's runner; each has its own place for the name of a request.
+    """
+
+    def __init__(self, stage: Any, chunk: Any, to_dict: Any, version: int) -> None:
+        self._stage, self._chunk, self._to_dict, self._version = stage, chunk, to_dict, version
+        self._talker = SimpleNamespace(
+            connector=SimpleNamespace(config={"extra": DEPLOYMENT}),
+            code_prompt_token_ids=defaultdict(list),
+            put_req_chunk=defaultdict(int),
+        )
+        self._requests = 0
+
+    def of(self, frames: torch.Tensor, reference: torch.Tensor | None) -> np.ndarray:
+        """Returns the audio of a request."""
+        self._requests += 1
+        name = f"request-{self._requests}"
+        steps = range(len(frames))
+        audio = [self._step(name, frames, reference, step) for step in steps]
+        return torch.cat(audio).numpy()
+
+    def leave(self, frames: torch.Tensor) -> None:
+        """Aborts a request after its first step."""
+        self._step("left", frames, None, 0)
+        self._stage.on_requests_finished({"left"})
+
+    def _step(
+        self, name: str, frames: torch.Tensor, reference: torch.Tensor | None, step: int
+    ) -> torch.Tensor:
+        output = {"codes": {"audio": frames[step : step + 1]}}
+        if reference is not None and not step:
+            output["codes"]["ref"] = reference
+        request = SimpleNamespace(
+            external_req_id=f"external-{name}",
+            is_finished=lambda: False,
+            additional_information=None,
+        )
+        payload = self._chunk(self._talker, output, request, step == len(frames) - 1)
+        self._talker.put_req_chunk[request.external_req_id] += 1
+        info = self._to_dict(payload)
+        if self._version == 1:
+            outputs = self._stage(runtime_additional_information=[info], request_ids=[name])
+        else:
+            outputs = self._stage(model_intermediate_buffer=[info | {"req_id": name}])
+        [audio] = outputs.multimodal_outputs["model_outputs"]
+        return audio
 
 
 if __name__ == "__main__":

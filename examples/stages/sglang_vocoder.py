@@ -1,21 +1,27 @@
-"""A vocoder of SGLang-Omni that decodes on a token2wav server.
+"""Vocoder of SGLang-Omni's Qwen3-TTS that decodes on a token2wav server.
 
-`create_vocoder` is the factory of the last stage of a pipeline, in place of a model's own vocoder:
+`create_vocoder` is the factory of the last stage of the pipeline, in place of the model's own:
 
     StageConfig(
         name="vocoder",
-        factory="sglang_vocoder.create_vocoder",
-        factory_args={"url": "127.0.0.1:8001", "sample_rate": 24000},
+        process="pipeline",
+        factory_path="sglang_vocoder.create_vocoder",
+        factory={"url": "127.0.0.1:8001", "sample_rate": 24000},
         terminal=True,
+        can_accept_stream_before_payload=True,
     )
 
-The stage before it sends codes, shape (codebooks,) or (frames, codebooks), as it does to its own
-vocoder. Codes in a delay pattern must be aligned first, with `token2wav_client.CodeAligner`.
+The stage needs no GPU, so the configuration names none. The stage of another model differs in
+`latch_stream_contract` and `_whole`, which read what the talker sends beside the codes. Codes in a
+delay pattern must be aligned first, with `token2wav_client.CodeAligner`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,7 +29,7 @@ from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.streaming_vocoder import StreamingVocoderBase
 from sglang_omni.utils.audio_payload import audio_waveform_payload
 
-from token2wav_client import Client, ClientError, Utterance
+from token2wav_client import Client, ClientError, Utterance, UtteranceClosedError
 
 
 def create_vocoder(url: str, sample_rate: int, voice: str | None = None) -> Token2WavVocoder:
@@ -37,7 +43,24 @@ def create_vocoder(url: str, sample_rate: int, voice: str | None = None) -> Toke
     return Token2WavVocoder(url, sample_rate, voice)
 
 
-class Token2WavVocoder(StreamingVocoderBase[Utterance, None]):  # type: ignore[misc]
+@dataclass
+class _Speech:
+    """State of a request.
+
+    Attributes:
+        unheard_frames: frames at the start whose audio is dropped, because they are the codes of
+            the reference recording.
+        heard: whether the last audio has arrived.
+        ended: whether the last codes have arrived.
+    """
+
+    utterance: Utterance
+    unheard_frames: int = 0
+    heard: bool = False
+    ended: bool = False
+
+
+class Token2WavVocoder(StreamingVocoderBase[_Speech, None]):  # type: ignore[misc]
     """Opens an utterance on the server for each request, and sends on the audio as it arrives.
 
     A thread for each request waits for the audio, so that a chunk leaves at once and not with the
@@ -49,66 +72,92 @@ class Token2WavVocoder(StreamingVocoderBase[Utterance, None]):  # type: ignore[m
         self._voice = voice
         super().__init__(self._whole, sample_rate=sample_rate, stream_source_hint="token2wav")
 
-    def create_stream_state(self, request_id: str) -> Utterance:
-        utterance = self._client.open(self._voice)
+    def create_stream_state(self, request_id: str) -> _Speech:
+        speech = _Speech(self._client.open(self._voice))
         # A daemon, so that a server that does not answer cannot keep the stage alive.
-        threading.Thread(target=self._listen, args=(request_id, utterance), daemon=True).start()
-        return utterance
+        threading.Thread(target=self._listen, args=(request_id, speech), daemon=True).start()
+        return speech
 
-    def validate_chunk(
-        self, request_id: str, state: Utterance, codes: torch.Tensor
-    ) -> torch.Tensor:
+    def latch_stream_contract(
+        self,
+        request_id: str,
+        state: _Speech,
+        source: StagePayload | Mapping[str, object],
+        *,
+        origin: str,
+    ) -> None:
+        if origin == "stream metadata" and "ref_code_len" in source:
+            state.unheard_frames = int(source["ref_code_len"])
+
+    def validate_chunk(self, request_id: str, state: _Speech, codes: torch.Tensor) -> torch.Tensor:
         if codes.ndim not in (1, 2):
             raise ValueError(f"codes of {request_id}: shape {tuple(codes.shape)}, expected (N, K)")
         return codes.reshape(-1, codes.shape[-1])
 
-    def ingest(self, request_id: str, state: Utterance, codes: torch.Tensor) -> None:
-        state.push(codes.to("cpu", torch.int32).numpy())
+    def ingest(self, request_id: str, state: _Speech, codes: torch.Tensor) -> None:
+        # After the server has ended the utterance by one of its limits, it takes no more codes.
+        if not state.utterance.complete:
+            with suppress(UtteranceClosedError):
+                state.utterance.push(codes.to("cpu", torch.int32).numpy())
 
     def decode_delta(
-        self, request_id: str, state: Utterance, *, is_final: bool
+        self, request_id: str, state: _Speech, *, is_final: bool
     ) -> torch.Tensor | None:
         return None  # the audio leaves in `_listen`
 
-    def on_stream_done(self, request_id: str) -> None:
-        """Ends the input. `_listen` completes the request after the last chunk."""
-        if utterance := self.get_or_create_stream_state(request_id):
-            utterance.finish()
+    def on_stream_done(self, request_id: str) -> list[object] | None:
+        """Ends the input. If audio is missing, `_listen` completes the request after it."""
+        state = self.get_or_create_stream_state(request_id)
+        if state is None:
+            return []
+        state.ended = True
+        if state.heard:
+            return self.terminal_messages(request_id, self.stream_payloads[request_id], state)
+        with suppress(UtteranceClosedError):
+            state.utterance.finish()
+        return None
 
     def final_result_data(
-        self, request_id: str, payload: StagePayload, state: Utterance
+        self, request_id: str, payload: StagePayload, state: _Speech
     ) -> dict[str, object]:
         return {"modality": "audio", "sample_rate": self.sample_rate}
 
-    def release_stream_resources(self, request_id: str, state: Utterance) -> None:
-        state.cancel()
+    def release_stream_resources(self, request_id: str, state: _Speech) -> None:
+        state.utterance.cancel()
 
     def on_serving_stop(self) -> None:
         self._client.close()
 
-    def _listen(self, request_id: str, utterance: Utterance) -> None:
+    def _listen(self, request_id: str, state: _Speech) -> None:
+        sent = 0
         try:
-            for chunk in utterance:
+            for chunk in state.utterance:
+                unheard = max(0, state.unheard_frames * chunk.samples_per_token - sent)
+                sent += len(chunk.audio)
                 with self.state_lock:
-                    if not self.is_aborted(request_id):
+                    if len(chunk.audio) > unheard and not self.is_aborted(request_id):
                         self.mark_stream_emitted(request_id)
-                        waveform = torch.from_numpy(chunk.audio)
+                        waveform = torch.from_numpy(chunk.audio[unheard:])
                         self.outbox.put(self.stream_chunk_message(request_id, waveform))
         except ClientError as error:
-            self.emit_error(request_id, error)
-            self.abort(request_id)
+            if not self.is_aborted(request_id):
+                self.emit_error(request_id, error)
+                self.abort(request_id)
             return
         with self.state_lock:
-            if utterance.complete and not self.is_aborted(request_id):
+            state.heard = True
+            if state.ended and not self.is_aborted(request_id):
                 payload = self.stream_payloads[request_id]
-                messages = self.terminal_messages(request_id, payload, utterance)
+                messages = self.terminal_messages(request_id, payload, state)
                 self.complete_stream_request(request_id, messages)
 
     def _whole(self, payload: StagePayload) -> StagePayload:
-        """Decodes a request that does not stream; `payload.data["codes"]` has all of its codes."""
+        """Decodes a request that does not stream, whose codes are in its payload."""
         assert isinstance(payload.data, dict)
-        chunks = self._client.synthesize([np.asarray(payload.data["codes"])], self._voice)
-        audio = np.concatenate([chunk.audio for chunk in chunks])
+        codes = np.asarray(payload.data["audio_codes"])
+        chunks = list(self._client.synthesize([codes], self._voice))
+        unheard = int(payload.data.get("ref_code_len", 0)) * chunks[0].samples_per_token
+        audio = np.concatenate([chunk.audio for chunk in chunks])[unheard:]
         payload.data = audio_waveform_payload(
             audio, sample_rate=self.sample_rate, modality="audio", source_hint="token2wav"
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ class Token2WavCode2Wav(nn.Module):
     has_postprocess = False
     enable_update_additional_information = True
     requires_raw_input_tokens = True
+    requires_request_ids = True
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
@@ -68,11 +69,13 @@ class Token2WavCode2Wav(nn.Module):
     ) -> OmniOutput:
         """Returns the audio of each request of the step, float32 (samples,), often empty."""
         requests = runtime_additional_information or model_intermediate_buffer or []
-        # Not the names in `meta`, because vLLM reports the end of a request with these.
-        names = kwargs.get("request_ids", [])
-        sent = [self._send(name, request) for name, request in zip(names, requests, strict=False)]
+        # Not the names in `meta`, because vLLM reports the end of a request with these. Version 2
+        # of its runner has them in the requests. Without a name it only measures memory.
+        names = kwargs.get("request_ids") or [request.get("req_id") for request in requests]
+        self._forget_ended(names)
+        sent = [self._send(name, request) for name, request in zip(names, requests, strict=True)]
         audio = [stream.take(wait=last) if stream else torch.empty(0) for stream, last in sent]
-        audio = audio or [torch.empty(0)]  # the run with which vLLM measures memory has no codes
+        audio = audio or [torch.empty(0)]
         rate = torch.tensor(SAMPLE_RATE, dtype=torch.int32)
         outputs = {"model_outputs": audio, "sr": [rate] * len(audio)}
         return OmniOutput(text_hidden_states=None, multimodal_outputs=outputs)
@@ -83,27 +86,34 @@ class Token2WavCode2Wav(nn.Module):
             if stream := self._streams.pop(name, None):
                 stream.utterance.cancel()
 
-    def _send(self, name: str, request: dict[str, Any]) -> tuple[_Stream | None, bool]:
+    def _forget_ended(self, names: Sequence[str | None]) -> None:
+        """Drops requests that the runner gave up without a word, after the server's time-out."""
+        for name in [name for name, stream in self._streams.items() if stream.ended]:
+            if name not in names:
+                del self._streams[name]
+
+    def _send(self, name: str | None, request: dict[str, Any]) -> tuple[_Stream | None, bool]:
         """Sends the new codes of a request. Returns its stream, and whether it has all codes."""
         codes, meta = request.get("codes", {}).get("audio"), request.get("meta", {})
         last = bool(meta.get("finished", False))
-        stream = self._streams.get(name)
-        if stream is None:
-            if codes is None or not codes.numel():
-                return None, last
-            # The first frames are those of a reference recording, whose audio nobody hears.
-            stream = _Stream(self._client.open(), int(meta.get("left_context_size", 0)))
-            self._streams[name] = stream
+        stream = self._streams.get(name) if name else None
         try:
-            if codes is not None and codes.numel():
+            if codes is not None and codes.numel() and name:
+                if stream is None:
+                    # The first frames are those of a reference recording, which nobody hears.
+                    stream = _Stream(self._client.open(), int(meta.get("left_context_size", 0)))
+                    self._streams[name] = stream
                 # The codes of a codebook are neighbours.
                 frames = codes.reshape(CODEBOOKS, -1).T
                 stream.utterance.push(frames.to("cpu", torch.int32).numpy())
-            if last:
+            if last and stream and name:
                 del self._streams[name]
                 stream.utterance.finish()
         except ClientError as error:
-            stream.utterance.fail(error)
+            # An exception would end all requests of the stage, so this one ends early.
+            logger.error("token2wav: request %s: %s", name, error)
+            if stream:
+                stream.utterance.cancel()
         return stream, last
 
     def embed_input_ids(self, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -131,6 +141,11 @@ class _Stream:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
+    @property
+    def ended(self) -> bool:
+        """Whether no more audio will arrive."""
+        return not self._listener.is_alive()
+
     def take(self, wait: bool) -> torch.Tensor:
         """Returns new audio, float32 (samples,), and waits for the end of the utterance if told."""
         if wait:
@@ -148,6 +163,5 @@ class _Stream:
                 with self._lock:
                     self._audio.append(torch.from_numpy(chunk.audio[unheard:]))
                 unheard = max(0, unheard - len(chunk.audio))
-        except ClientError:
-            # An exception in a step would end all requests of the stage, so this one ends early.
-            logger.exception("token2wav: utterance %s failed", self.utterance.id)
+        except ClientError as error:
+            logger.error("token2wav: utterance %s: %s", self.utterance.id, error)
