@@ -10,7 +10,7 @@ WORKDIR /src
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 COPY constraints.txt ./
 RUN python3 -m pip install --constraint constraints.txt setuptools wheel
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY token2wav ./token2wav
 COPY client ./client
 COPY exporters ./exporters
