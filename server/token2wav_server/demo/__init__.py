@@ -1,6 +1,7 @@
 """Demo: the voice and the stand-in for a language model of `token2wav up`.
 
-The folders `model` and `recordings` are links to those of `examples/demo_voice`.
+The folders `model` and `recordings` are links to those of `examples/demo_voice`. The wheel has
+copies, and the images have neither, because they lack the packages of the stand-in.
 """
 
 from pathlib import Path

@@ -7,6 +7,7 @@ import socket
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, fields
 
+from token2wav.errors import ConfigError
 from token2wav_server.launcher.errors import PortInUseError
 
 LOOPBACK = "127.0.0.1"
@@ -23,9 +24,7 @@ class Ports:
     @classmethod
     def free(cls, host: str = LOOPBACK) -> Ports:
         """Returns three ports that no process uses at this moment."""
-        with ExitStack() as stack:
-            sockets = [stack.enter_context(reserved(host)) for _ in fields(cls)]
-            return cls(*(reservation.getsockname()[1] for reservation in sockets))
+        return cls(*free_ports(len(fields(cls)), host))
 
     def check_free(self, host: str) -> None:
         """Checks that every port can be listened on.
@@ -39,12 +38,13 @@ class Ports:
                 stack.enter_context(listening(host, getattr(self, field.name), field.name))
 
 
-def listening(host: str, port: int, service: str) -> socket.socket:
+def listening(host: str, port: int, service: str, option: str = "") -> socket.socket:
     """Opens a socket that listens on a port.
 
     Args:
         host: address to listen on, IPv4 or IPv6.
-        service: name of the service in error messages, and in the option that sets the port.
+        service: name of the service in error messages.
+        option: option that sets the port; by default `--SERVICE-port`.
 
     Raises:
         PortInUseError: the port is taken, or the number is not a valid port.
@@ -61,8 +61,35 @@ def listening(host: str, port: int, service: str) -> socket.socket:
         reason = "must be between 1 and 65535" if isinstance(error, OverflowError) else reason
         raise PortInUseError(
             f"{service} port {port} on {host} cannot be used ({reason}): stop the program "
-            f"that uses the port, or choose another with --{service}-port"
+            f"that uses the port, or choose another with {option or f'--{service}-port'}"
         ) from None
+
+
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+    """Returns different ports that no process uses at this moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(reserved(host)) for _ in range(count)]
+        return [reservation.getsockname()[1] for reservation in sockets]
+
+
+def check_host(host: str) -> None:
+    """Checks the value of an option `--host`.
+
+    Raises:
+        ConfigError: this machine cannot listen on the host.
+    """
+    if not host:
+        raise ConfigError(
+            "--host: empty; use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
+        )
+    try:
+        reserved(host).close()
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a valid host name"
+        raise ConfigError(
+            f"--host {host}: not an address that this machine can listen on "
+            f"({reason}); use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
+        ) from error
 
 
 def reserved(host: str) -> socket.socket:

@@ -19,7 +19,7 @@ from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.traces import Traces
 from token2wav_server import PortInUseError, Ports, ServerError, ServerStartError, TritonServer
 from token2wav_server.launcher import reaper
-from token2wav_server.launcher.ports import reserved
+from token2wav_server.launcher.ports import free_ports, reserved
 
 # Looks for dead model processes a second after the server has ended.
 SLOW_REAPER = """
@@ -226,6 +226,10 @@ def test_reaper_that_is_killed(repository: Path, tmp_path: Path) -> None:
             == "the reaper, which is the parent of tritonserver, was killed by SIGKILL"
         )
     assert traces.remaining() == []
+
+
+def test_free_ports_are_different() -> None:
+    assert len(set(free_ports(100))) == 100
 
 
 @pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
