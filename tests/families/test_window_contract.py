@@ -129,8 +129,9 @@ overlap_tokens: 6       | stream.overlap_tokens: 6 is more than the window, 10 t
 overlap_tokens: 3, block_tokens: 2 | stream.overlap_tokens: 3 is more than the window, 2 tokens
 block_tokens: 5, lookahead_frames: 0 | stream.block_tokens: 5, but stream.lookahead_frames: 0
 overlap_tokens: 1, lookahead_frames: 0 | stream.overlap_tokens: 1, but stream.lookahead_frames: 0
-max_hop_tokens: 15      | stream.max_hop_tokens: 15 is not a multiple of the attention block
+max_hop_tokens: 15      | stream.max_hop_tokens: 15 is not a multiple of the attention block or wi
 """
+left_blocks: 0, lookahead_frames: 0 | stream.left_blocks: 0, but stream.lookahead_frames: 0
 )
 
 

@@ -92,7 +92,7 @@ def test_hops_are_whole_blocks_of_the_model(folder: Path) -> None:
     assert CosyVoice3Config.read(folder).hops(StreamConfig()) == (12, 48)
     with pytest.raises(
         ConfigError,
-        match=r"stream\.max_hop_tokens: 25 is not a multiple of the attention block, 12 tokens",
+        match=r"stream\.max_hop_tokens: 25 is not a multiple of the attention block or window, 12",
     ):
         Token2Wav.load(folder, stream=StreamConfig(max_hop_tokens=25))
 

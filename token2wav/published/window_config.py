@@ -12,6 +12,7 @@ from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 
 _LONGEST_HOP_SECONDS = 1.6
+_UNSET = StreamConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class WindowCodecConfig(CodecConfig):
         """
         if stream.lookahead_frames == 0:
             for name in ("block_tokens", "left_blocks", "overlap_tokens"):
-                if getattr(stream, name):
+                if (value := getattr(stream, name)) != getattr(_UNSET, name):
                     raise ConfigError(
                         f"stream.{name}: {getattr(stream, name)}, but stream.lookahead_frames: 0 "
                         "decodes whole utterances; remove one of the two"

@@ -55,8 +55,8 @@ class HopSchedule:
     def __post_init__(self) -> None:
         if self.longest % self.block:
             raise ConfigError(
-                f"stream.max_hop_tokens: {self.longest} is not a multiple of the attention block, "
-                f"{self.block} tokens"
+                f"stream.max_hop_tokens: {self.longest} is not a multiple of the attention block "
+                f"or window, {self.block} tokens"
             )
         if self.longest < self.first:
             raise ConfigError(
