@@ -50,6 +50,8 @@ WHOLE = Windows(30_000, left=0, right=1000, overlap=0, part=30_000)
 _WINDOWS = Windows(25, left=50, right=5, overlap=1, part=WHOLE.part)  # of the package of NeuTTS
 
 _HOP = "the samples of a code have halves"
+# The inverse STFT has tensors of 16 times the square of this number.
+_MOST_FRAME_SAMPLES = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +83,11 @@ class NeuCodecSizes(CodecSizes):
         Length(16, least=1),
         Gives("codebook_size", 1 << 20, "codes"),
     ] = (4,) * 8
-    downsampling_ratios: SomeRates = (2, 2, 4, 4, 5)
     input_sampling_rate: Annotated[SampleRate, Divides("input_samples")] = 16_000
     output_sampling_rate: SampleRate = 24_000
+    downsampling_ratios: Annotated[
+        SomeRates, Gives("frame_samples", _MOST_FRAME_SAMPLES, "samples of a code")
+    ] = (2, 2, 4, 4, 5)
 
     @property
     def num_codebooks(self) -> int:
