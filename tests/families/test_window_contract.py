@@ -7,7 +7,7 @@ audio depends on the tokens alone, and with all context it is that of the whole 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.folder_edits import write_folder
 from testkit.tables import table
 from testkit.utterances import Audio, chunks_of, joined, off, portions
+from testkit.window_memory import kept_bytes
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.assembly import family_for
+from token2wav.execution.captured_sizes import CAPTURED_WINDOWS
 from token2wav.published.registry import read_config
 from token2wav.stages.decoder import TokenDecoder
 from token2wav.stages.windows import WindowStage
@@ -128,10 +131,10 @@ lookahead_frames: 6     | stream.lookahead_frames: 6, expected 0 to 5 for this m
 overlap_tokens: 6       | stream.overlap_tokens: 6 is more than the window, 10 tokens, or its
 overlap_tokens: 3, block_tokens: 2 | stream.overlap_tokens: 3 is more than the window, 2 tokens
 block_tokens: 5, lookahead_frames: 0 | stream.block_tokens: 5, but stream.lookahead_frames: 0
+left_blocks: 0, lookahead_frames: 0 | stream.left_blocks: 0, but stream.lookahead_frames: 0
 overlap_tokens: 1, lookahead_frames: 0 | stream.overlap_tokens: 1, but stream.lookahead_frames: 0
 max_hop_tokens: 15      | stream.max_hop_tokens: 15 is not a multiple of the attention block or wi
 """
-left_blocks: 0, lookahead_frames: 0 | stream.left_blocks: 0, but stream.lookahead_frames: 0
 )
 
 
@@ -142,6 +145,60 @@ def test_settings_that_are_refused(settings: str, sentence: str, tmp_path: Path)
     stream = StreamConfig(**values)
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         Token2Wav.load(folder, stream=stream, runtime=CPU)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        StreamConfig(block_tokens=2, left_blocks=2, lookahead_frames=2, overlap_tokens=1),
+        StreamConfig(block_tokens=2, left_blocks=2, lookahead_frames=2, overlap_tokens=0),
+        StreamConfig(lookahead_frames=0),
+    ],
+    ids=["windows", "without overlap", "whole"],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stream_of_a_batch_keeps_the_memory_of_its_configuration(
+    name: str, settings: StreamConfig, tmp_path: Path
+) -> None:
+    model = Token2Wav.load(write_folder(name, tmp_path), stream=settings, runtime=CPU)
+    config: Any = model.config
+    if settings.lookahead_frames:
+        assert kept_bytes(model, 8) == config.stream_bytes
+    else:
+        assert kept_bytes(model, 8) == 0 < config.stream_bytes
+
+
+class Captures:
+    """Pool of CUDA graphs that captures nothing, and counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        self.count += 1
+        return function
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        (StreamConfig(), len(CAPTURED_WINDOWS)),
+        (StreamConfig(left_blocks=8, lookahead_frames=50), len(CAPTURED_WINDOWS)),
+        (StreamConfig(left_blocks=-1), 0),
+        (StreamConfig(lookahead_frames=0), 0),
+    ],
+    ids=["own", "longer", "all of the past", "whole"],
+)
+def test_graphs_are_captured_for_short_windows_only(
+    settings: StreamConfig, count: int, tmp_path: Path
+) -> None:
+    """A window of 10 minutes would take gigabytes, and no window of a usual stream is so long."""
+    model = Token2Wav.load(write_folder("neucodec", tmp_path), stream=settings, runtime=CPU)
+    graphs: Any = Captures()
+    family_for(model.config).own_stage(
+        *(model.config, "decoder", decoder(model)._net, None, {}), longest_hop=25, graphs=graphs
+    )
+    assert graphs.count == count
 
 
 def test_windows_are_refused_elsewhere(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.golden import TINY
 from testkit.models.sized import public_configs
 from testkit.utterances import a_voice, portions, some_tokens
+from testkit.window_memory import kept_bytes
 from tests.benchmarks.test_gpu_report import chunk, good, row
 from tests.stages.rig import CheapSolver, FlowStream, Parts
 from token2wav import LimitError, StreamConfig, Token2Wav
@@ -328,8 +329,7 @@ def test_a_codec_takes_what_its_engine_takes(
     network, config = load_network(folder, model.config, "decoder"), model.config
     if CODECS[name].windows:
         windows = config.windows  # type: ignore[attr-defined]
-        state = 4 * (windows.left * config.tokens.shape[0])
-        state += 4 * (windows.overlap * config.samples_per_token)
+        state = kept_bytes(model, windows.block * max(1, windows.past // windows.block))
     else:
         [decoder] = model.pipeline.stages.values()
         state = decoder._frames.store.slot_bytes  # type: ignore[attr-defined]

@@ -52,6 +52,44 @@ def test_windows_of_a_stream() -> None:
     assert spans[2:4] == [tuple(window) for window in WINDOWS.over(8, 16, 20)]
 
 
+@pytest.mark.parametrize("left", [0, 6, 8, 12, 100])
+def test_the_longest_window_of_a_long_stream(left: int) -> None:
+    windows = Windows(4, left, 3, 2, 12)
+    lengths = [window.last - window.first for window in windows.over(0, 48, 48)]
+    assert windows.longest == max(lengths)
+
+
+class Shapes(Count):
+    """Decoder that notes the shape of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes = list[tuple[int, int]]()
+
+    def forward(self, frames: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        self.shapes.append((frames.shape[0], frames.shape[2]))
+        return torch.zeros(len(frames), 1, frames.shape[2] * SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("block", "blocks", "streams", "shapes"),
+    [
+        (1, 70, 1, [(32, 1), (32, 1), (6, 1)]),
+        (3000, 1, 8, [(3, 3000), (3, 3000), (2, 3000)]),
+        (20_000, 1, 2, [(1, 20_000)] * 2),
+    ],
+)
+def test_a_batch_has_bounded_windows_and_frames(
+    block: int, blocks: int, streams: int, shapes: list[tuple[int, int]]
+) -> None:
+    network = Shapes()
+    stage = WindowStage(network, Windows(block, 0, 0, 0, block * blocks))
+    chunk = FrameChunk(torch.zeros(1, block * blocks, dtype=torch.int32), last=True)
+    audio = stage.advance([(stage.open(), chunk) for _ in range(streams)])
+    assert network.shapes == shapes
+    assert [len(samples) for samples in audio] == [block * blocks * SAMPLES] * streams
+
+
 @pytest.mark.parametrize("overlap", [0, 1, 2])
 def test_the_audio_fades_over_the_overlap(overlap: int) -> None:
     windows = Windows(4, 6, 3, overlap, 12)

@@ -61,9 +61,14 @@ class Windows:
             )
 
     @property
+    def past(self) -> int:
+        """Most tokens that a window has before its block: `left`, as far as a part has them."""
+        return min(self.left, self.part - self.block)
+
+    @property
     def longest(self) -> int:
         """Most tokens that a window decodes."""
-        return self.left + self.block + self.right
+        return self.past + self.block + self.right
 
     def over(self, start: int, stop: int, end: int) -> Iterator[Window]:
         """Yields the windows of the tokens from `start` to `stop`.

@@ -18,5 +18,8 @@ PAST_PAGES = 2047
 PROVISIONAL_BLOCKS = 32
 # Batches of a flow or a codec that computes windows, in windows.
 CAPTURED_WINDOWS = (1, 2, 4, 8, 16, 32)
+# Longest window of a codec that is captured, in frames. One activation of NeuCodec (4,096 channels)
+# has 157 MB in a batch of 32 such windows, and would have 16 GB in one of 32 windows of 10 minutes.
+CAPTURED_WINDOW_FRAMES = 300
 # Largest batch of a vocoder or a codec decoder on torch, in streams.
 CAPTURED_STREAMS = 64

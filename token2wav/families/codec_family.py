@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from token2wav.config.model_config import StageName
-from token2wav.execution.captured_sizes import CAPTURED_WINDOWS
+from token2wav.execution.captured_sizes import CAPTURED_WINDOW_FRAMES, CAPTURED_WINDOWS
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.families.family import Family
 from token2wav.networks.codec_weights import codec_weights
@@ -59,5 +59,6 @@ class WindowCodecFamily(CodecFamily):
         longest_hop: int,
         graphs: GraphPool | None,
     ) -> Stage | None:
-        rows = CAPTURED_WINDOWS if graphs else ()
+        short = config.windows.longest <= CAPTURED_WINDOW_FRAMES
+        rows = CAPTURED_WINDOWS if graphs and short else ()
         return TokenDecoder(WindowStage(network, config.windows, rows=rows, graphs=graphs))

@@ -39,8 +39,8 @@ class WindowCodecConfig(CodecConfig):
         token at least is counted.
         """
         [codes] = self.tokens.shape
-        context, fading = max(1, self.windows.left), self.windows.overlap
-        return 4 * (codes * context + self.samples_per_token * fading)
+        samples = self.samples_per_token * self.windows.overlap
+        return 4 * max(codes, codes * self.windows.past + samples)
 
     def withheld_frames(self, stream: StreamConfig) -> int:
         """Returns 0: the context on the right is the look-ahead of chunks."""
@@ -56,7 +56,7 @@ class WindowCodecConfig(CodecConfig):
             for name in ("block_tokens", "left_blocks", "overlap_tokens"):
                 if (value := getattr(stream, name)) != getattr(_UNSET, name):
                     raise ConfigError(
-                        f"stream.{name}: {getattr(stream, name)}, but stream.lookahead_frames: 0 "
+                        f"stream.{name}: {value}, but stream.lookahead_frames: 0 "
                         "decodes whole utterances; remove one of the two"
                     )
             return self._with(self.whole)
@@ -72,7 +72,7 @@ class WindowCodecConfig(CodecConfig):
         overlap = stream.overlap_tokens
         if overlap is None:
             overlap = min(default.overlap, block, right)
-        return self._with(Windows(block, min(left, whole.part), right, overlap, whole.part))
+        return self._with(Windows(block, left, right, overlap, whole.part))
 
     def _with(self, windows: Windows) -> WindowCodecConfig:
         blocks = int(_LONGEST_HOP_SECONDS * self.token_frame_rate / windows.block)

@@ -15,6 +15,7 @@ import torch
 
 from token2wav.config.windows import Window, Windows
 from token2wav.execution.buckets import BucketRunner, map_grouped
+from token2wav.execution.captured_sizes import CAPTURED_WINDOW_FRAMES, CAPTURED_WINDOWS
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.staging import frames_to_device
 from token2wav.layers.streaming import WindowNetwork
@@ -26,6 +27,9 @@ from token2wav.stages.stage import (
     VocoderStage,
 )
 from token2wav.voice import Voice
+
+_MOST_ROWS = CAPTURED_WINDOWS[-1]
+_MOST_FRAMES = CAPTURED_WINDOW_FRAMES * _MOST_ROWS  # of a batch of several windows
 
 
 @dataclass(frozen=True, order=True)
@@ -158,7 +162,7 @@ class WindowStage(StatefulStage[_WindowStream], VocoderStage):
             for stream, (_, chunk), all_frames in zip(streams, batch, known, strict=True)
         ]
         inputs = [item for items in windows for item in items]
-        decoded = iter(map_grouped(inputs, lambda item: item.frames.shape[1], self._batches.run))
+        decoded = iter(map_grouped(inputs, lambda item: item.frames.shape[1], self._decode))
         audio = []
         for stream, items, (_, chunk), all_frames in zip(
             streams, windows, batch, known, strict=True
@@ -166,7 +170,7 @@ class WindowStage(StatefulStage[_WindowStream], VocoderStage):
             audio.append(self._join(stream, [(item.window, next(decoded)) for item in items]))
             computed = stream.past.shape[1] + chunk.frames.shape[1]
             stream.position += chunk.frames.shape[1]
-            stream.past = all_frames[:, max(0, computed - self._windows.left) : computed].clone()
+            stream.past = all_frames[:, max(0, computed - self._windows.past) : computed].clone()
         return audio
 
     def _cut(
@@ -182,6 +186,14 @@ class WindowStage(StatefulStage[_WindowStream], VocoderStage):
             for window in self._windows.over(stream.position, stop, end)
         ]
 
+    def _decode(self, items: Sequence[_WindowInput]) -> list[torch.Tensor]:
+        """Computes windows of one length, in batches that are not larger than the largest captured
+        one, or are one window.
+        """
+        rows = max(1, min(_MOST_ROWS, _MOST_FRAMES // items[0].frames.shape[1]))
+        batches = [items[start : start + rows] for start in range(0, len(items), rows)]
+        return [audio for batch in batches for audio in self._batches.run(batch)]
+
     def _join(
         self, stream: _WindowStream, decoded: Sequence[tuple[Window, torch.Tensor]]
     ) -> torch.Tensor:
@@ -192,7 +204,7 @@ class WindowStage(StatefulStage[_WindowStream], VocoderStage):
             if fading := len(stream.tail):
                 audio[:fading] = torch.lerp(stream.tail, audio[:fading], self._ramp[:fading])
             parts.append(audio[:count])
-            stream.tail = audio[count:]
+            stream.tail = audio[count:].clone()  # a view would keep the audio of the whole batch
         return torch.cat(parts)
 
 

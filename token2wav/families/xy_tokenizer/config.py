@@ -228,4 +228,4 @@ def _windows(sizes: XYTokenizerSizes) -> Windows:
     whole = whole_windows(sizes)
     block = math.gcd(_WINDOW, whole.part)
     right = min(_RIGHT, whole.right)
-    return Windows(block, min(_LEFT, whole.part), right, min(_OVERLAP, block, right), whole.part)
+    return Windows(block, _LEFT, right, min(_OVERLAP, block, right), whole.part)
