@@ -13,11 +13,14 @@ equal the public ones, and are compared with one decode of the whole sequence:
 
     .venv/bin/python -m benchmarks.exactness
 
-`lab.pictures` draws the errors.
+A word after the command selects the cases whose names begin with it. The results of other cases
+stay as they are, so each case has its environment. `lab.pictures` draws the errors.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.environment import ROOT, describe, save
+from benchmarks.environment import RESULTS, ROOT, describe, save
 from examples.demo_codec.codes import MODEL as DEMO_CODEC
 from examples.demo_codec.encode import CodecEncoder
 from testkit.models.published_codecs import HIGGS, NEUCODEC, VOXCPM2, XY_TOKENIZER, write_codec
@@ -233,6 +236,7 @@ def measure(case: Case) -> dict[str, Any]:
             )
     result = {
         "name": case.name,
+        "environment": describe(),
         "frames": len(case.tokens),
         "frame_seconds": samples / rate,
         "sample_rate": rate,
@@ -259,7 +263,15 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    save("exactness", {"environment": describe(), "cases": [measure(case) for case in cases()]})
+    parser = argparse.ArgumentParser(description="Measures error and clicks of windows.")
+    parser.add_argument("case", nargs="?", default="", help="first letters of the cases to measure")
+    chosen = parser.parse_args().case
+    path = RESULTS / "exactness.json"
+    results = {case["name"]: case for case in json.loads(path.read_text())["cases"]}
+    for case in cases():
+        if case.name.startswith(chosen):
+            results[case.name] = measure(case)
+    save("exactness", {"cases": [results[case.name] for case in cases()]})
 
 
 if __name__ == "__main__":
