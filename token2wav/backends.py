@@ -215,7 +215,10 @@ def flow_runner(
         in_steps = []
         if pool is None or backend.name == "onnx":
             return FlowRunner(step, states)
-    log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
+    log.info(
+        "the flow runs as %s, with CUDA graphs for %d sizes of batches",
+        *(type(step).__name__, len(buckets)),
+    )
     runner = FlowRunner(step, states, buckets, pool, in_steps)
     if isinstance(backend.step, TensorRTModule):
         backend.step.save_kernels()  # the captures have compiled all kernels

@@ -5,9 +5,11 @@ Items that are computed in groups have their results in the order of the items.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -108,6 +110,37 @@ def test_an_interrupting_batch_uses_no_bucket_of_a_batch_that_it_can_interrupt()
         assert log == [in_steps, Room(1, 4), whole, whole]
         runner.run([short])
     assert len(sums) == 3, "a batch of another bucket has no boundary"
+
+
+class EagerPool:
+    """Pool that captures nothing."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def capture_steps(self, function: Callable[[], None]) -> Callable[[], None]:
+        return function
+
+
+def test_runners_of_one_pool_compute_one_batch_at_a_time() -> None:
+    """Graphs of all runners share memory, from one step of a batch to the next."""
+    pool: Any = EagerPool()
+    size, items = Room(2, 2), [torch.ones(2)]
+    first, second = (
+        BucketRunner(Room.of, partial(Sums, log=[]), [size], pool, [size]) for _ in range(2)
+    )
+    other = threading.Thread(target=second.run, args=(items,))
+    waits: list[bool] = []
+
+    def boundary() -> None:
+        other.start()
+        other.join(0.2)
+        waits.append(other.is_alive())
+
+    with at_boundaries(boundary):
+        first.run(items)
+    other.join()
+    assert waits == [True]
 
 
 def test_a_batch_can_be_interrupted_between_its_parts() -> None:

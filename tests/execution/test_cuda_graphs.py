@@ -43,7 +43,7 @@ class RunningPool(GraphPool):
     """Pool that runs a function as often as a capture and its replay do, but captures nothing."""
 
     def __init__(self) -> None:
-        pass
+        self.lock = threading.RLock()
 
     def capture(self, function: Callable[[], None]) -> Any:
         for _ in range(3):

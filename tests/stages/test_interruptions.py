@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +62,41 @@ def test_no_stream_changes_by_an_interruption(parts: Parts, run: str) -> None:
     assert len(interrupting) >= ODE_STEPS - 1
     assert all(same(mel, newcomer) for mel in interrupting)
     assert (engine.open_streams, engine.pool.used, engine.states.used) == (0, *used)
+
+
+def test_interrupting_work_shares_no_rows_with_a_bucket_in_steps(parts: Parts) -> None:
+    """Not even if it has the size of the bucket."""
+    [size, *_] = IN_STEPS
+    engine = pad_batches(parts.incremental(pages=128), [*WHOLE[:1], size], [size])
+    [runner] = engine._runners.values()
+    rows, _ = runner._batches._buckets[size]
+    assert shares_rows(runner._make(size), rows)
+    with interruption():
+        assert not shares_rows(runner._make(size), rows)
+
+
+def shares_rows(left: Any, right: Any) -> bool:
+    return bool(left.conv_state.data_ptr() == right.conv_state.data_ptr())
+
+
+def test_the_batches_of_a_prompt_are_counted_until_it_is_in_the_cache(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = parts.incremental(pages=128)
+    computed, compute = list[int](), engine._compute
+
+    def counting(chunks: Any) -> Any:
+        computed.append(len(chunks))
+        return compute(chunks)
+
+    monkeypatch.setattr(engine, "_compute", counting)
+    for prompt in (0, 53, 260):
+        voice = a_voice(prompt)
+        batches = engine.prompt_batches(voice)
+        computed.clear()
+        engine.close(engine.open(voice))
+        assert (len(computed), engine.prompt_batches(voice)) == (batches, 0)
+    assert batches == 3
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from token2wav.execution.cuda_graphs import CaptureError, GraphPool
-from token2wav.execution.step_boundary import at_boundaries, interrupts, step_boundary
+from token2wav.execution.step_boundary import at_boundaries, in_interruption, step_boundary
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ class BucketRunner(Generic[SizeT, Item]):
 
     A batch that fits no bucket is split. Items that alone fit no bucket run in tensors of their
     own, neighbours together. Without buckets all batches run in tensors of their own, and several
-    threads may run batches at the same time. With buckets one batch runs at a time.
+    threads may run batches at the same time. With buckets one batch runs at a time, of all runners
+    with the same pool of CUDA graphs.
 
     A batch can be interrupted between its parts. It can be interrupted between its ODE steps if
     there are no buckets, or if its bucket is in `in_steps`. The interrupting batch, of the same
@@ -89,7 +90,8 @@ class BucketRunner(Generic[SizeT, Item]):
         self._size_of, self._make = size_of, make
         self._in_steps = frozenset(in_steps)
         # The tensors of a bucket hold one batch at a time.
-        self._lock = threading.RLock() if sizes else nullcontext()
+        lock = graphs.lock if graphs else threading.RLock()
+        self._lock = lock if sizes else nullcontext()
         self._most_rows = max((size.rows for size in sizes), default=None)
         self._buckets: dict[SizeT, tuple[Work[Item], Callable[[], None]]] = {}
         # The most costly size comes first, so that all later graphs reuse the memory of its graph.
@@ -160,7 +162,7 @@ class BucketRunner(Generic[SizeT, Item]):
         return [*parts]
 
     def _bucket(self, items: Sequence[Item]) -> SizeT | None:
-        size, occupied = self._size_of(items), self._in_steps if interrupts() else ()
+        size, occupied = self._size_of(items), self._in_steps if in_interruption() else ()
         fitting = [
             bucket for bucket in self._buckets if size.fits(bucket) and bucket not in occupied
         ]

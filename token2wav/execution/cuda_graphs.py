@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -50,22 +51,28 @@ class GraphPool:
     """Memory pool and CUDA stream for the capture of one model's CUDA graphs.
 
     Graphs can share memory only if they run one after another. This holds because all threads
-    replay them on the default stream of the device, and because a lock guards each `BucketRunner`.
-    Every model has a pool of its own, because torch refuses a capture into a pool whose graphs were
-    all freed. Functions that are captured in steps have a second memory pool, because other graphs
-    may run between their steps. All captures use one CUDA stream, because a library keeps a
-    workspace for every CUDA stream that it was ever called on. The workspace of cuBLAS has 32 MiB
-    on a data-centre GPU.
+    replay them on the default stream of the device, and because each `BucketRunner` of the pool
+    holds `lock` while it runs a batch. The lock belongs to the pool, because a function that is
+    captured in steps keeps tensors in the shared memory from step to step. A batch of another
+    runner, with another number of ODE steps, would overwrite them. Every model has a pool of its
+    own, because torch refuses a capture into a pool whose graphs were all freed. Functions that are
+    captured in steps have a second memory pool, because other graphs may run between their steps.
+    All captures use one CUDA stream, because a library keeps a workspace for every CUDA stream that
+    it was ever called on. The workspace of cuBLAS has 32 MiB on a data-centre GPU.
 
     After a capture that failed, the allocator of torch 2.11 and older still records allocations for
     the pool, and refuses every later capture into it. So the pool ends the recording, and later
     captures use another pool.
+
+    Attributes:
+        lock: held by the thread that replays graphs of the pool.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # The second memory pool is for functions that are captured in steps.
-        self._pools = {in_steps: torch.cuda.graph_pool_handle() for in_steps in (False, True)}
+        self.lock = threading.RLock()
+        # Memory pools, by whether functions are captured in steps.
+        self._handles = {in_steps: torch.cuda.graph_pool_handle() for in_steps in (False, True)}
         self._stream = torch.cuda.Stream(device)
         # Graphs whose capture failed. Their memory pools may only be freed with the model.
         self._failed: list[torch.cuda.CUDAGraph] = []
@@ -136,7 +143,7 @@ class GraphPool:
                     # or waits for the GPU, as a second model or a server's metrics may.
                     capture = torch.cuda.graph(
                         graphs[-1],
-                        pool=self._pools[in_steps],
+                        pool=self._handles[in_steps],
                         stream=self._stream,
                         capture_error_mode="thread_local",
                     )
@@ -163,8 +170,8 @@ class GraphPool:
         end_recording = getattr(torch._C, "_cuda_endAllocateToPool", None)
         if end_recording is not None:
             with suppress(RuntimeError):  # the allocator has ended the recording already
-                end_recording(self._device.index or 0, self._pools[in_steps])
-        self._pools[in_steps] = torch.cuda.graph_pool_handle()
+                end_recording(self._device.index or 0, self._handles[in_steps])
+        self._handles[in_steps] = torch.cuda.graph_pool_handle()
 
 
 @contextmanager

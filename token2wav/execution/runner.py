@@ -12,6 +12,7 @@ from token2wav.execution.batch import Batch, BatchSize, ChunkInput
 from token2wav.execution.buckets import BucketRunner, map_grouped
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.step import StepFunction
+from token2wav.execution.step_boundary import in_interruption
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class FlowRunner:
 
     def _make(self, size: BatchSize) -> Batch:
         self._warn_of_long_past(size)
-        if size in self._in_steps:
+        # The rows of buckets in steps hold the batch that is interrupted.
+        if size in self._in_steps and not in_interruption():
             rows = self._rows_in_steps
         elif size.rows <= self._most_rows:
             rows = self._rows

@@ -1,8 +1,8 @@
-"""Boundaries between the ODE steps of a batch.
+"""Boundaries in a batch: between its ODE steps, its parts and its stages.
 
-Code that computes a batch calls `step_boundary` after every ODE step except the last one. A worker
-may compute an urgent chunk there, and the capture of CUDA graphs begins a new graph there. In all
-other cases the call does nothing.
+Code that computes a batch calls `step_boundary` between any two of them. A worker may compute first
+chunks of other streams there, and the capture of CUDA graphs begins a new graph there. In all other
+cases the call does nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextvars import ContextVar
 import torch
 
 _handler: ContextVar[Callable[[], None] | None] = ContextVar("step_boundary", default=None)
-_interrupts: ContextVar[bool] = ContextVar("interrupts", default=False)
+_interruption: ContextVar[bool] = ContextVar("interruption", default=False)
 
 
 def step_boundary() -> None:
@@ -22,7 +22,7 @@ def step_boundary() -> None:
     interrupts a batch has no boundaries.
     """
     handler = _handler.get()
-    if handler and not interrupts():
+    if handler and not in_interruption():
         handler()
 
 
@@ -39,16 +39,24 @@ def at_boundaries(handler: Callable[[], None] | None) -> Iterator[None]:
 @contextmanager
 def interruption() -> Iterator[None]:
     """Context of work that interrupts a batch of this thread."""
-    token = _interrupts.set(True)
+    token = _interruption.set(True)
     try:
         yield
     finally:
-        _interrupts.reset(token)
+        _interruption.reset(token)
 
 
-def interrupts() -> bool:
+def in_interruption() -> bool:
     """Returns whether this thread is in an `interruption`."""
-    return _interrupts.get()
+    return _interruption.get()
+
+
+def wait_for(device: torch.device) -> None:
+    """Waits until the device has computed what this thread has launched."""
+    if device.type == "cuda":
+        launched = torch.cuda.Event(blocking=True)
+        launched.record()
+        launched.synchronize()
 
 
 def paced(handler: Callable[[], None], device: torch.device) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,7 @@ class RunningPool:
     """Pool that runs a function as often as a capture does, but captures nothing."""
 
     def __init__(self) -> None:
-        self.summary, self.captures = GraphSummary(), 0
+        self.summary, self.captures, self.lock = GraphSummary(), 0, threading.RLock()
 
     def capture(self, function: Callable[[], None]) -> Any:
         self.captures += 1
