@@ -16,12 +16,14 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
+from token2wav.serving.policy import chunks_at_once
 from token2wav.serving.scheduler import Scheduler
 from token2wav.serving.turn import Answer, Turn
 from token2wav.serving.utterance import Status, Utterance
 from token2wav.stages.stage import DEFAULT_OPTIONS
 
 CONFIG = CosyVoice3Config.read(TINY)
+CODEC = replace(CONFIG, stages=("decoder",))
 WORKER = 7
 
 
@@ -412,13 +414,20 @@ def a_busy_rig(token_seconds: float = 2e-4, lead_seconds: float = 0.5) -> tuple[
     return rig, turn
 
 
-def interrupting(rig: Rig, turn: Turn, spent: float = 0.0) -> list[Utterance]:
-    """Returns the utterances of an interruption, which ends at once."""
+def interrupting(
+    rig: Rig, turn: Turn, spent: float = 0.0, seconds: float | None = None
+) -> list[Utterance]:
+    """Returns the utterances of an interruption, which ends at once.
+
+    Args:
+        seconds: measured time of the interruption; by default the time that its tokens predict.
+    """
     other = rig.scheduler.next_interruption(turn, spent, rig.clock())
     if other is None:
         return []
     assert other.worker == WORKER
-    seconds = other.tokens * rig.scheduler._policy._token_seconds
+    if seconds is None:
+        seconds = other.tokens * rig.scheduler._policy._token_seconds
     rig.finish(other, None if other.opens else Sample(), seconds)
     assert not rig.scheduler.can_compute
     return [*other.utterances]
@@ -449,6 +458,71 @@ def test_interruptions_of_a_batch_have_50_ms() -> None:
     assert interrupting(rig, turn) == ready[1:]
 
 
+def test_an_interruption_takes_at_least_the_mean_time_of_earlier_ones() -> None:
+    """Its 26 tokens alone would take 5 ms."""
+    rig, turn = a_busy_rig()
+    rig.scheduler._policy._most = 1
+    ready = [rig.opened() for _ in range(3)]
+    for utterance in ready:
+        rig.push(utterance, 1, end=True)
+    assert interrupting(rig, turn, spent=0.026) == [], "nothing was measured yet"
+    assert interrupting(rig, turn, spent=0.024, seconds=0.02) == ready[:1]
+    assert interrupting(rig, turn, spent=0.031) == []
+    assert interrupting(rig, turn, spent=0.0299, seconds=0.5) == ready[1:2]
+    # After one that took too long, a batch may still be interrupted.
+    assert interrupting(rig, turn, spent=0.026) == []
+    assert interrupting(rig, turn) == ready[2:]
+
+
+@pytest.mark.parametrize(("batches", "opens"), [(0, True), (2, True), (3, False)])
+def test_an_opening_takes_the_time_of_the_batches_of_its_prompt(batches: int, opens: bool) -> None:
+    rig, turn = a_busy_rig()
+    rig.scheduler._prompt_batches = lambda utterance: batches
+    rig.scheduler._policy.record_interruption(0.02)
+    rig.push(unopened := rig.admitted(), 1, end=True)
+    assert interrupting(rig, turn) == ([unopened] if opens else [])
+
+
+def test_interruptions_do_not_change_the_mean_time_of_a_token() -> None:
+    rig, turn = a_busy_rig()
+    rig.push(utterance := rig.opened(), 1, end=True)
+    assert interrupting(rig, turn, seconds=0.04) == [utterance]
+    assert rig.scheduler._policy._token_seconds == pytest.approx(2e-4)
+
+
+def test_a_longer_first_chunk_does_not_hold_up_a_shorter_one() -> None:
+    rig, turn = a_busy_rig(1.2e-3, 5.0)
+    longer, shorter = rig.opened(), rig.opened()
+    rig.push(longer, 60, end=True)
+    rig.push(shorter, 1, end=True)
+    assert interrupting(rig, turn) == [shorter]
+
+
+@pytest.mark.parametrize(("left", "waits"), [(0.12, True), (0.14, False), (-0.01, False)])
+def test_a_listener_that_waits_for_the_next_batch_is_not_delayed(left: float, waits: bool) -> None:
+    """The batch takes 80 ms, and its interruptions up to 50 ms."""
+    rig, turn = a_busy_rig()
+    rig.push(listener := rig.opened(), 1, end=True)
+    listener.chunker.chunks = 1
+    listener.playback.plays_until = rig.clock() + left
+    rig.push(newcomer := rig.opened(), 1, end=True)
+    assert interrupting(rig, turn) == ([] if waits else [newcomer])
+
+
+@pytest.mark.parametrize(
+    ("workers", "config", "chunks"), [(1, CONFIG, 8), (2, CONFIG, 0), (1, CODEC, 0)]
+)
+def test_only_a_flow_with_one_worker_has_interruptions(
+    workers: int, config: ModelConfig, chunks: int
+) -> None:
+    assert chunks_at_once(config, 64, workers) == 64 * workers + chunks
+    assert chunks_at_once(config, 2, workers) == 2 * workers + min(chunks, 2)
+    rig, turn = a_busy_rig()
+    rig.scheduler._has_interruptions = Scheduler(LIMITS, config, workers)._has_interruptions
+    rig.push(utterance := rig.opened(), 1, end=True)
+    assert interrupting(rig, turn) == ([utterance] if chunks else [])
+
+
 @pytest.mark.parametrize(
     ("token_seconds", "lead_seconds", "waits"),
     [(2e-4, 0.14, False), (2e-4, 0.12, True), (1.2e-4, 0.5, True)],
@@ -466,19 +540,11 @@ def test_a_batch_that_no_chunk_may_interrupt(
 def test_only_first_chunks_interrupt_and_only_a_batch_that_was_heard() -> None:
     rig, turn = a_busy_rig()
     rig.push(utterance := rig.opened(), 1, end=True)
-    utterance.playback.sent(0.1)
+    utterance.chunker.chunks = 1  # of silence, which was trimmed
     rig.push(rig.admitted(canary=True), 1)
     assert interrupting(rig, turn) == []
-    utterance.playback.plays_until = None
+    utterance.chunker.chunks = 0
     turn.utterances[0].playback.plays_until = None
     assert interrupting(rig, turn) == []
     rig.scheduler.fail(turn.utterances[0], StreamClosedError("stream: it was cancelled"))
     assert interrupting(rig, turn) == [utterance]
-
-
-def test_an_idle_worker_takes_the_chunk_itself() -> None:
-    rig, turn = a_busy_rig()
-    rig.push(utterance := rig.opened(), 1, end=True)
-    rig.scheduler._workers = rig.scheduler.threads = 2
-    assert interrupting(rig, turn) == []
-    assert rig.computes(utterance)

@@ -18,6 +18,7 @@ from testkit.replies import (
     SECOND,
     Counter,
     Expected,
+    FakeClock,
     GatedReply,
     Make,
     RecordingReply,
@@ -312,6 +313,26 @@ def test_a_request_whose_turn_fails_ends_alone(model: Token2Wav, voice: Voice) -
     assert (failing.over, failing.handles, other.over) == (True, (), False)
     pool.cancel(other)
     assert reasons == ["BackendError", "cancelled"]
+    assert pool.open_utterances == 0
+
+
+def test_a_worker_that_hangs_in_an_interruption_is_one_worker(
+    model: Token2Wav,
+    voice: Voice,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = UtterancePool(model.pipeline, LIMITS, None, clock := FakeClock(), Counter())
+    monkeypatch.setattr(pool.scheduler._policy, "may_interrupt", lambda *_: True)
+    for _ in range(2):
+        pool.push(pool.open(voice), [1], RecordingReply(), end=False)
+    turn = pool.next_turn(WORKER)
+    assert turn
+    assert pool.next_interruption(turn, 0.0)
+    clock.now += 181.0
+    pool.fail_hung()
+    lines = [message for message in caplog.messages if "still run" in message]
+    assert [line.rsplit("; ")[1] for line in lines] == ["0 of 1 workers still run"] * 2
     assert pool.open_utterances == 0
 
 

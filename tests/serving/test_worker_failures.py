@@ -22,6 +22,7 @@ from testkit.replies import (
     BrokenReply,
     Counter,
     Expected,
+    FakeClock,
     Make,
     RecordingReply,
     assert_serves,
@@ -176,6 +177,42 @@ def test_an_internal_error_frees_cancelled_streams(
     until(lambda: not faults)
     assert_serves(workers, voice, expected)
     assert model.pipeline.open_streams == 0
+
+
+@pytest.mark.parametrize("decides", [True, False])
+def test_a_defect_in_an_interruption_does_not_end_the_interrupted_batch(
+    make: Make, voice: Voice, expected: Expected, decides: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision fails, or both the turn and its end."""
+    workers, faults = make(), list[str]()
+
+    def next_interruption(turn: Turn, spent: float) -> str:
+        faults.append("a bug")
+        if not decides:
+            raise ValueError("a bug")
+        return "no turn"
+
+    monkeypatch.setattr(workers.utterances, "next_interruption", next_interruption)
+    assert_serves(workers, voice, expected)
+    assert faults
+
+
+def test_an_interruption_has_the_time_of_its_own_work_on_the_device(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step of the batch that the device computes meanwhile is no part of it."""
+    clock = FakeClock()
+    workers = make(clock=clock)
+    waits = [1.0, 0.25]  # for the step, and for the last kernels of the interruption
+
+    def take(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(workers._pipeline, "wait", lambda: take(waits.pop(0)))
+    monkeypatch.setattr(workers, "_take", lambda turn: take(0.125))
+    monkeypatch.setattr(workers.utterances, "next_interruption", lambda turn, spent: turn)
+    turn: Any = "a turn"
+    assert workers._interrupt(turn, 0.0) == 0.375
 
 
 class FlowWithoutLookahead(StatefulStage[Voice], FlowStage):

@@ -158,6 +158,12 @@ class PrefixCache(Generic[ContentT]):
             self.computed += computed
         return prefix
 
+    def holds(self, key: Hashable) -> bool:
+        """Returns whether the content of a prefix is in the cache."""
+        with self._lock:
+            prefix = self._prefixes.get(key)
+            return prefix is not None and prefix.content is not None
+
     def release(self, prefix: Prefix[ContentT]) -> None:
         with self._lock:
             prefix.references -= 1

@@ -11,21 +11,18 @@ class Interruptions:
     """Interruptions of one batch. Call it at every boundary between two ODE steps.
 
     Args:
-        interrupt: takes one turn, if the scheduler finds one, and returns whether it did. Its
-            argument is `seconds`.
+        interrupt: takes one turn, if the scheduler finds one, and returns its seconds, else None.
+            Its argument is `seconds`. It raises nothing, because an exception would end the batch.
 
     Attributes:
         seconds: total time of the interruptions.
     """
 
-    def __init__(self, interrupt: Callable[[float], bool], clock: Callable[[], float]) -> None:
-        self._interrupt, self._clock = interrupt, clock
+    def __init__(self, interrupt: Callable[[float], float | None]) -> None:
+        self._interrupt = interrupt
         self.seconds = 0.0
 
     def __call__(self) -> None:
         with interruption():
-            going = True
-            while going:
-                start = self._clock()
-                going = self._interrupt(self.seconds)
-                self.seconds += self._clock() - start
+            while (seconds := self._interrupt(self.seconds)) is not None:
+                self.seconds += seconds

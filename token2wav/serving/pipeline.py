@@ -17,7 +17,7 @@ from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import BackendError, ConfigError, Token2WavError
 from token2wav.execution.device import check_device, entered
 from token2wav.execution.staging import to_host
-from token2wav.execution.step_boundary import at_boundaries, paced, step_boundary
+from token2wav.execution.step_boundary import at_boundaries, paced, step_boundary, wait_for
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.clocks import PipelineLoad, Playback
 from token2wav.serving.hops import HopSchedule
@@ -98,6 +98,15 @@ class Pipeline:
                 rollback.callback(stage.close, handles[-1])
             rollback.pop_all()
             utterance.handles = tuple(handles)
+
+    def prompt_batches(self, utterance: Utterance) -> int:
+        """Returns how many batches `open` would compute now, see `Stage.prompt_batches`."""
+        stage = next(iter(self.stages.values()))
+        return stage.prompt_batches(utterance.voice, utterance.stream_options)
+
+    def wait(self) -> None:
+        """Waits until the device has computed what this thread has launched."""
+        wait_for(self._device)
 
     def close(self, utterance: Utterance) -> None:
         """Frees the memory of an utterance in every stage. A second call does nothing."""

@@ -23,15 +23,17 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from token2wav.config.model_config import ModelConfig
+
 RESERVE_SECONDS = 0.25
 AHEAD_SECONDS = 5.0
 _HARMLESS_SECONDS = 0.05  # a batch that takes no longer delays no other stream noticeably
 # Tokens that a batch of relaxed chunks may always hold, even if the batch may finish too late. A
 # smaller bound would gain little, because the longest chunk alone has as many tokens.
 _SHORT_TOKENS = 100
-# Most chunks that interrupt a batch at once. They have at most two blocks each, so they fit the
-# batches that are captured as one CUDA graph.
-INTERRUPTING_CHUNKS = 8
+# Most chunks that interrupt a batch at once. First chunks have two blocks by default, so they fit
+# the batches that are captured as one CUDA graph.
+_INTERRUPTING_CHUNKS = 8
 _FAIR_TURN = 2
 _NEWEST = 0.2  # weight of the latest batch in the mean compute time per token
 _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
@@ -73,6 +75,26 @@ class Schedulable(Protocol):
 ChunkT = TypeVar("ChunkT", bound=Schedulable)
 
 
+def has_interruptions(config: ModelConfig, workers: int) -> bool:
+    """Returns whether first chunks may interrupt a batch: the model has a flow, and one worker
+    computes.
+
+    A batch holds its tensors while it is interrupted. A second worker could wait for them with a
+    prompt that the interruption needs, and both would wait for ever.
+    """
+    return workers == 1 and "flow" in config.stages
+
+
+def chunks_at_once(config: ModelConfig, batch_streams: int, workers: int = 1) -> int:
+    """Returns the most chunks that are computed at the same time, those of interruptions included.
+
+    Args:
+        batch_streams: most chunks in a batch.
+    """
+    interrupting = min(batch_streams, _INTERRUPTING_CHUNKS)
+    return workers * batch_streams + interrupting * has_interruptions(config, workers)
+
+
 class Policy(Generic[ChunkT]):
     """Policy that forms batches.
 
@@ -87,13 +109,19 @@ class Policy(Generic[ChunkT]):
         self._equal_block = equal_block
         self._turn = 0
         self._token_seconds = 0.0
+        self._interruption_seconds = 0.0
 
     def record_batch(self, tokens: int, seconds: float) -> None:
         """Updates the mean compute time per token. A batch of 0 tokens only ended streams."""
         if not tokens:
             return
-        weight = _NEWEST if self._token_seconds else 1.0
-        self._token_seconds += weight * (seconds / tokens - self._token_seconds)
+        self._token_seconds = _mean(self._token_seconds, seconds / tokens)
+
+    def record_interruption(self, seconds: float) -> None:
+        """Updates the mean time of an interruption that computes chunks. Such short batches take
+        more time per token than others, so they are no part of the mean of `record_batch`.
+        """
+        self._interruption_seconds = _mean(self._interruption_seconds, seconds)
 
     def next_batch(
         self,
@@ -156,8 +184,8 @@ class Policy(Generic[ChunkT]):
             tokens: tokens of the batch.
             ran: seconds for which the batch has run, without interruptions.
             spent: seconds of earlier interruptions.
-            ends: times at which the listeners of the batch run out of audio; None before the first
-                audio.
+            ends: times at which the listeners of the batch, and those that wait for the next batch,
+                run out of audio; None for a stream of the batch before the first audio.
         """
         seconds, spare = tokens * self._token_seconds, _HARMLESS_SECONDS - spent
         done = now + max(0.0, seconds - ran) + spare
@@ -167,16 +195,26 @@ class Policy(Generic[ChunkT]):
             and all(end is not None and end > done for end in ends)
         )
 
-    def fits_interruption(self, tokens: int, spent: float) -> bool:
-        """Returns whether interruptions have time left for so many tokens."""
-        return tokens <= self._tokens_in(_HARMLESS_SECONDS - spent)
+    def fits_interruption(self, tokens: int, batches: int, spent: float) -> bool:
+        """Returns whether interruptions have time left for so many tokens in so many batches."""
+        least = batches * self._least_interruption
+        return max(least, tokens * self._token_seconds) <= _HARMLESS_SECONDS - spent
 
-    def interrupting(self, ready: Sequence[ChunkT], spent: float) -> list[ChunkT]:
-        """Forms a batch of unheard chunks that interrupts another batch; it may be empty."""
-        unheard = [chunk for chunk in ready if chunk.plays_until is None]
-        together = _together(sorted(unheard, key=lambda chunk: chunk.ready_since))
-        tokens = self._tokens_in(_HARMLESS_SECONDS - spent)
-        return _within(together[:INTERRUPTING_CHUNKS], tokens)
+    def interrupting(self, first: Sequence[ChunkT], spent: float) -> list[ChunkT]:
+        """Forms a batch of first chunks that interrupts another batch; it may be empty."""
+        fitting = [chunk for chunk in first if self.fits_interruption(chunk.next_tokens, 1, spent)]
+        together = _together(sorted(fitting, key=lambda chunk: chunk.ready_since))
+        most = min(self._most, _INTERRUPTING_CHUNKS)
+        return _within(together[:most], self._tokens_in(_HARMLESS_SECONDS - spent))
+
+    @property
+    def _least_interruption(self) -> float:
+        """Seconds that an interruption takes at least, however few tokens it has. Until one was
+        measured, half of the time is assumed. A longer mean counts as half of the time too, else no
+        further interruption would ever correct it.
+        """
+        half = _HARMLESS_SECONDS / 2
+        return min(self._interruption_seconds or half, half)
 
     def _fitting_tokens(self, head: ChunkT, now: float, waiting: Iterable[float]) -> float:
         """Estimates how many tokens a worker can compute before a listener needs audio."""
@@ -187,6 +225,10 @@ class Policy(Generic[ChunkT]):
 
     def _tokens_in(self, seconds: float) -> float:
         return seconds / self._token_seconds if self._token_seconds else math.inf
+
+
+def _mean(mean: float, latest: float) -> float:
+    return mean + (_NEWEST if mean else 1.0) * (latest - mean)
 
 
 def has_time(plays_until: float | None, now: float) -> bool:

@@ -12,7 +12,7 @@ the lock of the `UtterancePool`, and pass the time of its clock. A turn of a wor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from token2wav.errors import (
     Token2WavError,
     to_public_error,
 )
-from token2wav.serving.policy import Policy, has_time
+from token2wav.serving.policy import Policy, has_interruptions, has_time
 from token2wav.serving.turn import Answer, Delivery, ResultT, Turn, hang_seconds
 from token2wav.serving.utterance import PendingMessage, Reply, Status, Utterance
 
@@ -73,6 +73,8 @@ class Scheduler:
     Args:
         workers: turns that are computed at the same time.
         senders: further workers, which send the results of their turns meanwhile.
+        prompt_batches: returns how many batches the opening of an utterance computes, as
+            `Stage.prompt_batches`.
 
     Attributes:
         utterances: open utterances, in the order of their admission.
@@ -81,13 +83,20 @@ class Scheduler:
     """
 
     def __init__(
-        self, limits: LimitConfig, config: ModelConfig, workers: int = 1, senders: int = 0
+        self,
+        limits: LimitConfig,
+        config: ModelConfig,
+        workers: int = 1,
+        senders: int = 0,
+        prompt_batches: Callable[[Utterance], int] = lambda _: 0,
     ) -> None:
         self._limits = limits
         self._open_seconds = limits.open_seconds(config.token_frame_rate)
         equal_block = config.block_tokens if config.equal_chunks else 0
         self._policy: Policy[ReadyChunk] = Policy(limits.batch_streams, equal_block)
         self._opening_debt = 0.0  # seconds of openings that no batches have made up for
+        self._has_interruptions = has_interruptions(config, workers)
+        self._prompt_batches = prompt_batches
         self._workers, self._senders = workers, senders
         self.threads = workers + senders
         self.turns: set[Turn] = set()
@@ -204,7 +213,8 @@ class Scheduler:
         utterances = [unopened] if unopened else self._next_batch(now)
         if not utterances:
             return None
-        turn = self._begin(worker, utterances, now, opens=unopened is not None)
+        turn = _turn(worker, utterances, now, opens=unopened is not None)
+        self._begin(turn)
         self._computing.add(turn)
         return turn
 
@@ -223,29 +233,44 @@ class Scheduler:
         ends = [
             utterance.playback.plays_until for utterance in turn.utterances if not utterance.over
         ]
-        another_is_idle = self.can_compute and self.idle_workers
-        if another_is_idle or not policy.may_interrupt(turn.tokens, ran, spent, ends, now):
+        ready = [utterance for utterance in self.utterances if utterance.status is Status.READY]
+        # A listener that is without audio already waits for the next batch in any case.
+        next_ends = [utterance.playback.plays_until for utterance in ready]
+        ends += [end for end in next_ends if end is not None and end > now]
+        allowed = policy.may_interrupt(turn.tokens, ran, spent, ends, now)
+        if not self._has_interruptions or not allowed:
             return None
-        waiting = [utterance for utterance in self.utterances if not utterance.canary]
-        ready = [utterance for utterance in waiting if utterance.status is Status.READY]
-        batch = policy.interrupting([*map(ReadyChunk.of, ready)], spent)
-        if batch:
-            return self._begin(turn.worker, [chunk.utterance for chunk in batch], now, opens=False)
-        for utterance in waiting:
-            if utterance.status is Status.UNOPENED and utterance.messages:
-                if policy.fits_interruption(len(utterance.voice.prompt_tokens), spent):
-                    return self._begin(turn.worker, [utterance], now, opens=True)
-                return None
+        first = [
+            ReadyChunk.of(utterance)
+            for utterance in ready
+            if not utterance.chunker.chunks and not utterance.canary
+        ]
+        batch = [chunk.utterance for chunk in policy.interrupting(first, spent)]
+        unopened = None if batch else self._opening_that_fits(spent)
+        utterances = [unopened] if unopened else batch
+        if not utterances:
+            return None
+        interrupting = _turn(
+            turn.worker, utterances, now, opens=unopened is not None, interrupts=True
+        )
+        self._begin(interrupting)
+        return interrupting
+
+    def _opening_that_fits(self, spent: float) -> Utterance | None:
+        for utterance in self.utterances:
+            unopened = utterance.status is Status.UNOPENED and utterance.messages
+            if not unopened or utterance.canary:
+                continue
+            batches = self._prompt_batches(utterance)
+            tokens = len(utterance.voice.prompt_tokens) if batches else 0
+            if self._policy.fits_interruption(tokens, batches, spent):
+                return utterance
         return None
 
-    def _begin(
-        self, worker: int, utterances: Sequence[Utterance], now: float, *, opens: bool
-    ) -> Turn:
-        turn = _turn(worker, utterances, now, opens=opens)
-        for utterance in utterances:
-            utterance.start(worker)
+    def _begin(self, turn: Turn) -> None:
+        for utterance in turn.utterances:
+            utterance.start(turn.worker)
         self.turns.add(turn)
-        return turn
 
     def finish_turn(
         self,
@@ -260,7 +285,10 @@ class Scheduler:
             self._opening_debt += seconds
         else:
             self._opening_debt = max(0.0, self._opening_debt - seconds)
-            self._policy.record_batch(turn.tokens, seconds)
+            if turn.interrupts:
+                self._policy.record_interruption(seconds)
+            else:
+                self._policy.record_batch(turn.tokens, seconds)
             for utterance in turn.utterances:
                 utterance.compute_seconds += seconds
         return [
@@ -463,7 +491,14 @@ class Scheduler:
         self.utterances.remove(utterance)
 
 
-def _turn(worker: int, utterances: Sequence[Utterance], now: float, *, opens: bool) -> Turn:
+def _turn(
+    worker: int,
+    utterances: Sequence[Utterance],
+    now: float,
+    *,
+    opens: bool,
+    interrupts: bool = False,
+) -> Turn:
     tokens = sum(
         len(utterance.voice.prompt_tokens) if opens else utterance.chunker.next_tokens
         for utterance in utterances
@@ -471,7 +506,14 @@ def _turn(worker: int, utterances: Sequence[Utterance], now: float, *, opens: bo
     predicts = not opens and not utterances[0].chunker.next_provisional
     waited = [now - utterance.ready_since for utterance in utterances]
     return Turn(
-        worker, utterances, opens, tokens * predicts, waited, now, now + hang_seconds(tokens)
+        worker=worker,
+        utterances=utterances,
+        opens=opens,
+        interrupts=interrupts,
+        tokens=tokens * predicts,
+        waited=waited,
+        started=now,
+        hangs_after=now + hang_seconds(tokens),
     )
 
 

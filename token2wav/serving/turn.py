@@ -32,6 +32,7 @@ class Turn:
 
     Attributes:
         opens: whether the worker opens the utterance in the stages, instead of computing chunks.
+        interrupts: whether the worker takes the turn between two ODE steps of another one.
         tokens: tokens of the chunks; 0 for an opening, and for provisional chunks. Provisional
             chunks may have fewer ODE steps, so their time predicts no other chunks.
         waited: seconds between the readiness of each chunk and the start of the turn.
@@ -41,6 +42,7 @@ class Turn:
     worker: int
     utterances: Sequence[Utterance]
     opens: bool
+    interrupts: bool
     tokens: int
     waited: list[float]
     started: float

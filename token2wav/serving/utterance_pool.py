@@ -67,7 +67,9 @@ class UtterancePool:
         self._observer = observer or Observer()
         self._clock = clock
         self._on_device_lost = on_device_lost
-        self.scheduler = Scheduler(limits, pipeline.config, workers, senders)
+        self.scheduler = Scheduler(
+            limits, pipeline.config, workers, senders, pipeline.prompt_batches
+        )
         # Guards the scheduler and the state of utterances. It is notified when a worker may find a
         # turn.
         self._lock = threading.Condition()
@@ -256,12 +258,13 @@ class UtterancePool:
                 for turn in found
             ]
             threads = self.scheduler.threads
+            running = threads - len({turn.worker for turn in hung})
         for turn, utterances in zip(found, lost, strict=True):
             seconds = now - turn.started
             log.error(
                 "worker %d hangs: its batch has run for %.0f s, and its %d streams have "
                 "failed; %d of %d workers still run",
-                *(turn.worker, seconds, len(utterances), threads - len(hung), threads),
+                *(turn.worker, seconds, len(utterances), running, threads),
             )
             error = BackendError(
                 f"backend: the worker of this stream hangs; its batch has run for {seconds:.0f} s"

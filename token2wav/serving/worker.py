@@ -17,7 +17,7 @@ from token2wav.serving.delivery import attempt
 from token2wav.serving.interruptions import Interruptions
 from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline, Result
-from token2wav.serving.policy import INTERRUPTING_CHUNKS
+from token2wav.serving.policy import chunks_at_once
 from token2wav.serving.turn import Computed, Turn
 from token2wav.serving.utterance_pool import UtterancePool
 
@@ -69,7 +69,7 @@ class WorkerPool:
         )
         self._pipeline, self._clock = pipeline, clock
         pipeline.load.workers = workers
-        pipeline.limit_chunks(workers * (limits.batch_streams + INTERRUPTING_CHUNKS))
+        pipeline.limit_chunks(chunks_at_once(pipeline.config, limits.batch_streams, workers))
         self._closed = threading.Event()
         self._torch_threads = max(1, torch.get_num_threads() // workers)
         self._threads = [
@@ -114,11 +114,12 @@ class WorkerPool:
         # A defect of this program. The worker continues, and only its utterances are lost.
         except Exception as error:
             self.utterances.give_up(turn, to_public_error(error))
-            time.sleep(_WATCH_SECONDS)
+            if not turn.interrupts:  # the interrupted batch must not wait
+                time.sleep(_WATCH_SECONDS)
 
     def _computed(self, turn: Turn) -> Computed:
         start, stages = self._clock(), dict[StageName, float]()
-        interruptions = Interruptions(partial(self._interrupt, turn), self._clock)
+        interruptions = Interruptions(partial(self._interrupt, turn))
         results: Sequence[Result]
         try:
             if turn.opens:
@@ -131,11 +132,25 @@ class WorkerPool:
             results = [to_public_error(error)] * len(turn.utterances)
         return Computed(results, self._clock() - start - interruptions.seconds, stages)
 
-    def _interrupt(self, turn: Turn, spent: float) -> bool:
-        interrupting = self.utterances.next_interruption(turn, spent)
-        if interrupting:
+    def _interrupt(self, turn: Turn, spent: float) -> float | None:
+        """Takes one turn, if there is one, between two ODE steps of another turn.
+
+        Returns:
+            Seconds of the interruption, up to the end of its work on the device; None if there was
+            none, or after a defect of this program, which must not end the interrupted batch.
+        """
+        try:
+            interrupting = self.utterances.next_interruption(turn, spent)
+            if interrupting is None:
+                return None
+            attempt(self._pipeline.wait)  # the step that the device computes is of the batch
+            start = self._clock()
             self._take(interrupting)
-        return interrupting is not None
+            attempt(self._pipeline.wait)
+            return self._clock() - start
+        except Exception as error:
+            to_public_error(error)  # it is logged
+            return None
 
     def _watch(self) -> None:
         while not self._closed.wait(_WATCH_SECONDS):

@@ -139,6 +139,11 @@ def encoder_cache(encoder: Encoder, block_tokens: int, cache: PagedKVCache) -> E
     return EncoderCache(encoder.key_value_specs, block_tokens, cache.pages, encoder.device)
 
 
+def _prefill_tokens(grid: BlockGrid) -> int:
+    """Returns the most tokens of a prompt that one batch computes."""
+    return max(1, grid.prefix) if grid.full_prompt_attention else _PREFILL_BLOCKS * grid.block
+
+
 def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageNeeds:
     """Returns the pages that a stream with a limited number of visible blocks needs.
 
@@ -276,6 +281,12 @@ class CachedFlow(StatefulStage[_FlowStream], FlowStage):
             )
             rollback.pop_all()
             return handle
+
+    def prompt_batches(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
+        if self.prefixes.holds((voice.content_hash, options.steps or self._default_steps)):
+            return 0
+        grid = self._config.grid(len(voice.prompt_tokens))
+        return ceil(grid.prefix / _prefill_tokens(grid))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
@@ -417,9 +428,7 @@ class CachedFlow(StatefulStage[_FlowStream], FlowStage):
         grid = config.grid(len(voice.prompt_tokens))
         mel = to_device(voice.prompt_mel, device).T
         speaker = self._encoder.speaker(to_device(voice.speaker_embedding, device))
-        hop = _PREFILL_BLOCKS * grid.block
-        if grid.full_prompt_attention:
-            hop = max(1, grid.prefix)
+        hop = _prefill_tokens(grid)
         with ExitStack() as rollback:  # releases everything again if a later step fails
             prompt = _Prompt(self.states, self.states.take(), mel, speaker)
             rollback.callback(prompt.release)

@@ -44,6 +44,11 @@ class TokenDecoder(Stage):
     def close(self, handle: int) -> None:
         self._frames.close(handle)
 
+    def prompt_batches(
+        self, voice: Voice | None = None, options: StreamOptions = DEFAULT_OPTIONS
+    ) -> int:
+        return 0
+
     def limit_chunks(self, most: int) -> None:
         self._frames.limit_chunks(most)
 

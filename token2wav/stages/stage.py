@@ -136,6 +136,11 @@ class Stage(Protocol):
     def close(self, handle: int) -> None:
         """Releases an utterance; a handle that is not open is ignored."""
 
+    def prompt_batches(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
+        """Returns how many batches `open` would compute now: none if it computes nothing, or if the
+        prompt of the voice is in the cache.
+        """
+
     def limit_chunks(self, most: int) -> None:
         """Sets how many chunks the caller computes at the same time, in all calls
         of `advance` together. A cache may keep less memory for so many chunks.
@@ -314,6 +319,9 @@ class StatefulStage(Generic[State]):
 
     def close(self, handle: int) -> None:
         self._streams.pop(handle, None)
+
+    def prompt_batches(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
+        return 0
 
     def limit_chunks(self, most: int) -> None:
         """Sets nothing, because a stage without cache keeps no memory for chunks."""
