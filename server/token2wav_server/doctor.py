@@ -400,6 +400,8 @@ def _need(model: Any, settings: Any, device: Any) -> Finding:
     import torch
 
     from token2wav.execution.device import available_bytes, cache_bytes
+    from token2wav.serving.policy import chunks_at_once
+    from token2wav.serving.worker import default_workers
     from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
 
     runtime, name = settings.runtime, _MEMORY_CHECK
@@ -425,9 +427,9 @@ def _need(model: Any, settings: Any, device: Any) -> Finding:
         round(_SPEECH_SECONDS * rate),
     )
     pages = min(cache_bytes(runtime.cache_mib, device), free - weights)
-    streams = share_out(
-        free, 0, weights, pages, needs, voices=1, chunks=settings.limits.batch_streams
-    ).streams
+    workers = runtime.workers or default_workers(device.type)
+    chunks = chunks_at_once(model, settings.limits.batch_streams, workers)
+    streams = share_out(free, 0, weights, pages, needs, voices=1, chunks=chunks).streams
     limit = settings.limits.streams
     if streams < limit:
         return Finding(

@@ -21,6 +21,7 @@ from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.hub import MODEL_HELP, model_folder
 from token2wav.published.registry import read_config
+from token2wav.serving.policy import chunks_at_once
 from token2wav_server.plan_graphs import NODE_BYTES, graph_nodes, vocoder_bytes
 from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
 
@@ -94,7 +95,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         options.cache_mib * _MIB,
         needs,
         options.voices,
-        options.batch_streams,
+        chunks_at_once(model, options.batch_streams),
         graphs - vocoder if graphs else nodes * NODE_BYTES,
         vocoder,
     )
@@ -110,6 +111,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         "precision": options.precision if "flow" in model.stages else "float32",
         "voices": options.voices,
         "batch_streams": options.batch_streams,
+        "chunks": chunks_at_once(model, options.batch_streams),
         "graphs": "measured" if graphs else f"estimated for {nodes:,} nodes",
         "stream": {**asdict(needs), "bytes": needs.pages * needs.page_bytes + needs.context_bytes},
         "bytes_per_second_of_audio": round(needs.page_bytes * rate / model.block_tokens),
@@ -210,7 +212,7 @@ def as_table(plan: dict[str, Any]) -> str:
                     (
                         "a chunk",
                         f"{stream['chunk_pages']} more pages while it is computed; "
-                        f"{plan['batch_streams']} chunks at a time",
+                        f"{plan['chunks']} chunks at a time",
                     )
                 ]
                 if stream["chunk_pages"]

@@ -258,6 +258,7 @@ def test_600_lean_streams_of_20_seconds_fit_into_139_gigabytes(
     assert plan["streams"] >= 600
     assert plan["memory"]["graphs"] > 2**30
     assert plan["graphs"].startswith("estimated for 21,")
+    assert plan["chunks"] == 64 + 8  # and first chunks that interrupt the batch
 
 
 def report_in(folder: Path, gpu: str | None = "NVIDIA H200") -> Path:

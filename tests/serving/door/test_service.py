@@ -120,7 +120,15 @@ def test_an_utterance_that_ends_while_it_is_opened_frees_its_id(
 
 @pytest.mark.parametrize(
     ("streams", "left_blocks", "fit"),
-    [(64, -1, 2), (2, -1, None), (64, 8, 5), (64, 1, 25), (25, 1, None), (64, 0, None)],
+    [
+        (64, -1, 2),
+        (2, -1, None),
+        (64, 8, 5),
+        (64, 1, 10),
+        (10, 1, None),
+        (64, 0, 13),
+        (13, 0, None),
+    ],
 )
 def test_a_warning_of_more_streams_than_pages(
     faulty: tuple[Token2Wav, FaultyVocoder],
@@ -130,7 +138,8 @@ def test_a_warning_of_more_streams_than_pages(
     fit: int | None,
 ) -> None:
     """A stream of 30 s has 30 blocks, and one that its prompt begins; 65 pages are 64 MiB of the
-    tiny model's. With a window, 8 chunks at a time borrow 5 pages each.
+    tiny model's. With a window, each chunk borrows 5 pages. Up to 16 run at a time, 8 of them in an
+    interruption.
     """
     config = ServerConfig(
         limits=LimitConfig(streams=streams),

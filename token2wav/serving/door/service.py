@@ -20,6 +20,7 @@ from token2wav.serving.door.sequences import Sequences
 from token2wav.serving.door.voice_registry import registry
 from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.policy import chunks_at_once
 from token2wav.serving.stream import Stream
 from token2wav.serving.utterance import Reply, Utterance
 from token2wav.serving.worker import WorkerPool, default_workers
@@ -188,7 +189,8 @@ def _warn_of_small_cache(pipeline: Pipeline, config: ServerConfig, workers: int)
     needs = PageNeeds(math.ceil(_USUAL_SECONDS / sizes.block_seconds) + 1)
     if (window := sizes.window(config.stream)) >= 0:
         needs = page_needs(sizes, window, sizes.hops(config.stream)[1])
-    streams = needs.streams(capacity, workers * config.limits.batch_streams)
+    chunks = chunks_at_once(sizes, config.limits.batch_streams, workers)
+    streams = needs.streams(capacity, chunks)
     if capacity and streams is not None and streams < config.limits.streams:
         log.warning(
             "the cache has pages for %d streams of %g s, and limits.streams admits %d: if more "
