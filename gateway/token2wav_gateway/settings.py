@@ -235,9 +235,9 @@ class AlignerSettings(Section):
 
     Attributes:
         name: name of an installed aligner, such as `pocketsphinx`; None for no times of words.
-        timeout_s: seconds after the end of the audio within which the times of a text must follow.
+        timeout_s: seconds within which the aligner must answer, also after the end of the audio.
         longest_s: longest audio that is aligned, in seconds.
-        waiting: texts that may wait for the aligner, the one that it aligns included.
+        waiting: texts that are aligned at once, each for as long as its audio arrives.
         memory_mib: most memory of its process, in MiB of addresses.
     """
 

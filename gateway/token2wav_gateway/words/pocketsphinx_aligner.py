@@ -129,7 +129,7 @@ class PocketsphinxAlignment:
         self._decoder = decoder
         self._idle = idle
         self._noise = np.random.default_rng(0)
-        self._samples, self._told, self._end_s = 0, 0, 0.0
+        self._samples, self._sent, self._end_s = 0, 0, 0.0
         if decoder is not None:
             decoder.start_utt()
 
@@ -161,12 +161,12 @@ class PocketsphinxAlignment:
         decoder.end_utt()
         words = self._next_words(_path(decoder), math.inf)
         self._idle.append(decoder)
-        if self._told < len(self._words):
+        if self._sent < len(self._words):
             raise RuntimeError("the audio does not fit the text")
         return words
 
     def _next_words(self, path: Sequence[tuple[str, float, float]], until_s: float) -> list[Word]:
-        """Returns the words of a path that were not told, up to a time."""
+        """Returns the words of a path that were not returned yet, up to a time."""
         spoken, start_s = list[tuple[float, float]](), None
         for sound, from_s, to_s in path:
             if sound == _PAUSE:
@@ -175,18 +175,18 @@ class PocketsphinxAlignment:
             if sound.endswith(_LAST):
                 spoken.append((start_s, to_s))
                 start_s = None
-        told, position = list[Word](), sum(len(forms) for _, forms in self._words[: self._told])
-        for word, forms in self._words[self._told :]:
+        found, position = list[Word](), sum(len(forms) for _, forms in self._words[: self._sent])
+        for word, forms in self._words[self._sent :]:
             times = spoken[position : position + len(forms)]
             position += len(forms)
             if len(times) < len(forms) or times[-1][1] > until_s:
                 break
-            # A word that was told keeps its end, also if the path to it has changed.
+            # A word that was returned keeps its end, also if the path to it has changed.
             begin_s = max(times[0][0], self._end_s)
             self._end_s = max(times[-1][1], begin_s)
-            told.append(Word(word, begin_s, self._end_s))
-        self._told += len(told)
-        return told
+            found.append(Word(word, begin_s, self._end_s))
+        self._sent += len(found)
+        return found
 
 
 def _path(decoder: Decoder) -> list[tuple[str, float, float]]:

@@ -130,18 +130,18 @@ class WordTimes:
             _AlignerError: the aligner has failed.
             TimeoutError: it took too long, or requests before this one did.
         """
-        return await asyncio.shield(self._start(request, deadline))
+        deadline = min(deadline, anyio.current_time() + self.settings.timeout_s)
+        return await asyncio.shield(self._start(self._ask(request, deadline)))
 
     def forget(self, text: int) -> None:
-        """Gives up a text."""
+        """Gives up a text, which the process keeps until then."""
         request = Request(text, "", np.zeros(0, np.int16), RATE_HZ, DROPPED)
-        forgetting = self._start(request, math.inf)
+        forgetting = self._start(self._drop(request))
         forgetting.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    def _start(self, request: Request, deadline: float) -> asyncio.Task[Any]:
+    def _start(self, request: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Starts a request. It goes on without the caller: the process cannot forget a request."""
-        deadline = min(deadline, anyio.current_time() + self.settings.timeout_s)
-        task = asyncio.create_task(self._ask(request, deadline))
+        task = asyncio.create_task(request)
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
         return task
@@ -162,6 +162,11 @@ class WordTimes:
         if "error" in answer:
             raise _AlignerError(f"a text could not be aligned ({str(answer['error'])[:100]})")
         return answer.get("words")
+
+    async def _drop(self, request: Request) -> None:
+        async with self._free:  # however long the requests before it take
+            with anyio.fail_after(self.settings.timeout_s):
+                await self._exchange(await self._running(), request)
 
     async def _exchange(
         self, process: asyncio.subprocess.Process, request: Request
@@ -328,6 +333,7 @@ class SpokenText:
     async def _align(self) -> None:
         """Sends the audio as it arrives, and collects the words."""
         number, first, state, samples = self._word_times.new_number(), self._text, ONGOING, 0
+        complete = False
         try:
             while state == ONGOING:
                 await self._change.wait()
@@ -338,6 +344,7 @@ class SpokenText:
                 samples += len(audio)
                 request = Request(number, first, audio, self._rate_hz, state)
                 words = await self._word_times.ask(request, self._deadline)
+                complete = state == LAST
                 self._words = checked(words, self._text, samples / self._rate_hz, self._words)
                 first = ""
                 if len(self._words) > self._taken:
@@ -349,12 +356,12 @@ class SpokenText:
         except _AlignerError as error:
             log.warning("aligner: %s", error)
             self._end("failed")
-        except asyncio.CancelledError:
-            self._word_times.forget(number)
-            raise
         except Exception as error:  # its message may repeat the text, which is never logged
             log.error("aligner: %s", type(error).__name__)
             self._end("failed")
+        finally:
+            if not complete:
+                self._word_times.forget(number)
 
 
 def check_aligner(settings: AlignerSettings) -> None:

@@ -19,6 +19,7 @@ from testkit.rigs.processes import children, stat_fields
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import AlignerSettings, SettingsError
 from token2wav_gateway.words import word_times as module
+from token2wav_gateway.words.aligner_worker import DROPPED
 from token2wav_gateway.words.aligners import Word
 from token2wav_gateway.words.word_times import SpokenText, WordTimes, checked
 
@@ -324,6 +325,41 @@ async def test_a_text_that_is_given_up_is_forgotten() -> None:
                 await asyncio.sleep(0)
         assert await times_of(word_times, GOOD, SECOND) is not None
     assert outcomes(metrics) == {"done": 1}
+
+
+@pytest.mark.parametrize("outcome", ["failed", "late"])
+async def test_a_text_without_an_end_is_forgotten(
+    outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process gets the end of each text of which it has a beginning."""
+    states = list[int]()
+    exchange = WordTimes._exchange
+
+    async def note(*arguments: Any) -> Any:
+        states.append(arguments[-1].state)
+        return await exchange(*arguments)
+
+    monkeypatch.setattr(WordTimes, "_exchange", note)
+    text = "bad" if outcome == "failed" else GOOD
+    async with aligning("Follows", metrics := Metrics()) as word_times:
+        spoken = SpokenText(word_times, text, 8000)
+        spoken.add(np.zeros(8000, np.int16))
+        await spoken.arrival()
+        assert spoken._aligning is not None
+        patient, hasty = word_times.settings, AlignerSettings(name="Follows", timeout_s=0.2)
+        if outcome == "late":
+            async with word_times._free:  # requests of other texts
+                monkeypatch.setattr(word_times, "settings", hasty)
+                spoken.add(np.zeros(8000, np.int16))
+                await asyncio.wait({spoken._aligning})
+                await asyncio.sleep(2 * hasty.timeout_s)
+                monkeypatch.setattr(word_times, "settings", patient)
+        else:
+            spoken.add(np.zeros(8000, np.int16))
+            await asyncio.wait({spoken._aligning})
+        await asyncio.gather(*word_times._requests, return_exceptions=True)
+    assert states[-1] == DROPPED
+    assert outcomes(metrics) == {outcome: 1}
 
 
 async def test_an_aligner_that_takes_a_word_back_fails_its_text() -> None:
