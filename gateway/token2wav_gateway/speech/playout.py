@@ -13,6 +13,7 @@ from token2wav_gateway.words.sentences import has_words
 # A word, or a character of a language that writes none apart.
 _WORD = re.compile(r"[\u1100-\uffdc]|[^\s\u1100-\uffdc]+")
 _FURTHER = re.compile(r"(?<![\u1100-\uffdc])[^\s\u1100-\uffdc]+")  # letters of the same word
+_SLACK_S = 1e-5  # half a sample at 48 kHz: sums of durations are rounded
 _LETTER_S = 0.065  # of English speech, before the first text of a client is known
 
 
@@ -42,7 +43,7 @@ class _Part:
         Args:
             letter_s: duration of a letter if that of the text is unknown.
         """
-        seconds = played_s - self.start_s
+        seconds = played_s - self.start_s + _SLACK_S
         whole_s = self.whole_s or max(self.seconds, letter_s * len(self.text))
         if seconds >= whole_s:
             return self.text
@@ -114,7 +115,9 @@ class Playout:
                 the clock.
         """
         played_s = self.played_s if played_s is None else min(played_s, self._sent_s)
-        begun = [part for part in self._parts if part.seconds and part.start_s < played_s]
+        begun = [
+            part for part in self._parts if part.seconds and part.start_s + _SLACK_S < played_s
+        ]
         if not begun:
             return None, ""
         known = [part for part in self._parts if part.whole_s]

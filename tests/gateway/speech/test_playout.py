@@ -55,6 +55,17 @@ def test_words_are_heard_when_they_have_been_played(
     assert playout.heard(seconds) == heard
 
 
+def test_all_words_are_heard_at_the_end_of_the_audio() -> None:
+    """Sums of durations are rounded, and differ in their last digits."""
+    for samples in range(20_000, 21_600):
+        playout, seconds = Playout(Clock()), samples / 24_000
+        for text in ("It rains.", " Stay here."):
+            playout.begin(text)
+            playout.add(0.1, 0.0)
+            playout.add(seconds - 0.1, seconds)
+        assert playout.heard(2 * samples / 24_000)[1] == "It rains. Stay here."
+
+
 def test_the_clock_waits_while_the_player_has_no_audio() -> None:
     playout = Playout(clock := Clock())
     playout.begin("one two")
