@@ -36,7 +36,7 @@ from token2wav_gateway.words.sentences import has_words
 _VOICE = "alloy"  # of a session without a voice; the setting `voices.default` speaks for it
 # Events that count as requests of the key, also if they are refused.
 _COUNTED = ("session.update", "response.create")
-_MOST_ITEMS = 256  # of the conversation; the oldest spoken items are forgotten
+_MOST_ITEMS = 256  # of the conversation; the oldest spoken items are deleted
 
 
 @dataclass
@@ -105,7 +105,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         elif isinstance(event, ItemTruncate):
             await self._truncate(event)
         elif isinstance(event, ResponseCreate):
-            self._respond(event.response or ResponseOptions())
+            await self._respond(event.response or ResponseOptions())
         else:
             self._cancel(event)
 
@@ -142,6 +142,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             )
         if item.id is not None and any(item.id == other.id for other in self._items):
             raise RequestError(f"item.id: an item {item.id!r} exists", param="item.id")
+        await self._make_room()
         position = len(self._items)
         if event.previous_item_id == "root":
             position = 0
@@ -157,12 +158,12 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             "role": item.role,
             "content": content,
         }
-        self._add(position, _Item(item_id, item.text, stored))
+        self._items.insert(position, _Item(item_id, item.text, stored))
         for kind in ("added", "done"):
             await self._send(f"conversation.item.{kind}", previous_item_id=previous, item=stored)
 
-    def _add(self, position: int, item: _Item) -> None:
-        """Adds an item, and forgets the oldest item that was spoken if there are too many.
+    async def _make_room(self) -> None:
+        """Deletes the oldest item that was spoken if there is no room for another item.
 
         Raises:
             RequestError: too many items wait to be spoken.
@@ -171,12 +172,11 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             oldest = next((other for other in self._items if other.text is None), None)
             if oldest is None:
                 raise RequestError(f"item: {_MOST_ITEMS} items wait to be spoken", param="item")
-            position -= self._items.index(oldest) < position
             self._items.remove(oldest)
-        self._items.insert(position, item)
+            await self._send("conversation.item.deleted", item_id=oldest.id)
 
     async def _truncate(self, event: ItemTruncate) -> None:
-        """Cuts a speech to what the listener has heard, and tells the client its text."""
+        """Cuts a speech to what the listener has heard, and sends the client its text."""
         item = self._item(event.item_id)
         if item.speech is None:
             raise RequestError("item_id: only a speech can be truncated", param="item_id")
@@ -195,7 +195,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             transcript=item.fields["content"][0]["transcript"],
         )
 
-    def _respond(self, options: ResponseOptions) -> None:
+    async def _respond(self, options: ResponseOptions) -> None:
         """Starts to speak, in a task of its own.
 
         Raises:
@@ -224,13 +224,18 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         voice_name = options.voice_name or self._voice_name
         in_conversation = options.conversation == "auto"
         instructions = options.instructions
+        said = Text(
+            text,
+            self._gateway.voices.get(voice_name),
+            self._instructions if instructions is None else instructions or None,
+            speed=options.speed or self._speed,
+        )
+        for item in waiting:
+            item.text = None
+        if in_conversation:
+            await self._make_room()
         order = Order(
-            Text(
-                text,
-                self._gateway.voices.get(voice_name),
-                self._instructions if instructions is None else instructions or None,
-                speed=options.speed or self._speed,
-            ),
+            said,
             voice_name,
             options.format or self._format,
             self._conversation_id if in_conversation else None,
@@ -238,10 +243,8 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             options.metadata,
         )
         response = SpokenResponse(self._caller, self._send, order)
-        for item in waiting:
-            item.text = None
         if in_conversation:
-            self._add(len(self._items), _Item(response.item_id, speech=response))
+            self._items.append(_Item(response.item_id, speech=response))
         self._response = response
         self._waiting.put_nowait(response)
 

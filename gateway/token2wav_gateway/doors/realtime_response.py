@@ -83,7 +83,9 @@ class SpokenResponse:
         return -(-1000 * self._samples // self._rate_hz)
 
     def cancel(self) -> None:
-        """Stops the speech. `run` then sends the last events."""
+        """Stops the speech. `run` then sends the last events. A second call changes nothing."""
+        if self._cancelled:
+            return
         self._cancelled = True
         if self._speaking is not None:
             self._speaking.cancel()

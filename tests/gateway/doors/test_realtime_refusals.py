@@ -155,7 +155,9 @@ def test_the_conversation_is_bounded(gateway: GatewayRig) -> None:
     with opened(gateway) as connection:
         connection.recv()
         for number in range(257):
-            message = created(content=[{"type": "input_text", "text": "a"}], id=str(number))
+            message = created(
+                content=[{"type": "input_text", "text": "." if number else "One"}], id=str(number)
+            )
             connection.send_raw(json.dumps(message))
             connection.recv()
             if number < 256:
@@ -164,6 +166,8 @@ def test_the_conversation_is_bounded(gateway: GatewayRig) -> None:
         connection.send_raw(json.dumps(created(id="more")))
         error = events_until(connection, "error")[-1].error
         assert error.message == "item: 256 items wait to be spoken"
+        connection.response.create()
+        assert events_until(connection, "conversation.item.deleted")[-1].item_id == "0"
 
 
 @pytest.mark.parametrize("key", ["", "wrong"])
