@@ -121,7 +121,7 @@ class Session(SocketSession[_Waiting]):
         self._unspoken = 0  # sentences that wait
         self._speaking: asyncio.Task[None] | None = None
         self._playout = Playout()
-        self._heard: dict[str, Any] = {}  # of the last cancel
+        self._heard: dict[str, Any] | None = None  # by a cancel whose sentence has not stopped
         # The utterance whose text arrives.
         self._utterance_index = 0
         self._sentences = 0
@@ -179,11 +179,13 @@ class Session(SocketSession[_Waiting]):
         if message.text is not None:
             self._has_text = self._has_text or bool(message.text)
             for start in range(0, len(message.text), _SLICE):
-                self._append(self._splitter.feed(message.text[start : start + _SLICE]))
+                begun = self._splitter.feed(message.text[start : start + _SLICE])
+                self._append(begun)
+                self._watch_text(anew=bool(begun))
                 await asyncio.sleep(0)  # until the next turn
-            self._watch_text()
         elif message.type == "input.done":
             self._append(self._splitter.close())
+            self._watch_text()
             self._waiting.put_nowait(_End(self._utterance_index, self._sentences))
             self._begin_utterance()
         elif message.type == "session.close":
@@ -193,17 +195,25 @@ class Session(SocketSession[_Waiting]):
         else:
             await self._cancel(message.played_ms)
 
-    def _watch_text(self) -> None:
-        """Bounds the time in which words wait for the end of their sentence."""
-        if isinstance(self._splitter, SentenceSplitter) and self._late is None:
+    def _watch_text(self, *, anew: bool = False) -> None:
+        """Bounds the time in which words wait for the end of their sentence in silence.
+
+        Args:
+            anew: whether the words that waited before are no longer there.
+        """
+        wait = isinstance(self._splitter, SentenceSplitter) and not self._splitter.empty
+        wait = wait and not self._speaks()
+        if self._late is not None and (anew or not wait):
+            self._late.cancel()
+            self._late = None
+        if wait and self._late is None:
             wait_s = self._limits.text_wait_s
             self._late = asyncio.get_running_loop().call_later(wait_s, self._release_words)
 
     def _release_words(self) -> None:
         self._late = None
-        if isinstance(self._splitter, SentenceSplitter) and not self._splitter.empty:
-            if not self._speaks():
-                self._append(self._splitter.release())
+        if isinstance(self._splitter, SentenceSplitter):
+            self._append(self._splitter.release())
             self._watch_text()
 
     def _append(self, sentences: Sequence[str | GrowingText]) -> None:
@@ -226,8 +236,10 @@ class Session(SocketSession[_Waiting]):
         self._sentences, self._has_text = 0, False
 
     async def _cancel(self, played_ms: int | None) -> None:
-        """Drops all text that was not spoken, and keeps the end of the connection."""
-        self._heard, self._playout = _heard(self._playout, played_ms), Playout()
+        """Drops all text that was not spoken, and keeps the end of the connection.
+
+        While a sentence is being stopped, its `audio.cancelled` answers further cancels too.
+        """
         self._splitter.close()
         if self._has_text:
             self._begin_utterance()
@@ -235,10 +247,15 @@ class Session(SocketSession[_Waiting]):
         while not self._waiting.empty():
             self._waiting.get_nowait()
             self._waiting.task_done()
-        # A sentence that has just ended cannot be cancelled.
-        if self._speaking is None or not self._speaking.cancel():
-            nothing = {"utterance_index": None, "sentence_index": None}
-            await self._send("audio.cancelled", **nothing, **self._heard)
+        self._watch_text()
+        if self._heard is None:
+            heard, self._playout = _heard(self._playout, played_ms), Playout()
+            # A sentence that has just ended cannot be cancelled.
+            if self._speaking is not None and self._speaking.cancel():
+                self._heard = heard
+            else:
+                nothing = {"utterance_index": None, "sentence_index": None}
+                await self._send("audio.cancelled", **nothing, **heard)
         if self._closing:
             self._waiting.put_nowait(_Close())
 
@@ -256,11 +273,13 @@ class Session(SocketSession[_Waiting]):
                 self._speaking = asyncio.create_task(self._say(part))
                 await asyncio.wait({self._speaking})
                 task, self._speaking = self._speaking, None
-                if task.cancelled():
-                    await self._send("audio.cancelled", **part.position, **self._heard)
-                else:
+                heard, self._heard = self._heard, None
+                if heard is None:
                     task.result()
+                else:
+                    await self._send("audio.cancelled", **part.position, **heard)
             self._waiting.task_done()
+            self._watch_text()
             self._channel.restart_idle_clock()
 
     async def _say(self, sentence: _Sentence) -> None:
@@ -300,6 +319,9 @@ class Session(SocketSession[_Waiting]):
         except GatewayError as failure:
             error = True
             await self._channel.send(error_event(failure, sentence.position))
+        finally:
+            if said.growing is not None:
+                said.growing.end()  # further words begin another text
         await self._send(
             "audio.done",
             **sentence.position,

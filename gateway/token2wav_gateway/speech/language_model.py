@@ -59,12 +59,16 @@ class LanguageModel:
 
     Args:
         most_tokens: largest number of tokens in an answer.
+
+    Attributes:
+        token_timeout_s: seconds without a byte of an answer after which it has failed.
     """
 
     def __init__(
         self, settings: LanguageModelSettings, template: Template, most_tokens: int
     ) -> None:
         self.template = template
+        self.token_timeout_s = settings.token_timeout_s
         self._settings = settings
         self._most_tokens = most_tokens
         self._longest_head_s = settings.connect_timeout_s + settings.token_timeout_s

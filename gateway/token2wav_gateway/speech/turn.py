@@ -262,7 +262,10 @@ class Turn:
             if content := encoder.finish():
                 yield Audio(content, self.samples, self._spoken_tokens)
             if spoken is not None:
-                yield Words(*await spoken.rest(self._words_within()))
+                words, segments = await spoken.rest(self._words_within())
+                if words is None and (found := spoken.take()):
+                    yield Words(found)
+                yield Words(words, segments)
         finally:
             if spoken is not None:
                 spoken.close()
@@ -380,7 +383,12 @@ class Turn:
         }
         with servers.tracer.span("language model", request.headers) as span:
             answer, vocabulary = Answer(), await servers.vocabulary.get()
-            further = None if said.growing is None else said.growing.rest(said.text)
+            further = None
+            if said.growing is not None:
+                # The time-out of the server also runs while the client owes words.
+                pause_s = servers.language_model.token_timeout_s / 2
+                longest_s = servers.limits.seconds / 2
+                further = said.growing.rest(said.text, pause_s, longest_s)
             batches = servers.language_model.tokens(
                 answer, vocabulary, span.headers, further, **prompt
             )
@@ -424,10 +432,25 @@ async def _with_words(
                 yield arrived
                 chunk = asyncio.create_task(next_chunk())
     finally:
-        for task in (chunk, words):
-            task.cancel()
-        with anyio.CancelScope(shield=True):  # Starlette cancels more than once
-            await asyncio.wait({chunk, words})
+        await _cancel(chunk, words)
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels tasks and waits for their ends, also if the caller is cancelled again meanwhile.
+
+    Starlette's scopes cancel more than once, and so may a session: its client cancels, and leaves.
+    """
+    for task in tasks:
+        task.cancel()
+    cancelled = None
+    with anyio.CancelScope(shield=True):  # from scopes; not from `Task.cancel`
+        while pending := [task for task in tasks if not task.done()]:
+            try:
+                await asyncio.wait(pending)
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def check_text(text: str, instructions: str | None, limits: LimitSettings) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,17 +22,23 @@ from token2wav_client import ClientVoice
 
 @pytest.fixture
 def streaming(rig: DoorServer, voice: ClientVoice, tmp_path: Path) -> Iterator[GatewayRig]:
+    with streaming_gateway(rig, voice, tmp_path) as gateway:
+        yield gateway
+
+
+def streaming_gateway(
+    rig: DoorServer, voice: ClientVoice, folder: Path, **options: Any
+) -> AbstractContextManager[GatewayRig]:
     """A gateway in front of a language model that takes text as it comes."""
-    template = tmp_path / "streaming.yaml"
+    template = folder / "streaming.yaml"
     template.write_text(streaming_language_model.TEMPLATE)
-    with GatewayRig.between(
+    return GatewayRig.between(
         streaming_language_model.app,
-        tmp_path,
+        folder,
         grpc_url=rig.server.grpc_url,
         voice=voice,
-        settings={"language_model": {"template": str(template)}},
-    ) as gateway:
-        yield gateway
+        settings={"language_model": {"template": str(template)} | options},
+    )
 
 
 def test_three_words_are_spoken_before_the_fourth_is_sent(
@@ -52,13 +61,65 @@ def test_a_text_that_grows_can_be_cancelled_and_another_one_follows(streaming: G
     with opened(streaming) as socket:
         socket.send(type="input.text", text="One two three ")
         socket.until("audio.progress")
-        socket.send(type="cancel")
-        socket.until("audio.cancelled")
+        for _ in range(3):
+            socket.send(type="cancel")
+        assert socket.until("audio.cancelled")["heard_utterance_index"] == 0
         socket.send(type="input.text", text="Four five")
         socket.send(type="input.done")
         done = socket.until("session.done")
     assert (done["utterance_index"], done["total_sentences"]) == (1, 1)
     assert not socket.of("error")
+
+
+def test_words_after_a_pause_are_another_text(
+    rig: DoorServer, voice: ClientVoice, tmp_path: Path
+) -> None:
+    """The language model waits for words, and its time-out runs. No word is lost."""
+    with (
+        streaming_gateway(rig, voice, tmp_path, token_timeout_s=2) as gateway,
+        opened(gateway) as socket,
+    ):
+        socket.send(type="input.text", text="One two three ")
+        socket.until("audio.done")  # without other text
+        socket.send(type="input.text", text="four. Five six")
+        socket.send(type="input.done")
+        assert socket.until("session.done")["total_sentences"] == 2
+    assert not socket.of("error")
+    counts = [done["usage"]["input_tokens"] for done in socket.of("audio.done")]
+    assert counts == [len("One two three "), len("four. Five six")]
+
+
+def test_a_megabyte_of_text_without_an_end(streaming: GatewayRig) -> None:
+    with opened(streaming) as socket:
+        socket.send(type="input.text", text="- " * 500_000)
+        socket.send(type="input.done")
+        assert socket.until("session.done")["total_sentences"] == 0
+        for _ in range(2):
+            socket.send(type="input.text", text="a" * 1_000_000)
+        assert "sentences wait to be spoken" in socket.until("error")["message"]
+
+
+def test_words_wait_from_their_own_arrival_on(
+    rig: DoorServer, voice: ClientVoice, tmp_path: Path
+) -> None:
+    speaker = LanguageModel()
+    with (
+        GatewayRig.between(
+            speaker.app(),
+            tmp_path,
+            grpc_url=rig.server.grpc_url,
+            voice=voice,
+            settings={"limits": {"text_wait_s": 1}},
+        ) as gateway,
+        opened(gateway) as socket,
+    ):
+        socket.send(type="input.text", text="One. ")
+        socket.until("audio.done")
+        time.sleep(0.6)
+        began = time.monotonic()
+        socket.send(type="input.text", text="It was a ")
+        assert socket.until("audio.start")["sentence_text"] == "It was a"
+        assert time.monotonic() - began > 0.99
 
 
 def test_words_without_an_end_are_spoken_after_a_while(

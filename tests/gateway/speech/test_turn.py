@@ -23,6 +23,81 @@ RATE_HZ = 8000
 SECOND = np.zeros(RATE_HZ, np.int16)
 
 
+def turn_with(spoken: Any) -> Turn:
+    servers: Any = SimpleNamespace(limits=LimitSettings(), metrics=Metrics())
+    turn = Turn(servers, Text("abc", Voice("anna")), Encoder("pcm", RATE_HZ))
+    turn._spoken = spoken
+    return turn
+
+
+class Found:
+    """Text of which one word is known, but not taken, when the time for the others has ended."""
+
+    def __init__(self) -> None:
+        self.found = [{"word": "a", "start_ms": 0, "end_ms": 1000}]
+
+    def add(self, samples: object) -> None:
+        pass
+
+    async def arrival(self) -> None:
+        await asyncio.Event().wait()
+
+    async def rest(self, seconds: float) -> tuple[None, list[Any]]:
+        return None, []
+
+    def take(self) -> list[dict[str, Any]]:
+        found, self.found = self.found, []
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+def test_words_that_are_known_are_sent_before_the_others_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def speak(_: object) -> AsyncGenerator[AudioChunk, None]:
+        yield AudioChunk(SECOND, 0, True, 0, 0, None, sample_rate=RATE_HZ)
+
+    async def work() -> list[Any]:
+        return [event async for event in turn_with(spoken).events() if isinstance(event, Words)]
+
+    monkeypatch.setattr(Turn, "_speak", speak)
+    spoken = Found()
+    known = list(spoken.found)
+    assert [words.times for words in asyncio.run(work())] == [known, None]
+
+
+def test_a_second_cancel_waits_for_the_end_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    async def speak(_: object) -> AsyncGenerator[AudioChunk, None]:
+        try:
+            yield AudioChunk(SECOND, 0, False, 0, 0, None, sample_rate=RATE_HZ)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.1)
+            ended.append(True)
+
+    async def take(begun: asyncio.Event) -> None:
+        async with aclosing(turn_with(Found()).events()) as events:
+            async for _ in events:
+                begun.set()
+
+    async def work() -> None:
+        task = asyncio.create_task(take(begun := asyncio.Event()))
+        await begun.wait()
+        for _ in range(3):
+            await asyncio.sleep(0.02)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == [True]
+
+    monkeypatch.setattr(Turn, "_speak", speak)
+    asyncio.run(work())
+
+
 @pytest.mark.usefixtures("made_up_aligners")
 @pytest.mark.parametrize("leaves", [False, True])
 def test_words_are_told_before_the_next_audio(
