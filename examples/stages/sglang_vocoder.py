@@ -22,6 +22,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ class Token2WavVocoder(StreamingVocoderBase[_Speech, None]):  # type: ignore[mis
         self,
         request_id: str,
         state: _Speech,
-        source: StagePayload | Mapping[str, object],
+        source: StagePayload | Mapping[str, Any],
         *,
         origin: str,
     ) -> None:
