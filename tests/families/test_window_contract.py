@@ -7,6 +7,7 @@ audio depends on the tokens alone, and with all context it is that of the whole 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,7 @@ class Captures:
     """Pool of CUDA graphs that captures nothing, and counts."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.lock, self.count = threading.RLock(), 0
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         self.count += 1
