@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -321,7 +322,7 @@ class _NoGraphs:
     """Stand-in for a pool of CUDA graphs that captures nothing."""
 
     def __init__(self, device: torch.device) -> None:
-        self.summary = GraphSummary()
+        self.summary, self.lock = GraphSummary(), threading.RLock()
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         return function
