@@ -69,8 +69,8 @@ class Token2WavCode2Wav(nn.Module):
     ) -> OmniOutput:
         """Returns the audio of each request of the step, float32 (samples,), often empty."""
         requests = runtime_additional_information or model_intermediate_buffer or []
-        # Not the names in `meta`, because vLLM reports the end of a request with these. Version 2
-        # of its runner has them in the requests. Without a name it only measures memory.
+        # vLLM reports the end of a request by these names; those in `meta` differ. Version 2 of its
+        # runner has the name in the request. A request without a name only measures memory.
         names = kwargs.get("request_ids") or [request.get("req_id") for request in requests]
         self._forget_ended(names)
         sent = [self._send(name, request) for name, request in zip(names, requests, strict=True)]
@@ -87,7 +87,7 @@ class Token2WavCode2Wav(nn.Module):
                 stream.utterance.cancel()
 
     def _forget_ended(self, names: Sequence[str | None]) -> None:
-        """Drops requests that the runner gave up without a word, after the server's time-out."""
+        """Drops streams that the server has ended, of requests that the runner no longer runs."""
         for name in [name for name, stream in self._streams.items() if stream.ended]:
             if name not in names:
                 del self._streams[name]
@@ -100,10 +100,10 @@ class Token2WavCode2Wav(nn.Module):
         try:
             if codes is not None and codes.numel() and name:
                 if stream is None:
-                    # The first frames are those of a reference recording, which nobody hears.
+                    # The first frames are those of a reference recording; their audio is dropped.
                     stream = _Stream(self._client.open(), int(meta.get("left_context_size", 0)))
                     self._streams[name] = stream
-                # The codes of a codebook are neighbours.
+                # All codes of the first codebook come first.
                 frames = codes.reshape(CODEBOOKS, -1).T
                 stream.utterance.push(frames.to("cpu", torch.int32).numpy())
             if last and stream and name:
