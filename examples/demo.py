@@ -5,8 +5,8 @@ The demo model was not trained on the sentence. The tokens are sent at the pace 
 and the audio comes back while tokens are still being sent. A picture shows the recording above the
 synthesized audio. `--family codec` speaks with the demo codec, which needs no voice.
 
-The files of the demo voice are named `demo*`, and those of the demo codec `demo_codec*`. They
-replace the files of an earlier run only when all of them are complete.
+The demo voice writes files named `demo*`, and the demo codec files named `demo_codec*`. The files
+replace the files of an earlier run only when all new files are complete.
 """
 
 from __future__ import annotations

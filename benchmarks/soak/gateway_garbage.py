@@ -29,7 +29,7 @@ from benchmarks.soak.lines import Line
 FEW_KEY = "key-of-few-requests"
 _PIECES, _STORM = 20_000, 1000  # of a flood
 _CALLS, _UNFINISHED_BYTES = 5, 16 << 20  # together more than the gateway allows
-# Heads of requests. A second request follows each of them, which another server may answer.
+# Heads of requests. A second request follows each head, and may be answered by another server.
 _POST = f"POST {SPEECH} HTTP/1.1\r\nhost: x\r\n"
 _TWO_LENGTHS = f"{_POST}content-length: 4\r\ntransfer-encoding: chunked\r\n"
 _LONG_HEAD = f"{_POST}a: {'b' * 100_000}\r\n"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 HELD_OUT = Path(__file__).with_name("held_out.txt")
-# Also held out. No choice was made by the scores of these sentences.
+# Also held out. The scores of these sentences decided nothing.
 UNSEEN = Path(__file__).with_name("unseen.txt")
 # Also held out. These sentences narrow the intervals of the error rates.
 FURTHER = Path(__file__).with_name("further.txt")

@@ -2,7 +2,7 @@
 
 python sglang_stage.py 127.0.0.1:8001 codes.npy speech.wav
 
-The scheduler, its messages and its base class are those of the package `sglang-omni`. The program
+The package `sglang-omni` has the scheduler, its messages and its base class. The program
 is the talker: it sends a frame of codes at a time, as SGLang-Omni's talkers do.
 """
 
@@ -92,8 +92,9 @@ def leave(vocoder: Any, request_id: str, codes: torch.Tensor) -> None:
 def at_once(vocoder: Any, request_id: str, codes: torch.Tensor) -> np.ndarray:
     """Decodes the codes of a request that does not stream."""
     begin(vocoder, request_id, {"stream": False}, {"audio_codes": codes.tolist()})
-    while (message := next_message(vocoder.outbox)).request_id != request_id:
-        pass  # a chunk of the request that left
+    message = next_message(vocoder.outbox)
+    while message.request_id != request_id:  # a chunk of the request that left
+        message = next_message(vocoder.outbox)
     assert message.type == "result", message
     return waveform(message.data.data)
 

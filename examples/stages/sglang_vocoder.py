@@ -12,7 +12,7 @@
     )
 
 The stage needs no GPU, so the configuration names none. The stage of another model differs in
-`latch_stream_contract` and `_whole`, which read what the talker sends beside the codes. Codes in a
+`latch_stream_contract` and `_whole`, which read the talker's fields beside the codes. Codes in a
 delay pattern must be aligned first, with `token2wav_client.CodeAligner`.
 """
 

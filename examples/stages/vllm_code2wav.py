@@ -69,8 +69,8 @@ class Token2WavCode2Wav(nn.Module):
     ) -> OmniOutput:
         """Returns the audio of each request of the step, float32 (samples,), often empty."""
         requests = runtime_additional_information or model_intermediate_buffer or []
-        # vLLM reports the end of a request by these names; those in `meta` differ. Version 2 of its
-        # runner has the name in the request. A request without a name only measures memory.
+        # vLLM reports the end of a request by these names; the names in `meta` differ. Version 2
+        # of its runner has the name in the request. A request without a name measures memory.
         names = kwargs.get("request_ids") or [request.get("req_id") for request in requests]
         self._forget_ended(names)
         sent = [self._send(name, request) for name, request in zip(names, requests, strict=True)]
@@ -147,7 +147,7 @@ class _Stream:
         return not self._listener.is_alive()
 
     def take(self, wait: bool) -> torch.Tensor:
-        """Returns new audio, float32 (samples,), and waits for the end of the utterance if told."""
+        """Returns new audio, float32 (samples,); `wait` waits for the end of the utterance."""
         if wait:
             self._listener.join()
         with self._lock:

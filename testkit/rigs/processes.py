@@ -1,10 +1,13 @@
-"""Processes of this machine and their relations, as /proc describes them."""
+"""Processes of this machine and their relations, as /proc describes them; commands that end."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from contextlib import suppress
 from pathlib import Path
+
+from testkit.patience import PATIENCE_SECONDS
 
 
 def stat_fields(process: int) -> list[str]:
@@ -54,3 +57,14 @@ def children(process: int) -> list[int]:
 
 def descendants(process: int) -> list[int]:
     return [pid for child in children(process) for pid in (child, *descendants(child))]
+
+
+def run(*command: object, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Runs a command to its end, with bytes as its input; its output is captured."""
+    return subprocess.run(
+        list(map(str, command)),
+        input=text,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,12 @@ from fastapi.responses import StreamingResponse
 
 from examples.llm_stream import frames_of, tokens_in
 from testkit.models.golden import DATA, ROOT
-from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import serving
+from testkit.rigs.processes import run
 
 VOICE = str(DATA / "demo" / "voice.safetensors")
 TOKENS = np.load(DATA / "demo" / "tokens.npy")[:60]
-
-
-def run(*command: object, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        list(map(str, command)),
-        input=text,
-        capture_output=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
 
 
 def test_text_of_a_language_model() -> None:

@@ -13,21 +13,12 @@ import soundfile
 from testkit.models.golden import DATA
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.door_server import DoorServer
+from testkit.rigs.processes import run
 from testkit.rigs.serve_command import synth
 from token2wav_client.writer import FILE_FORMATS
 
 VOICE = str(DATA / "demo" / "voice.safetensors")
 TOKENS = np.load(DATA / "demo" / "tokens.npy")[:60]
-
-
-def run(*command: object, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        list(map(str, command)),
-        input=text,
-        capture_output=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
 
 
 def test_samples_on_standard_output(rig: DoorServer, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +99,26 @@ def test_a_megabyte_of_text_without_an_end(streaming: GatewayRig) -> None:
         assert "sentences wait to be spoken" in socket.until("error")["message"]
 
 
-def test_words_wait_from_their_own_arrival_on(
-    rig: DoorServer, voice: ClientVoice, tmp_path: Path
-) -> None:
-    speaker = LanguageModel()
+@contextmanager
+def waiting(rig: DoorServer, voice: ClientVoice, folder: Path, text_wait_s: float) -> Iterator[Any]:
+    """Yields a socket of a gateway with this wait, whose language model needs whole texts."""
     with (
         GatewayRig.between(
-            speaker.app(),
-            tmp_path,
+            LanguageModel().app(),
+            folder,
             grpc_url=rig.server.grpc_url,
             voice=voice,
-            settings={"limits": {"text_wait_s": 1}},
+            settings={"limits": {"text_wait_s": text_wait_s}},
         ) as gateway,
         opened(gateway) as socket,
     ):
+        yield socket
+
+
+def test_words_wait_from_their_own_arrival_on(
+    rig: DoorServer, voice: ClientVoice, tmp_path: Path
+) -> None:
+    with waiting(rig, voice, tmp_path, 1) as socket:
         socket.send(type="input.text", text="One. ")
         socket.until("audio.done")
         time.sleep(0.6)
@@ -126,17 +132,7 @@ def test_words_without_an_end_are_spoken_after_a_while(
     rig: DoorServer, voice: ClientVoice, tmp_path: Path
 ) -> None:
     """A language model that needs whole texts gets clauses, or the words that are complete."""
-    speaker = LanguageModel()
-    with (
-        GatewayRig.between(
-            speaker.app(),
-            tmp_path,
-            grpc_url=rig.server.grpc_url,
-            voice=voice,
-            settings={"limits": {"text_wait_s": 0.1}},
-        ) as gateway,
-        opened(gateway) as socket,
-    ):
+    with waiting(rig, voice, tmp_path, 0.1) as socket:
         for text in ("Well, I think so, and", " then it rai", "ned. "):
             socket.send(type="input.text", text=text)
             socket.until("audio.done")
