@@ -298,7 +298,12 @@ class Riva(CancellableLine):
     def _connect(self, gateway: GatewayRig) -> None:
         metadata = [list(header) for header in self.headers.items()]
         self._service = riva.client.SpeechSynthesisService(
-            riva.client.Auth(uri=gateway.riva, metadata_args=metadata)
+            riva.client.Auth(
+                uri=gateway.riva,
+                metadata_args=metadata,
+                # Without the probe, gRPC's window for a call that is not read has a fixed size.
+                options=[("grpc.http2.bdp_probe", 0)],
+            )
         )
 
     def begin(self, text: str) -> None:

@@ -35,8 +35,7 @@ LONG = "long " * 200
 LENGTH = len(tokens_of(LONG))  # tokens
 PACE = 5000.0  # tokens per second
 AHEAD_S = 5.0
-# Tokens of AHEAD_S, of a chunk of the speech server, and of the buffers on the way, which are
-# largest in gRPC; 40 ms each.
+# Tokens of AHEAD_S, of a chunk of the speech server, and of the buffers on the way; 40 ms each.
 MOST_TOKENS = (AHEAD_S + 35.0) / 0.04
 REPEATS = 5
 STREAMS, SERVER_STREAMS, SOCKETS, IDLE_S = 2, 3, 8, 5.0
