@@ -46,7 +46,14 @@ async def create_speech(body: SpeechRequest, request: Request) -> Response:
             request, gateway.voice_of(body.voice_name, body.ref_audio, body.ref_text)
         )
         turn = caller.turn(
-            Text(body.input, voice, body.instructions, body.sampling, body.speed),
+            Text(
+                body.input,
+                voice,
+                body.instructions,
+                body.sampling,
+                body.speed,
+                language=body.language_name,
+            ),
             body.audio_format,
             body.sample_rate,
             whole=body.delivery == "whole",

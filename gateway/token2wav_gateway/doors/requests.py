@@ -93,7 +93,6 @@ Speed: TypeAlias = Annotated[float, AfterValidator(_tempo)]
 
 # Names of languages in vLLM-Omni's requests, besides ISO codes.
 _LANGUAGES = {
-    "auto": "en",
     "chinese": "zh",
     "english": "en",
     "french": "fr",
@@ -107,7 +106,9 @@ _LANGUAGES = {
 }
 
 
-def _language_code(language: str) -> str:
+def _language_code(language: str) -> str | None:
+    if language.lower() == "auto":
+        return None
     code = _LANGUAGES.get(language.lower(), language.partition("-")[0].lower())
     if not re.fullmatch("[a-z]{2,3}", code):
         names = ", ".join(name.capitalize() for name in _LANGUAGES)
@@ -157,7 +158,23 @@ class AudioFields(Body):
         return rate_hz
 
 
-class SpeechFields(AudioFields):
+class Sampling(Body):
+    """Sampling parameters of the language model; None for those of its template.
+
+    Attributes:
+        temperature: 0 to 2; 0 selects the likeliest token.
+        top_p: greater than 0, at most 1.
+        top_k: number of tokens to sample from; -1 or 0 for all, as the server defines it.
+        repetition_penalty: greater than 0, at most 2; 1 for none.
+    """
+
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    top_k: Annotated[int | None, Field(ge=-1, lt=2**31)] = None
+    repetition_penalty: Annotated[float | None, Field(gt=0, le=2)] = None
+
+
+class SpeechFields(AudioFields, Sampling):
     """Fields of a speech, the same over HTTP and over a WebSocket, with the names of OpenAI and
     vLLM-Omni.
 
@@ -170,12 +187,12 @@ class SpeechFields(AudioFields):
         instructions: how to say the text, for models that follow instructions.
         seed: seed of the language model.
         max_new_tokens: largest number of tokens that the language model may send for a text.
-        language: ISO code or English name of the language, for the abbreviations of its sentences.
+        language: ISO code or English name of the language; None, or `Auto`, if it is unknown.
+        extra_params: sampling parameters, where vLLM-Omni has them. Those outside it go first.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset(
-        {"extra_params", "initial_codec_chunk_frames", "non_streaming_mode", "task_type"}
-        | {"x_vector_only_mode"}
+        {"initial_codec_chunk_frames", "non_streaming_mode", "task_type", "x_vector_only_mode"}
     )
     model: str | None = None
     voice: Annotated[
@@ -186,7 +203,8 @@ class SpeechFields(AudioFields):
     instructions: Words | None = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
-    language: Annotated[str, AfterValidator(_language_code)] = "en"
+    language: Annotated[str | None, AfterValidator(_language_code)] = None
+    extra_params: Sampling = Sampling()
 
     @field_validator("ref_text")
     @classmethod
@@ -202,9 +220,22 @@ class SpeechFields(AudioFields):
         return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
     @property
-    def sampling(self) -> dict[str, int]:
+    def language_code(self) -> str:
+        """ISO code of the language, whose abbreviations end no sentence."""
+        return self.language or "en"
+
+    @property
+    def language_name(self) -> str:
+        """English name of the language, or its code if it is not one of vLLM-Omni's; or `Auto`."""
+        names = {code: name.capitalize() for name, code in _LANGUAGES.items()}
+        return "Auto" if self.language is None else names.get(self.language, self.language)
+
+    @property
+    def sampling(self) -> dict[str, float]:
         """Fields of the request to the language model that the client has set."""
-        return without_nulls({"seed": self.seed, "max_tokens": self.max_new_tokens})
+        set_here = {name: getattr(self, name) for name in Sampling.model_fields}
+        lengths = {"seed": self.seed, "max_tokens": self.max_new_tokens}
+        return without_nulls(self.extra_params.model_dump()) | without_nulls(set_here | lengths)
 
 
 class SpeechRequest(SpeechFields):
@@ -315,7 +346,8 @@ def problem(errors: list[Any]) -> tuple[str, str]:
     field = path[0] if path and isinstance(path[0], str) else "body"
     reason = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        reason = "is not a known field"
+        inner = "" if len(path) == 1 else f"{str(path[-1])[:64]!r} "
+        reason = f"{inner}is not a known field"
     elif first["type"] in ("model_type", "model_attributes_type"):
         reason = "must be a JSON object"
         if isinstance(first["input"], bytes):  # FastAPI reads JSON only with this header

@@ -157,12 +157,19 @@ class Session(SocketSession[_Waiting]):
         self._gateway.check_model(config.model)
         voice = await self._gateway.voice_of(config.voice_name, config.ref_audio, config.ref_text)
         # A session may be long, and needs its recording no more.
-        said = Text("", voice, config.instructions, config.sampling, config.speed)
+        said = Text(
+            "",
+            voice,
+            config.instructions,
+            config.sampling,
+            config.speed,
+            language=config.language_name,
+        )
         self._config, self._said = config.model_copy(update={"ref_audio": None}), said
         limit = self._limits.text_characters
         template = self._gateway.servers.language_model.template
         self._splitter: SentenceSplitter | WordFeeder = SentenceSplitter(
-            limit, config.split_granularity, config.language
+            limit, config.split_granularity, config.language_code
         )
         if template.text == "stream" and not config.word_timestamps:  # an aligner needs whole texts
             self._splitter = WordFeeder(limit)

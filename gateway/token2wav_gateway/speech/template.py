@@ -28,7 +28,7 @@ from token2wav_gateway.settings import Section, SettingsError, read_yaml, valida
 from token2wav_gateway.speech.frames import Frames
 
 _FOLDER = Path(__file__).with_name("templates")
-_FIELDS = {"text", "instructions", "voice", "prompt_text", "prompt_tokens"}
+_FIELDS = {"text", "instructions", "voice", "language", "prompt_text", "prompt_tokens"}
 _GATEWAY_FIELDS = {"messages", "model", "prompt", "stream"}  # set in each request
 _NUMBER = "{number}"
 _DIGITS = 9  # of a token
@@ -63,7 +63,7 @@ class Template(Section):
         messages: messages of a chat; then the gateway calls `/chat/completions`.
         prompt: text to continue; then the gateway calls `/completions`. A template has either
             `messages` or `prompt`. Both may contain `{text}`, `{instructions}`, `{voice}`,
-            `{prompt_text}` and `{prompt_tokens}`.
+            `{language}`, `{prompt_text}` and `{prompt_tokens}`.
         default_instructions: text of `{instructions}` if the client sends none.
         token: text of a speech token, with `{number}` in place of its number.
         offset: number of the first speech token, in the text or among the ids.
@@ -127,7 +127,8 @@ class Template(Section):
         voice: str,
         prompt_text: str,
         prompt_tokens: NDArray[np.int32],
-        sampling: Mapping[str, int] = MappingProxyType({}),
+        language: str = "Auto",
+        sampling: Mapping[str, float] = MappingProxyType({}),
     ) -> dict[str, Any]:
         """Returns the body of the request for a text in a voice.
 
@@ -136,6 +137,7 @@ class Template(Section):
             instructions: how to say the text; None for the default of the template.
             prompt_text: text of the recording that the voice was made from.
             prompt_tokens: (n,) speech tokens of this recording.
+            language: English name of the language, or its code; `Auto` if it is unknown.
             sampling: fields that replace those of `request`. A larger `max_tokens` changes nothing.
         """
         offset = self.offset if self.read == "text" else 0
@@ -143,6 +145,7 @@ class Template(Section):
             "text": text,
             "instructions": self.default_instructions if instructions is None else instructions,
             "voice": voice,
+            "language": language,
             "prompt_text": prompt_text,
             "prompt_tokens": "".join(
                 self.token.replace(_NUMBER, str(number + offset)) for number in prompt_tokens
@@ -163,7 +166,7 @@ class Template(Section):
             request["max_tokens"] = min(longest, sampling.get("max_tokens", longest))
         return {**request, **content, "model": model, "stream": True}
 
-    def is_shortened(self, sampling: Mapping[str, int]) -> bool:
+    def is_shortened(self, sampling: Mapping[str, float]) -> bool:
         """Returns whether a client asks for fewer tokens than this template allows."""
         longest, asked = self.request.get("max_tokens"), sampling.get("max_tokens")
         return asked is not None and (not isinstance(longest, int) or asked < longest)

@@ -54,14 +54,16 @@ class Text:
         instructions: how to say the text; None for the default of the template.
         sampling: fields of the request to the language model that replace those of the template.
         speed: tempo of the speech, 0.5 to 2.
+        language: English name of the language, or its code, for templates with `{language}`.
     """
 
     text: str
     voice: Voice
     instructions: str | None = None
-    sampling: Mapping[str, int] = field(default_factory=dict)
+    sampling: Mapping[str, float] = field(default_factory=dict)
     speed: float = 1.0
     growing: GrowingText | None = None
+    language: str = "Auto"
 
     @property
     def characters(self) -> int:
@@ -377,6 +379,7 @@ class Turn:
             "text": said.text,
             "instructions": said.instructions,
             "voice": voice.name,
+            "language": said.language,
             "sampling": said.sampling,
             "prompt_text": voice.text,
             "prompt_tokens": voice.tensors.prompt_tokens if voice.tensors else _NO_PROMPT,

@@ -80,6 +80,25 @@ REQUESTS = {
         "response_format": "wav",
         "speed": 1.0,
     },
+    # tts_bench of nari-labs/benchmarks, for its target vllm-omni, with --request-param top_k=20
+    "tts_bench": {
+        "model": QWEN,
+        "voice": "vivian",
+        "language": "English",
+        "stream": True,
+        "stream_format": "audio",
+        "non_streaming_mode": False,
+        "response_format": "pcm",
+        "top_k": 20,
+    },
+    # vLLM-Omni, vllm bench serve --omni --backend openai-audio-speech
+    "vllm bench": {
+        "model": QWEN,
+        "stream": True,
+        "stream_format": "audio",
+        "response_format": "pcm",
+        "temperature": 0.0,
+    },
     # OpenAI, audio/speech/create
     "create speech": {"model": "gpt-4o-mini-tts", "voice": "alloy"},
     "events": {"model": "gpt-4o-mini-tts", "voice": "alloy", "stream_format": "sse"},
@@ -115,8 +134,10 @@ def test_a_public_request_is_accepted(
     assert answer.status_code == 200, answer.text
     if fields.get("stream_format") == "audio":
         assert len(answer.content) == 2 * 960 * len(tokens_of(TEXT))
-    assert speaker.bodies[-1].get("seed") == fields.get("seed")
-    assert speaker.bodies[-1].get("max_tokens") == fields.get("max_new_tokens")
+    body, sampling = speaker.bodies[-1], fields | fields.get("extra_params", {})
+    assert body.get("max_tokens") == fields.get("max_new_tokens")
+    for name in ("seed", "temperature", "top_k"):
+        assert body.get(name) == sampling.get(name)
 
 
 @pytest.mark.parametrize("fields", REQUESTS.values(), ids=REQUESTS)

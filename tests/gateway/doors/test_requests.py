@@ -46,6 +46,45 @@ def test_few_mistakes_are_reported_for_any_number_of_unknown_fields() -> None:
     assert caught.value.error_count() < 20
 
 
+@pytest.mark.parametrize(
+    ("language", "name", "code"),
+    [
+        (None, "Auto", "en"),
+        ("Auto", "Auto", "en"),
+        ("english", "English", "en"),
+        ("de", "German", "de"),
+        ("pt-BR", "Portuguese", "pt"),
+        ("nl", "nl", "nl"),
+    ],
+)
+def test_the_name_of_a_language(language: str | None, name: str, code: str) -> None:
+    body = SpeechRequest.model_validate({"input": "It rains.", "language": language})
+    assert (body.language_name, body.language_code) == (name, code)
+
+
+def test_sampling_outside_extra_params_goes_first() -> None:
+    sampling = {"top_p": 0.5, "extra_params": {"top_p": 0.9, "temperature": 0.7}, "seed": 3}
+    body = SpeechRequest.model_validate({"input": "It rains.", **sampling})
+    assert body.sampling == {"top_p": 0.5, "temperature": 0.7, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"speaker_embedding": [0.5]}, "speaker_embedding: is not a known field"),
+        ({"ref_audio_2": "data:"}, "ref_audio_2: is not a known field"),
+        ({"extra_params": {"emo_text": "glad"}}, "extra_params: 'emo_text' is not a known field"),
+        ({"temperature": 2.5}, "temperature: Input should be less than or equal to 2"),
+    ],
+)
+def test_fields_without_a_place_in_the_request_to_the_language_model(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SpeechRequest.model_validate({"input": "It rains.", **fields})
+    assert problem(list(caught.value.errors()))[1] == message
+
+
 def test_codes_are_needed() -> None:
     with pytest.raises(ValidationError, match="a code is needed"):
         StageRequest.model_validate({"codes": []})

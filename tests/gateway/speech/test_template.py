@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,6 +169,14 @@ def test_the_prompt_has_the_words_and_the_tokens_of_the_voice() -> None:
     ]
     assert body["stream"] is True
     assert body["model"] == "speech"
+
+
+def test_the_prompt_has_the_language() -> None:
+    template = Template(prompt="({language}) {text}", token="<t{number}>")
+    prompt: dict[str, Any] = {"text": "Hallo.", "instructions": None, "voice": "anna"}
+    prompt |= {"model": "speech", "prompt_text": "", "prompt_tokens": np.zeros(0, np.int32)}
+    assert template.body(**prompt, language="German")["prompt"] == "(German) Hallo."
+    assert template.body(**prompt)["prompt"] == "(Auto) Hallo."
 
 
 def test_orpheus_stops_at_its_end_of_speech() -> None:
