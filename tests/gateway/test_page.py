@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from examples import demo
+from examples.demo_voice.recordings import PROMPT
 from testkit.patience import until
 from testkit.rigs import aligners
 from testkit.rigs.chromium import Page, chromium
-from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings
+from testkit.rigs.gateway_rig import PROMPT_TEXT, VOICE, GatewayRig, key_settings
 from testkit.rigs.language_model import LanguageModel
 
 KEY = "a key"
 SETTINGS = {
-    "voices": {"default": VOICE},
+    "voices": {"model": demo.MODEL, "default": VOICE},
     "aligner": {"name": "Letters", "timeout_s": 60},
     "keys": [key_settings("shop", KEY)],
 }
@@ -33,6 +36,17 @@ def speak(page: Page, text: str) -> str:
     page.evaluate("speak.click()")
     page.wait_for("/^(done|error)/.test(state.textContent)")
     return page.text("state")
+
+
+def choose(page: Page, recording: bytes) -> None:
+    """Chooses a file as the recording, as a user does in the dialogue of the browser."""
+    page.evaluate(
+        "(() => { const files = new DataTransfer();"
+        f"const content = atob({base64.b64encode(recording).decode()!r});"
+        "const bytes = Uint8Array.from(content, (letter) => letter.charCodeAt(0));"
+        "files.items.add(new File([bytes], 'voice.wav', { type: 'audio/wav' }));"
+        "recording.files = files.files; })()"
+    )
 
 
 def test_the_page_plays_a_text_and_shows_its_words(
@@ -53,12 +67,12 @@ def test_the_page_plays_a_text_and_shows_its_words(
         assert float(page.text("loudness")) > 0
         page.screenshot(tmp_path / "page.png")
 
-        page.evaluate(
-            "(() => { const files = new DataTransfer();"
-            "files.items.add(new File(['no audio'], 'voice.wav'));"
-            "recording.files = files.files; })()"
-        )
-        assert speak(page, "ab cd") == "error: voices: this server creates no voices"
+        choose(page, b"no audio")
+        assert speak(page, "ab cd").startswith("error: ref_audio: the recording: cannot be")
+        choose(page, PROMPT.read_bytes())
+        page.evaluate(f"ref_text.value = {PROMPT_TEXT!r}")
+        assert speak(page, "ab cd") == "done"
+        assert page.text("received") == page.text("played") == str(2 * 6 * 960)
         page.evaluate("recording.value = ''")
 
         before = speaker.cancelled
