@@ -63,6 +63,10 @@ class Integration:
 _TORCH = torch.__version__.partition("+")[0]
 # What a stage of another server needs beside the client of this project.
 _STAGE_PACKAGES = [f"{ROOT}[client]", f"torch=={_TORCH}", "msgspec>=0.18"]
+_NARI_BENCH = (
+    "tts-bench @ git+https://github.com/nari-labs/benchmarks"
+    "@a2d65e16fa121d9dbd80dfbb0cf1007563f96509#subdirectory=tts_bench"
+)
 INTEGRATIONS = {
     "openai": Integration("openai_speech.py", ["openai>=2,<4"]),
     "realtime": Integration("realtime_speech.py", ["openai[realtime]>=3,<4"]),
@@ -72,6 +76,7 @@ INTEGRATIONS = {
         "livekit_speech.py", ["livekit-agents>=1.8,<2", "livekit-plugins-openai>=1.8,<2"]
     ),
     "riva": Integration("riva_speech.py", ["nvidia-riva-client>=2.28,<3"], riva=True),
+    "nari-bench": Integration("nari_bench.py", [_NARI_BENCH], python=(3, 12)),
     "wyoming": Integration("wyoming_speech.py", ["wyoming-openai>=0.8,<1"], python=(3, 12)),
     "sglang-omni": Integration(
         "sglang_stage.py",
