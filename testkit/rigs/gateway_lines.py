@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import grpc
 import httpx
@@ -26,6 +28,7 @@ _ENCODINGS = {
     "pcmu": riva.client.AudioEncoding.MULAW,
     "pcma": riva.client.AudioEncoding.ALAW,
 }
+_RECEIVED_BYTES = 64 << 10
 
 
 class Line(ABC):
@@ -231,12 +234,16 @@ class Realtime(ReportingLine):
     """OpenAI's Realtime interface, with OpenAI's package."""
 
     def _connect(self, gateway: GatewayRig) -> None:
-        patient: Any = {"open_timeout": PATIENCE_SECONDS, "max_queue": 1}
+        options: Any = {
+            "open_timeout": PATIENCE_SECONDS,
+            "max_queue": 1,
+            "sock": _bounded_socket(gateway),
+        }
         headers = dict(self.headers)
         key = headers.pop("authorization", "Bearer none").removeprefix("Bearer ")
         self._openai = OpenAI(base_url=f"{gateway.url}/v1", api_key=key)
         self._connection = self._openai.realtime.connect(
-            model="gpt-realtime", extra_headers=headers, websocket_connection_options=patient
+            model="gpt-realtime", extra_headers=headers, websocket_connection_options=options
         ).enter()
         # OpenAI shows a rate of `audio/pcm` only.
         rate = {"rate": self._rate_hz} if self._format == "pcm" else {}
@@ -331,6 +338,18 @@ class Riva(CancellableLine):
 
     def close(self) -> None:
         self._service.auth.channel.close()
+
+
+def _bounded_socket(gateway: GatewayRig) -> socket.socket:
+    """Connects to a gateway, and bounds what the operating system receives ahead of the client.
+
+    Otherwise Linux takes several megabytes for a client that has read a large message fast.
+    """
+    url = urlsplit(gateway.url)
+    opened = socket.create_connection((url.hostname or "", url.port or 0), PATIENCE_SECONDS)
+    opened.settimeout(None)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED_BYTES)
+    return opened
 
 
 def times_of(event: dict[str, Any]) -> list[tuple[str, int, int]]:

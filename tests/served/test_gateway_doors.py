@@ -36,7 +36,7 @@ LENGTH = len(tokens_of(LONG))  # tokens
 PACE = 5000.0  # tokens per second
 AHEAD_S = 5.0
 # Tokens of AHEAD_S, of a chunk of the speech server, and of the buffers on the way; 40 ms each.
-MOST_TOKENS = (AHEAD_S + 35.0) / 0.04
+MOST_TOKENS = (AHEAD_S + 25.0) / 0.04
 REPEATS = 5
 STREAMS, SERVER_STREAMS, SOCKETS, IDLE_S = 2, 3, 8, 5.0
 KEY, TRACE = "a key", "0af7651916cd43dd8448eb211c80319c"
