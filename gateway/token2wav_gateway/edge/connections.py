@@ -105,7 +105,7 @@ class Connection:
         self._buffer = memoryview(bytearray(_MOST_BYTES))
         self._size = _LEAST_BYTES  # of the next read
         self._transport = transport
-        bound_unsent(transport)
+        self._bound_unsent()
         self._reads = reads
         self._waiting = b""  # bytes that have no turn yet
         self._paused = False  # by uvicorn
@@ -171,17 +171,16 @@ class Connection:
         if self._deadline is not None:
             self._deadline.cancel()
 
+    def _bound_unsent(self) -> None:
+        """Bounds the bytes that the operating system takes before they can be sent.
+
+        It would take a minute of audio for a client that does not read.
+        """
+        connection = self._transport.get_extra_info("socket")
+        if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+
     @property
     def _reader(self) -> Reader:
         return cast(Reader, self._transport.get_protocol())
-
-
-def bound_unsent(transport: asyncio.BaseTransport) -> None:
-    """Bounds the bytes that the operating system takes of a connection before they can be sent.
-
-    It would take a minute of audio for a client that does not read.
-    """
-    connection = transport.get_extra_info("socket")
-    if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        with suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)

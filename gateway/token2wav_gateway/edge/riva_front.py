@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from token2wav_gateway.edge.channel import run_until_one_ends
-from token2wav_gateway.edge.connections import bound_unsent
 from token2wav_gateway.edge.fair_reads import FairReads
 
 log = logging.getLogger(__name__)
@@ -216,7 +215,6 @@ class RivaFront:
         try:
             if len(self._open) > self._most_connections:
                 return
-            bound_unsent(writer.transport)
             server_reader, server = await asyncio.open_unix_connection(self.path, limit=_PIECE)
             try:
                 await run_until_one_ends(
