@@ -5,6 +5,7 @@ adds its record.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ class CountedGraphs(GraphPool):
     """Pool that captures nothing, and counts the launches of its functions."""
 
     def __init__(self, counter: LaunchCounter) -> None:
-        self._counter = counter
+        self._counter, self.lock = counter, threading.RLock()
         self.summary = GraphSummary()
 
     def capture(self, function: Callable[[], None]) -> CudaGraph:
