@@ -14,7 +14,7 @@ from torch import nn
 
 from examples.demo_voice.speech import MEL_PER_TOKEN
 from token2wav.families.nanocodec.config import NanoCodecSizes
-from token2wav.families.nanocodec.network import GroupedCodes
+from token2wav.layers.scalar_codes import ScalarCodes
 from token2wav_voice.features import PROMPT_BANDS
 
 MODEL = Path(__file__).with_name("model")
@@ -78,7 +78,7 @@ class Encoder(nn.Module):
         super().__init__()
         levels = torch.tensor(config.num_levels_per_group * config.num_groups)[:, None].float()
         self._shape = (config.num_groups, len(config.num_levels_per_group))
-        self.strides = GroupedCodes(config.num_levels_per_group).strides
+        self.strides = ScalarCodes(config.num_levels_per_group).strides
         # tanh spans all levels. An even number of levels has no level in the middle.
         for name, values in (
             ("span", (levels - 1) / 2),

@@ -15,7 +15,7 @@ from examples.demo_codec.encode import CodecEncoder
 from examples.demo_voice.recordings import SENTENCE
 from token2wav import Token2Wav
 from token2wav.families.nanocodec.config import NanoCodecSizes
-from token2wav.families.nanocodec.network import GroupedCodes
+from token2wav.layers.scalar_codes import ScalarCodes
 from token2wav_voice import Recording
 from token2wav_voice.features import prompt_mel
 
@@ -62,4 +62,4 @@ def test_codes_are_those_of_the_rounded_values(levels: tuple[int, ...]) -> None:
         rounded, codes = encoder(heard).round(), encoder.codes(heard)
     assert codes.shape == (1, 2, 20)
     assert len(codes.unique()) > 2
-    torch.testing.assert_close(GroupedCodes(levels)(codes) * encoder.middle, rounded)
+    torch.testing.assert_close(ScalarCodes(levels)(codes) * encoder.middle, rounded)

@@ -11,6 +11,7 @@ from torch import nn
 
 from token2wav.families.nanocodec.config import NanoCodecSizes
 from token2wav.layers.combine import Chain, Mean, Residual, placed, run
+from token2wav.layers.scalar_codes import ScalarCodes
 from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
@@ -36,7 +37,7 @@ class NanoCodec(WaveformNetwork):
     def __init__(self, config: NanoCodecSizes) -> None:
         super().__init__()
         self.input_channels, self.frame_samples = config.num_groups, config.frame_samples
-        self.codes = GroupedCodes(config.num_levels_per_group)
+        self.codes = ScalarCodes(config.num_levels_per_group)
         channels = config.base_channels
         self.pre_conv = causal_conv(config.input_dim, channels, config.in_kernel_size)
         self.activations, self.up_sample_conv_layers, self.res_layers = (
@@ -63,31 +64,6 @@ class NanoCodec(WaveformNetwork):
         """Computes the audio (B, 1, frame_samples * T) of codes (B, groups, T)."""
         values = self.codes(codes).to(self.pre_conv.weight.dtype)
         return self._bounded(run(self._order, values, step))
-
-
-class GroupedCodes(nn.Module):
-    """Values of codes. A code numbers the combinations of the levels of its group, the first value
-    changing fastest. Levels lie around 0, in steps of 1 / (levels // 2).
-
-    Args:
-        levels: levels of every value of a group.
-    """
-
-    levels: torch.Tensor
-    strides: torch.Tensor
-
-    def __init__(self, levels: tuple[int, ...]) -> None:
-        super().__init__()
-        counts = torch.tensor(levels)
-        strides = counts.cumprod(0).div(counts, rounding_mode="floor")
-        for name, values in (("levels", counts), ("strides", strides)):
-            self.register_buffer(name, values[:, None], persistent=False)
-
-    def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """Converts codes (B, groups, T) to values (B, groups * values, T) float32."""
-        digits = codes[:, :, None] // self.strides % self.levels
-        middle = self.levels // 2
-        return ((digits - middle) / middle).flatten(1, 2)
 
 
 class HalfSnake(FreezableLayer):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-from operator import mul
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -14,6 +11,7 @@ from token2wav.families.neucodec.config import WEIGHTS, WHOLE, NeuCodecSizes
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.full_attention import full_attention
 from token2wav.layers.inverse_stft import MOST_MAGNITUDE, InverseSTFT
+from token2wav.layers.scalar_codes import ScalarCodes
 from token2wav.layers.streaming import WindowNetwork, centred_conv
 
 _GROUPS, _EPS = 32, 1e-6  # of norms of the convolutions
@@ -27,17 +25,12 @@ class NeuCodecDecoder(WindowNetwork):
     """
 
     input_channels, input_dtype, whole = 1, torch.int32, WHOLE
-    levels: torch.Tensor
-    basis: torch.Tensor
 
     def __init__(self, sizes: NeuCodecSizes) -> None:
         super().__init__()
         self.frame_samples, width = sizes.frame_samples, sizes.hidden_size
-        levels = sizes.quantization_levels
-        basis = [1, *accumulate(levels[:-1], mul)]
-        self.register_buffer("levels", torch.tensor(levels), persistent=False)
-        self.register_buffer("basis", torch.tensor(basis), persistent=False)
-        self.project_out = nn.Linear(len(levels), sizes.quantization_dim)
+        self.codes = ScalarCodes(sizes.quantization_levels)
+        self.project_out = nn.Linear(len(sizes.quantization_levels), sizes.quantization_dim)
         self.fc = nn.Linear(sizes.quantization_dim, width)
         self.embed = centred_conv(width, width, 7)
         self.prior_net, self.post_net = (
@@ -51,9 +44,7 @@ class NeuCodecDecoder(WindowNetwork):
         self.head = nn.Linear(width, 4 * self.frame_samples + 2)
 
     def forward(self, frames: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        half = self.levels // 2
-        values = frames[:, 0, :, None] // self.basis % self.levels - half
-        x = self.fc(self.project_out(values / half)).transpose(1, 2)
+        x = self.fc(self.project_out(self.codes(frames).transpose(1, 2))).transpose(1, 2)
         x = self.layers(self.prior_net(self.embed(x)).transpose(1, 2))
         x = self.post_net(x.transpose(1, 2)).transpose(1, 2)
         return self.istft.of_polar(self.head(self.norm(x)).transpose(1, 2), most=MOST_MAGNITUDE)
