@@ -557,6 +557,29 @@ _XY_AUTHORS = replace(
 
 # By the name of the golden data.
 CODECS: dict[str, Codec] = {
+    "audex": Codec(
+        Naming(
+            (
+                (r"^project_out\.", "audex_speech_token_embedder.project_out."),
+                (r"^lookahead\.(\w+)~\w+", r"module.lookahead_\1"),
+                (r"^transformer\.layers\.", "module.backbone.transformers."),
+                (r"^(?=final)", "module.backbone."),
+                (r"^head\.", "module.head.proj."),
+                (r"^(?=fc_)", "module."),
+                (r"\.input_layernorm\.", ".att_norm."),
+                (r"\.post_attention_layernorm\.", ".ffn_norm."),
+                (r"\.self_attn\.qkv_proj\.", ".att.c_attn."),
+                (r"\.self_attn\.o_proj\.", ".att.c_proj."),
+            ),
+            joined=True,
+        ),
+        lambda sizes: {
+            "model_type": "audex_causal_speech_decoder",
+            "architectures": ["AudexCausalSpeechDecoderModel"],
+            **sizes,
+        },
+        beside=_unread("module.wav_proj.weight"),
+    ),
     "causal_dac": _CAUSAL_DAC,
     "causal_dac_of_fish": _FISH,
     "dac": _DAC,

@@ -299,6 +299,7 @@ def codec_configs() -> dict[str, ModelConfig]:
         "Audio8": ("causal_dac", AUDIO8),
         "EAR-TTS": ("ear_tts", EAR_TTS),
         "LFM2-Audio": ("lfm2_audio", LFM2_AUDIO),
+        "Audex": ("audex", {}),
         "NeuCodec": ("neucodec", NEUCODEC),
         "X-Codec 2": ("neucodec", {"model_type": "xcodec2"}),
         "VibeVoice": ("vibevoice", {}),

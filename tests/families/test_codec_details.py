@@ -238,3 +238,25 @@ def test_the_older_vae_of_voxcpm_has_no_settings_of_the_newer_one(tmp_path: Path
     """Its public code skips them."""
     sizes = {**VOXCPM_1_5, "sr_bin_boundaries": [20_000]}
     assert config_of("voxcpm", tmp_path, sizes).sizes.sr_bin_boundaries is None
+
+
+def test_the_past_of_audex_has_a_limit_or_a_window(tmp_path: Path) -> None:
+    """Without a window, a longer utterance is refused before it is decoded; a window allows any."""
+    folder = write_folder("audex", tmp_path)
+    model = Token2Wav.load(folder, runtime=CPU)
+    tokens = drawn_tokens(model.config, 2049)
+    with model.stream() as stream:
+        chunks = stream.push(tokens[:2048])
+        with pytest.raises(InputError, match="the utterance would exceed 2048, whose attention"):
+            stream.push(tokens[2048:])
+    assert chunks
+    bounded = Token2Wav.load(folder, stream=StreamConfig(left_blocks=3), runtime=CPU)
+    audio = bounded.synthesize(tokens)
+    [decoder] = bounded.pipeline.stages.values()
+    whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
+    assert off(audio, whole) <= PARITY * whole.std()
+    # 8 positions, of which each of the two layers sees 7 before its own
+    sees_all = model.synthesize(tokens[:40])
+    samples = model.config.samples_per_token
+    assert off(audio[: 8 * samples], sees_all[: 8 * samples]) <= PARITY * whole.std()
+    assert off(audio[20 * samples : 36 * samples], sees_all[20 * samples : 36 * samples]) > 0.01

@@ -31,7 +31,7 @@ SECTIONS = {
     "xy_tokenizer_of_its_authors": "generator_params",
 }
 WHOLE_FILES = (
-    *("causal_dac", "dac", "higgs", "higgs_first_release", "mimi", "moss", "moss_stereo"),
+    *("audex", "causal_dac", "dac", "higgs", "higgs_first_release", "mimi", "moss", "moss_stereo"),
     *(
         "lfm2_audio",
         "mimi_of_moshi",
@@ -53,6 +53,7 @@ AMONG_OTHERS = {
 # Keys that published files have in addition to those of the fixtures, from the classes of
 # `transformers` and of the authors' packages
 PUBLISHED = """
+audex | architectures, auto_map, torch_dtype, dtype, transformers_version, _name_or_path
 causal_dac | model_type, text_config, semantic_begin_id, fast_dim, n_fast_layer, vocab_size
 dac | commitment_loss_weight, codebook_loss_weight, quantizer_dropout, hop_length, torch_dtype
 dac | architectures, transformers_version, dtype, initializer_range, _name_or_path

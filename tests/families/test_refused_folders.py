@@ -425,6 +425,14 @@ params.acoustic_decoder_kwargs.kernel_size = 5 | kernel_size: 5 is not supported
 params.acoustic_decoder_kwargs.decoder_attention_heads = 3 | 3 does not divide ... 8
 params.quantizer_kwargs.codebook_dim = 5 | codebook_dim: 5, but ... is 6; they must be equal
 params.decoder_upsample_rate = 207   | decoder_upsample_rate: 207, but strides and hop_size give 208
+[audex: config.json]
+heads = 2                            | hidden_dim: 32, but heads and pos_meb_dim give 16
+heads = 5; pos_meb_dim = 6           | hidden_dim: 32, but heads and pos_meb_dim give 30
+codebook_levels = [4, 4, 5]          | codebook_size: 64, but codebook_levels give 80
+codebook_levels = [8, 8]             | token_embed_dim: 3, but codebook_levels give 2
+lookahead_steps = 0                  | lookahead_steps: 0 is not between 1 and 64
+embed_tokens_from_codes = false      | embed_tokens_from_codes: False is not supported
+window = 9                           | window: unknown key
 [neucodec: config.json]
 hidden_size = 40                     | hidden_size: 40 is no multiple of 32, the groups of a norm
 num_key_value_heads = 1              | num_key_value_heads: 1, but num_attention_heads is 2
@@ -540,6 +548,9 @@ tts_model.audio_codec.decoder.surplus = ones 3 | 1 unexpected: surplus
 [lfm2_audio: model.safetensors]
 lin.bias = -                          | 1 missing: lin.bias
 lfm.layers.4.ffn_norm.weight = ones 3 | 1 unexpected: lfm.layers.4.ffn_norm.weight
+[audex: model.safetensors]
+module.head.proj.weight = -          | 1 missing: head.weight
+module.lookahead_conv.bias = ones 3  | 1 unexpected: lookahead.conv.bias
 [neucodec: model.safetensors]
 acoustic_decoder.head.linear.bias = - | 1 missing: head.bias
 acoustic_decoder.layers.2.mlp.fc1.weight = ones 3 | 1 unexpected: layers.2.mlp.fc1.weight

@@ -136,6 +136,13 @@ class ModelConfig:
         return -1
 
     @property
+    def most_tokens(self) -> int | None:
+        """Most tokens of an utterance; None for any number. Only a codec whose past has no window
+        has such a limit.
+        """
+        return None
+
+    @property
     def block_seconds(self) -> float:
         return self.block_tokens / self.token_frame_rate
 

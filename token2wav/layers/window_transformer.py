@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from token2wav.layers.streaming import OFFLINE, ON_TIME, StreamModule, StreamStep, Timing
@@ -33,6 +34,7 @@ class TransformerSizes:
         rope_base: base of the frequencies of rotary positions.
         key_heads: heads of keys and values, a divisor of `heads`; None for `heads`.
         rope_precision: precision to which the cosines and sines of rotary positions are rounded.
+        scaled: whether the outputs of the parts of a layer have a scale for every channel.
     """
 
     layers: int
@@ -43,10 +45,12 @@ class TransformerSizes:
     rope_base: float
     key_heads: int | None = None
     rope_precision: torch.dtype = torch.float32
+    scaled: bool = True
 
 
 class WindowTransformer(StreamModule):
-    """Transformer with a sliding window and rotary positions. Its input must not be late.
+    """Transformer with a sliding window and rotary positions. If its input is late, position 0 is
+    that of the first frame of the stream, and what comes before has no effect.
 
     Args:
         norm: makes a norm over `width` channels.
@@ -67,8 +71,6 @@ class WindowTransformer(StreamModule):
         self._rope = sizes.dim_head, sizes.rope_base, sizes.rope_precision
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
-        if timing.delay:
-            raise ValueError(f"the input of a transformer is late by {timing.delay} positions")
         for module in self.modules():
             if isinstance(module, PositionCounter | WindowAttention):
                 module.place(timing)
@@ -76,11 +78,13 @@ class WindowTransformer(StreamModule):
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes x (B, T, width) to the same shape."""
+        before = self.positions.input.delay if step.first else 0
+        x = x[:, before:]
         positions = self.positions(x, step, in_place=self._in_place(step))
         angles = rotary_angles(positions.values, *self._rope)
         for layer in self.layers:
             x = layer(x, positions, angles, step)
-        return x
+        return F.pad(x, (0, 0, before, 0)) if before else x
 
     def _in_place(self, step: StreamStep) -> bool:
         first: Any = self.layers[0]
@@ -88,7 +92,9 @@ class WindowTransformer(StreamModule):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and a feed-forward part, each after a norm, with a scale for every channel."""
+    """Attention and a feed-forward part, each after a norm, with a scale for every channel if the
+    sizes say so.
+    """
 
     def __init__(
         self, sizes: TransformerSizes, norm: Callable[[int], nn.Module], mlp: nn.Module
@@ -98,7 +104,7 @@ class TransformerLayer(nn.Module):
         self.mlp = mlp
         self.input_layernorm, self.post_attention_layernorm = norm(sizes.width), norm(sizes.width)
         self.self_attn_layer_scale, self.mlp_layer_scale = (
-            LayerScale(sizes.width) for _ in range(2)
+            LayerScale(sizes.width) if sizes.scaled else nn.Identity() for _ in range(2)
         )
 
     def forward(

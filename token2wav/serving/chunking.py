@@ -93,9 +93,16 @@ class Chunker:
         """Adds tokens (n, *token_shape), checked by `TokenFormat.checked`, to the stream.
 
         Raises:
-            InputError: the utterance would end without any token, or the tokens have another number
-                of codebooks than the first tokens.
+            InputError: the utterance would end without any token, the tokens have another number of
+                codebooks than the first tokens, or there are more than the model allows.
         """
+        most = self._config.most_tokens
+        if most is not None and self.new_tokens + len(tokens) > most:
+            raise InputError(
+                self._config.tokens.field,
+                f"the utterance would exceed {most}, whose attention this model keeps; end it "
+                "earlier, or set stream.left_blocks, which bounds the past",
+            )
         if end and not self.new_tokens + len(tokens):
             raise InputError(self._config.tokens.field, "0 sent; an utterance needs at least 1")
         self._tokens.add(tokens, self._start)
