@@ -15,8 +15,8 @@ The package of a family has these members:
   `.safetensors` file on the hub, only these are fetched.
 - `read(folder)`: returns its subclass of `ModelConfig`, without importing torch.
 - a module `family` with `FAMILY`, a `token2wav.families.family.Family`: networks, weights and
-  noise. A codec whose decoder exists has instead `DECODER`, the class of its network as
-  `module:class`, and `WEIGHTS`, the names of its weights. It may be a module without a package.
+  noise. A codec has instead `DECODER`, the class of its network as `module:class`, and `WEIGHTS`,
+  the names of its weights. An entry point may name a codec that is a module without a package.
 
 The packages in `token2wav.families` are families. An installed distribution can add further
 families by entry points of the group `token2wav.families`.
