@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from benchmarks.gpu.sections import ON_PURPOSE
 from benchmarks.gpu.settings import RESULTS, Settings
 from benchmarks.gpu.worker import Results, run_section
 from testkit.models.golden import ROOT, TINY
-from testkit.patience import PATIENCE_SECONDS, until
+from testkit.patience import PATIENCE_SECONDS
 
 SOURCES = [
     "benchmarks",
@@ -151,20 +150,6 @@ def test_a_section_goes_on_after_an_error_of_the_device(tmp_path: Path) -> None:
     assert after["sum"] == 3
 
 
-@pytest.mark.slow
-def test_slices_without_the_triton_language(tmp_path: Path) -> None:
-    run = partial(run_on, *machine(tmp_path, [name for name in PACKAGES if name != "triton"]))
-    assert run("-c", "import triton").returncode == 1
-    out = tmp_path / "out"
-    options = ["--rehearse", "--section", "first_audio", "--out", str(out)]
-
-    done = run("-m", "benchmarks.gpu_check", *options, *PATIENT)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((out / RESULTS).read_text())["rows"]
-    assert {row["left_out"] for row in rows} == {None}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -201,12 +186,6 @@ def section(tmp_path: Path) -> dict[str, Any]:
     return dict(row)
 
 
-def test_a_section_that_cannot_begin_is_a_fault(tmp_path: Path) -> None:
-    settings, results = small(tmp_path)
-    run_section("drift", tmp_path / "no model", settings, results, 60.0)
-    assert "no model" in section(tmp_path)["problem"]
-
-
 def test_a_section_has_a_time_limit_and_leaves_no_process(tmp_path: Path) -> None:
     settings, results = small(tmp_path)
     began = time.monotonic()
@@ -214,19 +193,6 @@ def test_a_section_has_a_time_limit_and_leaves_no_process(tmp_path: Path) -> Non
     assert section(tmp_path)["problem"].startswith("the section exceeded its time")
     assert time.monotonic() - began < PATIENCE_SECONDS
     assert not holders(tmp_path / "log.txt")
-
-
-def test_processes_end_with_the_report(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu_check", "--rehearse", "--section", "streams"]
-    command += ["--set", "stream_s=300", "--out", str(tmp_path)]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}  # nobody cleans up after SIGKILL
-    report = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    assert report.stdout is not None
-    assert "the model" in report.stdout.readline()
-    report.send_signal(signal.SIGKILL)
-    report.wait()
-    until(lambda: not holders(tmp_path / "log.txt"))
-    assert json.loads((tmp_path / RESULTS).read_text())["rows"]
 
 
 def holders(path: Path) -> list[Path]:

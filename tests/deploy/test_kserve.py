@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.kserve_schemas import MANIFESTS, SCHEMAS, cut
+from scripts.kserve_schemas import MANIFESTS, SCHEMAS
 from testkit.models.golden import ROOT
 
 RUNTIME = yaml.safe_load((MANIFESTS / "serving_runtime.yaml").read_text())
@@ -26,33 +26,6 @@ def checked(manifest: dict[str, Any]) -> None:
 @pytest.mark.parametrize("manifest", [RUNTIME, SERVICE], ids=["runtime", "service"])
 def test_schemas(manifest: dict[str, Any]) -> None:
     checked(manifest)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (["predictor", "model", "modelformat"], {"name": "token2wav"}),
-        (["predictor", "autoScaling", "metrics", 0, "type"], "Prometheus"),
-        (["predictor", "minReplicas"], "1"),
-    ],
-)
-def test_the_schemas_find_mistakes(path: list[str | int], value: object) -> None:
-    from jsonschema import ValidationError
-
-    manifest = json.loads(json.dumps(SERVICE))
-    node = manifest["spec"]
-    for key in path[:-1]:
-        node = node[key]
-    node[path[-1]] = value
-    with pytest.raises(ValidationError):
-        checked(manifest)
-
-
-def test_a_cut_schema_keeps_the_names_beside_a_used_field() -> None:
-    inner = {"type": "object", "properties": {"c": {"type": "string", "description": "..."}}}
-    schema = {"type": "object", "properties": {"a": inner, "b": inner}}
-    used = {"type": "object", "additionalProperties": False, "properties": {"c": {}}}
-    assert cut(schema, [{"a": {}}])["properties"] == {"a": used, "b": {}}
 
 
 def test_the_service_asks_for_the_runtime() -> None:

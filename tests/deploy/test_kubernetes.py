@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from testkit.rigs.certificates import self_signed
 from testkit.rigs.forked_command import run
 from token2wav_gateway.server import DRAIN_S
 from token2wav_gateway.settings import Settings
-from token2wav_server import TritonServer
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -31,25 +29,14 @@ VOLUMES = ("folder", "model")  # settings of the voices that name folders
 Manifests = dict[tuple[str, str], dict[str, Any]]
 
 
-# All components, and settings of a gateway of one's own.
-EXTENDED = """
+ALL_COMPONENTS = """
 resources: [../gpu, ../../gateway]
 components: [../../components/mps, ../../components/hub, ../../components/monitoring]
-configMapGenerator: [{name: token2wav-gateway, behavior: replace, files: [gateway.yaml]}]
 patches:
   - patch: |
       {apiVersion: v1, kind: ConfigMap, metadata: {name: token2wav-hub},
       data: {TOKEN2WAV_MODEL_FOLDER: acme/model}}
 """
-SETTINGS = "log_level: warning\n"
-
-
-@pytest.fixture(scope="module")
-def extended(tmp_path_factory: pytest.TempPathFactory) -> Manifests:
-    needs_kubectl()
-    overlay = overlay_in(tmp_path_factory.mktemp("deploy"), EXTENDED)
-    (overlay / "gateway.yaml").write_text(SETTINGS)
-    return kustomize(overlay)
 
 
 @pytest.fixture(scope="module", params=OVERLAYS)
@@ -88,46 +75,25 @@ def kustomize(overlay: Path) -> Manifests:
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(built.stdout)}
 
 
-def test_schemas(manifests: Manifests) -> None:
+def check_schemas(manifests: Iterable[dict[str, Any]]) -> None:
     # Imported here, because it takes a second, and every pytest process imports every test file.
     import kubernetes_validate
 
     for release in RELEASES:
-        for manifest in manifests.values():
+        for manifest in manifests:
             kubernetes_validate.validate(manifest, release, strict=True)
 
 
-def test_servers_may_share_a_gpu_by_mps(extended: Manifests) -> None:
-    server = _pod(extended, "token2wav-server")["containers"][0]
-    assert server["env"] == [{"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "50"}]
+def test_schemas(manifests: Manifests) -> None:
+    check_schemas(manifests.values())
 
 
-def test_a_job_may_pull_the_model(extended: Manifests) -> None:
-    import kubernetes_validate
-
-    job = extended["Job", "token2wav-pull"]
-    for release in RELEASES:
-        kubernetes_validate.validate(job, release, strict=True)
-    pod = job["spec"]["template"]["spec"]
-    server = _pod(extended, "token2wav-server")
-    [puller] = pod["containers"]
-    assert puller["image"] == server["containers"][0]["image"]
-    assert puller["args"] == ["token2wav", "pull", "$(TOKEN2WAV_MODEL_FOLDER)"]
-    assert extended["ConfigMap", "token2wav-hub"]["data"] == {
-        "TOKEN2WAV_MODEL_FOLDER": "acme/model",
-        "HF_HOME": "/model",
-        "HF_HUB_OFFLINE": "1",
-    }
-    for container in (*server["containers"][:1], *server["initContainers"]):
-        assert container["envFrom"] == [
-            {"configMapRef": {"name": "token2wav-hub", "optional": True}}
-        ]
-    volumes = [
-        {volume["name"]: volume for volume in one["volumes"]}["model"] for one in (pod, server)
-    ]
-    claims = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes}
-    assert claims == {"token2wav-model"}
-    assert extended["NetworkPolicy", "token2wav-server"]["spec"]["egress"] == []
+def test_schemas_of_all_components(tmp_path: Path) -> None:
+    needs_kubectl()
+    built = kustomize(overlay_in(tmp_path, ALL_COMPONENTS))
+    assert ("Job", "token2wav-pull") in built
+    # The schemas of the Prometheus operator are not among those of Kubernetes.
+    check_schemas([one for (kind, _), one in built.items() if kind != "PodMonitor"])
 
 
 def test_every_container_is_without_privileges(manifests: Manifests) -> None:
@@ -159,13 +125,6 @@ def test_a_server_that_stops_has_the_time_it_needs(manifests: Manifests) -> None
     # The balancer asks every second. The readiness probe serves clients that only use Kubernetes'
     # answer.
     assert ready["periodSeconds"] * ready["failureThreshold"] < float(options["--notice-seconds"])
-
-
-def test_startup_probe_outlasts_the_launcher(manifests: Manifests) -> None:
-    """Otherwise, the kubelet kills the server before the launcher can print its error."""
-    probe = _pod(manifests, "token2wav-server")["containers"][0]["startupProbe"]
-    launchers = inspect.signature(TritonServer).parameters["ready_timeout_s"].default
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= launchers + 60
 
 
 def test_commands_and_options_exist(manifests: Manifests) -> None:
@@ -210,18 +169,6 @@ def test_ports_names_and_labels_meet(manifests: Manifests) -> None:
     assert (target["kind"], target["name"]) in manifests
 
 
-def test_autoscaler_uses_an_exported_metric(manifests: Manifests) -> None:
-    spec = manifests["HorizontalPodAutoscaler", "token2wav-server"]["spec"]
-    [metric] = spec["metrics"]
-    [rule] = yaml.safe_load((MANIFESTS / "prometheus-adapter-rule.yaml").read_text())["rules"][
-        "custom"
-    ]
-    name = metric["pods"]["metric"]["name"]
-    assert rule["name"]["as"] == name
-    assert rule["seriesQuery"].startswith(f"{name}{{")
-    assert f'"{name}"' in (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
-
-
 def test_the_balancer_has_places_for_departing_and_new_servers(manifests: Manifests) -> None:
     """A departed server keeps its place while it may still have streams.
 
@@ -235,54 +182,6 @@ def test_the_balancer_has_places_for_departing_and_new_servers(manifests: Manife
     assert 60 * int(hold_minutes) >= server["terminationGracePeriodSeconds"]
     rollouts = int(hold_minutes) / 2  # rollouts of all servers, each of at least two minutes
     assert most * (1 + rollouts) <= int(places)
-
-
-def test_every_container_of_a_server_has_the_settings(manifests: Manifests) -> None:
-    """The settings are at the path of the entry point, the same as in docker-compose.yml."""
-    name = _config_map(manifests, "token2wav-server")
-    assert manifests["ConfigMap", name]["data"] == {
-        "server.yaml": (ROOT / "docker" / "server.yaml").read_text()
-    }
-    pod = _pod(manifests, "token2wav-server")
-    for container in [*pod["containers"], *pod.get("initContainers", [])]:
-        [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "settings"]
-        assert mount["mountPath"] == "/opt/token2wav/docker/server.yaml"
-        assert mount["subPath"] in manifests["ConfigMap", name]["data"]
-
-
-def test_pod_monitors_name_the_metrics_ports(manifests: Manifests) -> None:
-    monitors = list(
-        yaml.safe_load_all((MANIFESTS / "components" / "monitoring" / "pods.yaml").read_text())
-    )
-    jobs = {}
-    for monitor in monitors:
-        template = manifests["Deployment", monitor["metadata"]["name"]]["spec"]["template"]
-        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
-        [relabeling] = endpoint["relabelings"]
-        ports = {
-            port["name"]: port["containerPort"]
-            for port in template["spec"]["containers"][0]["ports"]
-        }
-        assert (
-            monitor["spec"]["selector"]["matchLabels"].items()
-            <= template["metadata"]["labels"].items()
-        )
-        assert (
-            str(ports[endpoint["port"]])
-            == template["metadata"]["annotations"]["prometheus.io/port"]
-        )
-        jobs[relabeling["replacement"]] = monitor["metadata"]["name"]
-    docker = yaml.safe_load((ROOT / "docker" / "prometheus" / "prometheus.yml").read_text())
-    assert jobs.keys() == {job["job_name"] for job in docker["scrape_configs"]}
-
-
-def test_every_pod_has_a_monitor_of_the_operator(extended: Manifests) -> None:
-    assert [kind for kind, _ in extended].count("PodMonitor") == 3
-
-
-def test_an_overlay_replaces_the_settings_of_the_gateway(extended: Manifests) -> None:
-    name = _config_map(extended, "token2wav-gateway")
-    assert extended["ConfigMap", name]["data"] == {"gateway.yaml": SETTINGS}
 
 
 def test_the_gateway_accepts_its_settings(manifests: Manifests, tmp_path: Path) -> None:

@@ -68,13 +68,6 @@ def test_docker_compose_accepts_the_files(files: list[Path]) -> None:
     assert "warn" not in done.stderr.lower(), done.stderr
 
 
-def test_a_server_with_mps_keeps_its_cache_of_kernels(compose: dict[str, Any]) -> None:
-    """Compose merges variables only if both files write them in the same form."""
-    changes = read_compose(WITH_MPS)["services"]["server"]["environment"]
-    assert isinstance(compose["services"]["server"]["environment"], dict)
-    assert defaults(changes["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == "50"
-
-
 def test_variables_have_the_defaults_of_the_example_file() -> None:
     lines = COMPOSE.with_name(".env.example").read_text().splitlines()
     example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
@@ -84,23 +77,6 @@ def test_variables_have_the_defaults_of_the_example_file() -> None:
     for name, kind, default in variables:
         assert kind, f"{name} has no default and is not required"
         assert kind == "?" or default == example[name], f"{name}: differs from .env.example"
-
-
-def test_a_pulled_model_is_read_without_a_network(compose: dict[str, Any]) -> None:
-    services = read_compose(WITH_HUB)["services"]
-    for name in ("pull", "pull-cpu"):
-        assert services[name]["command"][:2] == ["token2wav", "pull"]
-        assert services[name]["read_only"] is True
-        assert services[name]["cap_drop"] == ["ALL"]
-        assert services[name]["volumes"] == ["models:/models"]
-    for name in ("engines", *SERVERS):
-        variables = services[name]["environment"]
-        assert (variables["HF_HOME"], variables["HF_HUB_OFFLINE"]) == ("/models", "1")
-        assert variables.keys() >= compose["services"][name].get("environment", {}).keys()
-        left = [
-            volume for volume in compose["services"][name]["volumes"] if ":/model:" not in volume
-        ]
-        assert services[name]["volumes"] == ["models:/models:ro", *left]
 
 
 def test_the_language_model_has_the_name_in_the_gateway(compose: dict[str, Any]) -> None:
@@ -131,14 +107,6 @@ def test_health_check_ends_before_its_timeout(name: str, compose: dict[str, Any]
     assert int(check["timeout"].removesuffix("s")) > parsed.timeout
 
 
-def test_engines_and_server_reserve_a_gpu(compose: dict[str, Any]) -> None:
-    for name in ("engines", "server"):
-        [device] = compose["services"][name]["deploy"]["resources"]["reservations"]["devices"]
-        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
-        assert [defaults(number) for number in device["device_ids"]] == ["0"]
-    assert "deploy" not in compose["services"]["server-cpu"]
-
-
 def test_containers_are_confined(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         if name != "language-model":  # its image runs as root, and writes into itself
@@ -158,15 +126,6 @@ def test_containers_are_confined(compose: dict[str, Any]) -> None:
             assert {exec_flag, "nosuid", "nodev"} <= set(options.split(",")), f"{name}: {path}"
     for name in SERVERS:
         assert compose["services"][name]["restart"] == "unless-stopped"
-
-
-def test_compiled_kernels_can_be_run_from_their_folder(compose: dict[str, Any]) -> None:
-    server = compose["services"]["server"]
-    folders = dict(folder.split(":", 1) for folder in server["tmpfs"])
-    options = folders[server["environment"]["TRITON_CACHE_DIR"]].split(",")
-    assert {"exec", "mode=0700", "uid=10001", "gid=10001"} <= set(options)
-    # A replaced list must still contain the entries that all servers share.
-    assert set(compose["x-server"]["tmpfs"]) < set(server["tmpfs"])
 
 
 def test_images_are_pinned(compose: dict[str, Any]) -> None:
