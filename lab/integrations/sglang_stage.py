@@ -22,7 +22,7 @@ from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.message import IncomingMessage
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stages"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "stages"))
 import sglang_vocoder
 
 SAMPLE_RATE, WAIT_S = 24_000, 30

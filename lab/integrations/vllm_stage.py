@@ -22,7 +22,7 @@ import numpy as np
 import soundfile
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stages"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "stages"))
 REFERENCE = 20  # frames of the reference recording
 DEPLOYMENT = {
     "codec_chunk_frames": 1,

@@ -35,8 +35,8 @@ from lab.quality.recogniser import Recogniser, word_error_rate
 from token2wav_server import Ports
 from token2wav_voice import Recording
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "examples" / "integrations"
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
 OUT = ROOT / "out" / "integrations"
 
 
@@ -45,7 +45,7 @@ class Integration:
     """Program with a library of another project.
 
     Attributes:
-        script: name of a file of `examples/integrations`.
+        script: name of a file beside this program.
         riva: whether the program gets the address of Riva's interface, not of OpenAI's.
         stage: package of another server whose stage the program runs. It is installed without its
             dependencies. The program gets the address of a server with the demo codec, and a file
