@@ -10,7 +10,6 @@ At the end the gateway may hold no descriptor, task or text, and its memory must
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import time
@@ -29,7 +28,6 @@ from benchmarks.environment import ROOT
 from benchmarks.soak.crowd import Crowd, Plan, WrongAnswerError
 from benchmarks.soak.gateway_clients import PACES, Manner, speak
 from benchmarks.soak.gateway_door import SPEECH, STAGE, STREAM, Door
-from benchmarks.soak.gateway_garbage import FEW_KEY, GARBAGE
 from benchmarks.soak.gateway_misdeeds import IDLE_S, MISDEEDS, RECORDING, VOICES, Scene
 from benchmarks.soak.lines import Line, make_lines, spoken_line
 from benchmarks.soak.marked_language_model import create_app
@@ -45,7 +43,7 @@ from benchmarks.soak.watch import (
     still_held,
 )
 from testkit.models.golden import TINY
-from testkit.rigs.gateway_rig import TEMPLATE, serving
+from testkit.rigs.gateway_rig import TEMPLATE, key_settings, serving
 from testkit.rigs.metrics import labelled, scrape
 from testkit.rigs.observed_gateway import ObservedGateway
 from testkit.rigs.traces import Traces
@@ -60,7 +58,7 @@ stream: {first_tokens: 0, lookahead_frames: 0}  # so that audio can be compared
 limits: {idle_seconds: 12.0}
 runtime: {cache_mib: 512}  # more than the clients can fill
 """
-_KINDS = ("leave", "stall", "garbage", "garbage", "flood", "language model")
+_KINDS = ("leave", "stall", "language model")
 _DESCRIPTORS = 1024
 _LONG_TOKENS = 1000  # of the longest line
 # Limits of the gateway: small enough to be reached by misdeeds, but not by honest texts.
@@ -75,10 +73,6 @@ _LIMITS = {
 _MODEL_TIMEOUTS = {"connect_timeout_s": 3.0, "token_timeout_s": 4.0}
 _SERVER_TIMEOUTS = {"response_timeout_s": 15.0}
 _KEY = "key-of-the-soak"
-_KEYS = {
-    _KEY: {"name": "soak", "streams": 64, "requests_per_minute": 1_000_000},
-    FEW_KEY: {"name": "few", "streams": 1, "requests_per_minute": 1},
-}
 _START_SECONDS = 120.0
 # Failures that an outage excuses.
 _OUTAGE = re.compile(
@@ -95,7 +89,7 @@ class GatewayCrowd(Crowd[Scene]):
     """
 
     def __init__(self, plan: Plan, door: Door, lines: list[Line], outages: Outages) -> None:
-        super().__init__(plan, MISDEEDS + GARBAGE, _KINDS)
+        super().__init__(plan, MISDEEDS, _KINDS)
         self._door, self._lines, self._outages = door, lines, outages
 
     def scene(self, random: Random) -> Scene:
@@ -148,10 +142,7 @@ def _settings(folder: Path, lines: list[Line], ports: dict[str, int]) -> dict[st
         "speech_server": {"url": server_url, **_SERVER_TIMEOUTS},
         "voices": {"folder": str(voices), "model": demo_model, "most": 1000},
         "limits": _LIMITS,
-        "keys": [
-            {"sha256": hashlib.sha256(key.encode()).hexdigest(), **limits}
-            for key, limits in _KEYS.items()
-        ],
+        "keys": [key_settings("soak", _KEY, streams=64, requests_per_minute=1_000_000)],
     }
 
 
@@ -166,8 +157,6 @@ def _warm_up(door: Door, lines: list[Line]) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the gateway does not speak: {failure}")
             time.sleep(0.2)
-    with door.unfinished_call() as call:
-        call.send(1)
     httpx.post(
         f"http://127.0.0.1:{door.port}{VOICES}",
         headers=door.headers,
@@ -202,7 +191,7 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         outages = stack.enter_context(ProxyOutages(targets, Random(f"{plan.seed} outages")))
         settings = _settings(folder, lines, outages.ports)
         gateway = stack.enter_context(ObservedGateway.start(settings, folder, _DESCRIPTORS))
-        door = Door(gateway.ports.http, _KEY, gateway.ports.grpc)
+        door = Door(gateway.ports.http, _KEY)
         _warm_up(door, lines)
         probe = GatewayProbe(gateway)
         server_probe = ServerProbe(server.metrics_url, lambda: Traces.of(server.pid))
@@ -233,7 +222,7 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         if code := gateway.process.wait(REST_SECONDS):
             problems.append(f"the gateway ended with status {code}")
     problems += server_probe.left_behind()
-    secrets = [*_KEYS, *(line.name for line in lines)]
+    secrets = [_KEY, *(line.name for line in lines)]
     log_lines, log_problems = read_gateway_log(gateway.log, secrets)
     return {
         **findings(plan, crowd.books, watch, problems + log_problems),

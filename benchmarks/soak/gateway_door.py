@@ -9,11 +9,8 @@ from typing import Any
 
 from websockets.sync.client import connect
 
-from testkit.rigs.raw_grpc import UnfinishedCall
-
 SPEECH, STAGE, STREAM = "/v1/audio/speech", "/v1/stage/run", "/v1/audio/speech/stream"
 _PATIENCE_SECONDS = 150.0  # longer than the gateway's limit of a text
-_RIVA_METHOD = "/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize"
 
 
 @dataclass(frozen=True)
@@ -21,13 +18,11 @@ class Door:
     """Address of a gateway.
 
     Attributes:
-        riva: port of Riva's interface.
         address: address of the client on this machine.
     """
 
     port: int
     key: str
-    riva: int
     address: str = "127.0.0.1"
 
     @property
@@ -54,23 +49,14 @@ class Door:
 
     def head(self, request: str, **headers: object) -> bytes:
         """Returns the head of a request with the key, such as `head("GET /v1/models")`."""
-        return self.with_key(
-            f"{request} HTTP/1.1\r\nhost: x\r\n"
-            + "".join(f"{name.replace('_', '-')}: {headers[name]}\r\n" for name in headers)
-        )
-
-    def with_key(self, head: str) -> bytes:
-        """Ends the head of a request with the key."""
-        return f"{head}authorization: Bearer {self.key}\r\n\r\n".encode()
+        lines = "".join(f"{name.replace('_', '-')}: {headers[name]}\r\n" for name in headers)
+        key = f"authorization: Bearer {self.key}\r\n"
+        return f"{request} HTTP/1.1\r\nhost: x\r\n{lines}{key}\r\n".encode()
 
     def post(self, path: str, body: dict[str, Any]) -> bytes:
         """Returns a POST request."""
         content, kind = json.dumps(body).encode(), "application/json"
         return self.head(f"POST {path}", content_type=kind, content_length=len(content)) + content
-
-    def unfinished_call(self) -> UnfinishedCall:
-        """Opens a call of Riva's interface with the largest message that the gateway takes."""
-        return UnfinishedCall(f"127.0.0.1:{self.riva}", _RIVA_METHOD, 17 << 20, self.headers)
 
     def socket(self, **options: Any) -> Any:
         """Opens a WebSocket."""

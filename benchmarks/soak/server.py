@@ -37,7 +37,7 @@ from benchmarks.soak.crowd import OVERLOAD, Crowd, Plan, WrongAnswerError, descr
 from benchmarks.soak.lines import Line, make_lines, model_folder
 from benchmarks.soak.outages import Kills
 from benchmarks.soak.report import findings
-from benchmarks.soak.server_misdeeds import IDLE_SECONDS, KINDS, Scene, misdeeds
+from benchmarks.soak.server_misdeeds import IDLE_SECONDS, KINDS, MISDEEDS, Scene
 from benchmarks.soak.watch import (
     Reading,
     ServerProbe,
@@ -159,7 +159,7 @@ class ServerCrowd(Crowd[Scene]):
     """
 
     def __init__(self, plan: Plan, url: str, lines: list[Line], kills: Kills) -> None:
-        super().__init__(plan, misdeeds(codec=lines[0].voice is None), KINDS)
+        super().__init__(plan, MISDEEDS, KINDS)
         self._url, self._lines, self._kills = url, lines, kills
 
     def scene(self, random: Random) -> Scene:

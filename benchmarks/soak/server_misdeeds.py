@@ -1,7 +1,7 @@
 """Misdeeds of the clients of a server, each with the answers that the server may give.
 
-`tests/served` checks every refusal alone. The garbage here is an example of each place that
-refuses: refusals must harm nobody, and leave nothing behind.
+`tests/served` checks every refusal alone, and a fuzzer sends malformed requests. The garbage here
+has to do with streams of others, and with their ends.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -21,12 +20,8 @@ from testkit.rigs.raw_stream import (
     SMALL_WINDOW,
     Answers,
     RawStream,
-    Spoil,
     fewer_bytes,
-    tensor,
-    without,
 )
-from token2wav.voice import NO_VOICE
 from token2wav_client import Client, ClientError, ClientVoice, ServerError
 from token2wav_client.wire import Opening
 
@@ -134,6 +129,17 @@ def first_part(count: int, *, keep_open: bool) -> Act:
 # Clients that stop sending or reading, and crowds.
 
 
+def comes_back_too_late(scene: Scene) -> str:
+    line = scene.line(_LONG_TOKENS)
+    with scene.stream() as stream:
+        stream.send(line.tokens[:_HALF], scene.opening(line, keep_open=False))
+        if errors := stream.answers().errors:
+            return errors[0]
+        time.sleep(IDLE_SECONDS + 5.0)
+        stream.send(line.tokens[_HALF:])
+        return _answer(stream.answers())
+
+
 def stops_reading(*, read_on: bool) -> Act:
     """Returns a misdeed that stops reading for a while, and then leaves or reads on."""
 
@@ -209,112 +215,39 @@ def unknown_sequence(scene: Scene) -> str:
         return _answer(stream.answers())
 
 
-def first(spoil: Spoil) -> Act:
-    """Returns a misdeed that spoils the request that starts an utterance."""
-
-    def act(scene: Scene) -> str:
-        line = scene.line()
-        with scene.stream() as stream:
-            stream.send(line.tokens, scene.opening(line), end=scene.by_chance(), spoil=spoil)
-            return _answer(stream.answers())
-
-    return act
+def fewer_bytes_than_the_shape(scene: Scene) -> str:
+    line = scene.line()
+    with scene.stream() as stream:
+        stream.send(line.tokens, scene.opening(line), end=scene.by_chance(), spoil=fewer_bytes)
+        return _answer(stream.answers())
 
 
-def later(spoil: Spoil = lambda _: None, *, after_s: float = 0.0) -> Act:
-    """Returns a misdeed that spoils or delays a later request of an utterance.
-
-    It then abandons the utterance.
-    """
-
-    def act(scene: Scene) -> str:
-        line = scene.line(_LONG_TOKENS)
-        with scene.stream() as stream:
-            stream.send(line.tokens[:_HALF], scene.opening(line, keep_open=False))
-            if errors := stream.answers().errors:
-                return errors[0]
-            time.sleep(after_s)
-            stream.send(line.tokens[_HALF:], spoil=spoil)
-            return _answer(stream.answers())
-
-    return act
-
-
-def tokens(values: Any, dtype: type = np.int32) -> Spoil:
-    return tensor("tokens", np.array(values, dtype))
-
-
-def codes(value: int, dtype: type = np.int32, more_codebooks: int = 0) -> Spoil:
-    """Returns a function that replaces the tokens by one frame of equal codes.
-
-    Args:
-        value: all codes of the frame.
-        more_codebooks: number of codebooks above that of the stream.
-    """
-
-    def spoil(message: Any) -> None:
-        [shape] = [entry.shape for entry in message.inputs if entry.name == "tokens"]
-        tokens([[value] * (shape[1] + more_codebooks)], dtype)(message)
-
-    return spoil
-
-
-def nan_mel(message: Any) -> None:
-    tensor("prompt_mel", np.full((160, 80), np.nan, np.float32))(message)
-    tensor("prompt_tokens", np.zeros(80, np.int32))(message)
-
-
-_EMBEDDING = tensor("speaker_embedding", np.ones(192, np.float32))
 _IDLE = r"stream: no tokens for \S+ s, so it was closed"
-_NOT_FIRST = "speaker_embedding: only the first request of an utterance may have this field"
-# Triton compares the shape with the model, unless a stream of the model may send few codebooks.
-_FEW_BOOKS = (
-    r"tokens: \d+ codebooks|tokens: shape \(1, \d+\), expected"
-    "|unexpected shape for input 'tokens'"
+
+MISDEEDS: list[Misdeed[Scene]] = listed(
+    {
+        "cancel": {
+            "before the first audio": (cancel_before_audio, NOTHING),
+            "in the middle": (cancel_in_the_middle, AUDIO),
+            "at once after the end": (cancel_at_once, NOTHING),
+        },
+        "vanish": {
+            "connection dropped": (dropped_connection, NOTHING),
+            "connection dropped between requests": (first_part(_HALF, keep_open=False), AUDIO),
+        },
+        "stall": {
+            # The server looks 20 times a second, less often under load.
+            "stops sending and comes back": (comes_back_too_late, _IDLE),
+            "stops sending": (first_part(1, keep_open=True), _IDLE),
+            "stops reading and leaves": (stops_reading(read_on=False), AUDIO),
+            "stops reading and reads on": (stops_reading(read_on=True), AUDIO),
+        },
+        "crowd": {"long texts at full speed": (crowd_of_long_texts, AUDIO)},
+        "garbage": {
+            "tokens after the end": (tokens_after_the_end, "ended"),
+            "id of another": (id_of_another, "an open stream of another client"),
+            "unknown sequence": (unknown_sequence, "is no open stream"),
+            "fewer bytes than the shape says": (fewer_bytes_than_the_shape, "byte size"),
+        },
+    }
 )
-_NEGATIVE = "tokens: -5 at index .* is outside the vocabulary"
-
-_Rows = dict[str, tuple[Act, str]]  # acts and their expected answers by name
-_TABLE: dict[str, _Rows] = {
-    "cancel": {
-        "before the first audio": (cancel_before_audio, NOTHING),
-        "in the middle": (cancel_in_the_middle, AUDIO),
-        "at once after the end": (cancel_at_once, NOTHING),
-    },
-    "vanish": {
-        "connection dropped": (dropped_connection, NOTHING),
-        "connection dropped between requests": (first_part(_HALF, keep_open=False), AUDIO),
-    },
-    "stall": {
-        # The server looks 20 times a second, less often under load.
-        "stops sending and comes back": (later(after_s=IDLE_SECONDS + 5.0), _IDLE),
-        "stops sending": (first_part(1, keep_open=True), _IDLE),
-        "stops reading and leaves": (stops_reading(read_on=False), AUDIO),
-        "stops reading and reads on": (stops_reading(read_on=True), AUDIO),
-    },
-    "crowd": {"long texts at full speed": (crowd_of_long_texts, AUDIO)},
-}
-_GARBAGE: _Rows = {
-    "tokens after the end": (tokens_after_the_end, "ended"),
-    "id of another": (id_of_another, "an open stream of another client"),
-    "unknown sequence": (unknown_sequence, "is no open stream"),
-    "fewer bytes than the shape says": (first(fewer_bytes), "byte size"),
-}
-_FLOW: _Rows = {
-    "tokens as INT64": (first(tokens([1], np.int64)), "data-type is 'INT64'"),
-    "mel of NaN": (first(nan_mel), "prompt_mel: holds NaN or infinite values"),
-    "no speaker embedding": (first(without("speaker_embedding")), "speaker_embedding: missing"),
-    "negative token in the middle": (later(tokens([-5])), _NEGATIVE),
-    "voice in the middle": (later(_EMBEDDING), _NOT_FIRST),
-}
-_CODEC: _Rows = {
-    "codes as INT64": (first(codes(1, np.int64)), "data-type is 'INT64'"),
-    "voice for a codec": (first(_EMBEDDING), f"speaker_embedding: {NO_VOICE}"),
-    "negative code in the middle": (later(codes(-5)), _NEGATIVE),
-    "another number of codebooks": (later(codes(0, more_codebooks=1)), _FEW_BOOKS),
-}
-
-
-def misdeeds(*, codec: bool) -> list[Misdeed[Scene]]:
-    """Returns all misdeeds against a server of a flow model, or of a codec."""
-    return listed(_TABLE | {"garbage": _GARBAGE | (_CODEC if codec else _FLOW)})

@@ -124,35 +124,6 @@ class RawStream:
         self.close()
 
 
-def tensor(name: str, array: NDArray[Any]) -> Spoil:
-    """Returns a function that replaces an input by an array.
-
-    The array becomes a further input if no input has the name.
-    """
-
-    def spoil(message: Any) -> None:
-        names = [entry.name for entry in message.inputs]
-        if name not in names:
-            message.inputs.add(name=name)
-            message.raw_input_contents.append(b"")
-        index = names.index(name) if name in names else -1
-        message.inputs[index].datatype = array.dtype.name.upper().replace("FLOAT", "FP")
-        message.inputs[index].shape[:] = array.shape
-        message.raw_input_contents[index] = array.tobytes()
-
-    return spoil
-
-
-def without(name: str) -> Spoil:
-    """Returns a function that removes an input."""
-
-    def spoil(message: Any) -> None:
-        index = [entry.name for entry in message.inputs].index(name)
-        del message.inputs[index], message.raw_input_contents[index]
-
-    return spoil
-
-
 def fewer_bytes(message: Any) -> None:
     """Sends fewer bytes of the first input than its shape needs."""
     message.raw_input_contents[0] = message.raw_input_contents[0][:-3]

@@ -29,7 +29,7 @@ def test_a_server(tmp_path: Path, model: str) -> None:
 def test_a_gateway(tmp_path: Path) -> None:
     """Honest clients lose no sample, and the gateway keeps no descriptor, task or text."""
     result = checked(gateway.soak(Plan(minutes=0.4, clients=10, seed=3), tmp_path))
-    assert result["misbehaved"].keys() == {"leave", "stall", "garbage", "flood", "language model"}
+    assert result["misbehaved"].keys() == {"leave", "stall", "language model"}
     assert result["outages"]
 
 
