@@ -155,3 +155,20 @@ def test_a_missing_voice_is_named_with_its_option(rig: DoorServer, tmp_path: Pat
         "--voice-id ID"
     )
     assert (done.returncode, done.stderr.decode()) == (4, f"token2wav synth: error: {message}\n")
+
+
+def test_a_limit_that_ends_the_utterance_is_reported(rig: DoorServer, tmp_path: Path) -> None:
+    source, out = tmp_path / "tokens.npy", tmp_path / "out.wav"
+    np.save(source, np.concatenate((TOKENS, np.full(200, TOKENS[-1]))))
+    arguments = [f"--tokens={source}", f"--voice={VOICE}", f"--out={out}", "--end-after-repeats=8"]
+    done = run(*synth(rig.server.grpc_url, *arguments))
+    seconds = (len(TOKENS) + 7) / 25
+    assert soundfile.info(out).duration == seconds
+    assert done.stdout.splitlines()[-1] == b"ended by the server  repeats"
+    assert (
+        done.stderr.strip()
+        .decode()
+        .endswith(
+            f"the server ended the utterance after {seconds:.2f} s of audio: equal tokens in a row"
+        )
+    )
