@@ -95,13 +95,6 @@ def test_large_bodies(megabytes: int, ports: dict[str, int]) -> None:
             assert code in refused(service) | ({None} if megabytes > 1 else set())
 
 
-@pytest.mark.parametrize("megabytes", [1, 8, 100])
-def test_large_bodies_at_the_grpc_port(megabytes: int, serving: Serving) -> None:
-    """The gRPC port is tritonserver's own, and accepts only HTTP/2."""
-    begin = head("POST", SPEAK, FORM, f"Content-Length: {megabytes * MEGABYTE}")
-    assert b"200 OK" not in exchange(serving.ports.grpc, [begin, *[bytes(MEGABYTE)] * megabytes])
-
-
 @pytest.mark.parametrize(("size", "chunks"), [(1, 200_000), (MEGABYTE, 8)])
 def test_chunked_bodies(size: int, chunks: int, ports: dict[str, int]) -> None:
     piece = b"%x\r\n%s\r\n" % (size, b"A" * size)

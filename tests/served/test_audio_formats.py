@@ -4,29 +4,21 @@ ensemble. `tests/serving/door/test_options.py` has formats, rates and speeds.
 
 from __future__ import annotations
 
-import io
-import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 import soxr
 from numpy.typing import NDArray
 
 from examples import demo
 from examples.demo_voice.recordings import SENTENCE
 from testkit.models.golden import snr_db
-from testkit.patience import PATIENCE_SECONDS
-from testkit.rigs.serve_command import synth
 from testkit.rigs.server_rig import BOTH_MODELS, Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice, frames
 from token2wav_client.audio import decoded
-from token2wav_client.voice import FIELDS
 from token2wav_voice import FrontEnd, Recording
 
 TRIM_MS = 3000
@@ -74,45 +66,3 @@ def test_telephony_without_the_silence_at_the_start(
     assert {(packet.dtype, len(packet)) for packet in packets} == {(np.dtype(np.uint8), 160)}
     assert np.array_equal(np.concatenate(packets)[: len(codes)], codes)
     served.wait_until_empty()
-
-
-def test_nothing_but_silence_ends_with_an_empty_chunk(
-    served: Rig, name: str, spoken: ClientVoice, silence: NDArray[np.int32]
-) -> None:
-    with Client(served.server.grpc_url, model=name) as client:
-        [only] = client.synthesize([silence], spoken, sample_rate=16_000)
-    assert (only.final, len(only.audio), only.samples_trimmed) == (True, 0, SILENT_TOKENS * 640)
-    served.wait_until_empty()
-
-
-def test_the_command_writes_and_reports(
-    served: Rig, spoken: ClientVoice, tokens: NDArray[np.int32], tmp_path: Path
-) -> None:
-    np.save(tmp_path / "tokens.npy", tokens)
-    np.savez(tmp_path / "voice.npz", **{name: getattr(spoken, name) for name in FIELDS})
-    arguments = ["--tokens=tokens.npy", "--voice=voice.npz", "--audio-format=mulaw"]
-    program = synth(served.server.grpc_url, *arguments, "--sample-rate=8000", "--speed=1.25")
-    heard = heard_sounds(served)
-    to_file, to_pipe = (
-        subprocess.run(
-            [*program, "--out", *out],
-            cwd=tmp_path,
-            capture_output=True,
-            timeout=PATIENCE_SECONDS,
-            check=True,
-        )
-        for out in (["out.opus"], ["-", "--format", "wav"])
-    )
-    for report in (to_file.stdout, to_pipe.stderr):
-        assert b" s of silence trimmed\n" in report
-    written = soundfile.info(tmp_path / "out.opus")
-    piped = soundfile.info(io.BytesIO(to_pipe.stdout))
-    assert (written.samplerate, written.subtype) == (8000, "OPUS")
-    assert (piped.samplerate, piped.subtype) == (8000, "ULAW")
-    assert 2.4 < written.duration == piped.duration < 3.6
-    assert heard_sounds(served) == heard + 2
-
-
-def heard_sounds(served: Rig) -> int:
-    """Utterances of which the server knows when they were first heard."""
-    return int(re.findall(r"token2wav_first_sound_seconds_count (\d+)", served.metrics())[0])

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from numpy.typing import NDArray
 
 from testkit.door import named
 from testkit.models.golden import GoldenSet
@@ -142,26 +141,6 @@ def test_tokens_before_a_bad_one_are_spoken(rig: Rig, golden: GoldenSet) -> None
     rig.wait_until_empty()
     assert rig.ended() - before == {"InputError": 1}
     assert triton_failures(rig) == failures  # Triton does not count streams that a model refuses
-
-
-def test_requests_after_the_end_do_not_cost_any_audio(rig: Rig, golden: GoldenSet) -> None:
-    # seconds of work, of which the requests below see the first moments
-    tokens = np.tile(golden.tokens, 8)[:1000]
-    late: list[tuple[NDArray[Any] | list[int], Any]] = [
-        ([1], None),
-        ([-1], None),
-        ([], golden.voice),
-    ]
-    with rig.connect() as connection:
-        connection.send(tokens, golden.voice, "over", start=True, end=True)
-        for more, voice in late:
-            connection.send(more, voice, "over")
-        answers = connection.answers(requests=4)
-        assert answers.errors == ["stream: it has ended, so it accepts no more tokens"] * 3
-        assert answers.audio.shape == (960 * len(tokens),)
-        connection.send([1], None, "nobody")
-        [error] = connection.answers().errors
-        assert error.startswith("sequence_id: 'nobody' is no open stream")
 
 
 def test_one_client_takes_half_of_the_streams(limited: Rig, name: str, golden: GoldenSet) -> None:

@@ -60,13 +60,3 @@ def test_others_are_not_harmed(
     for samples in audio:
         assert len(samples) == 960 * len(golden.tokens)
         assert np.abs(samples - whole).max() <= TOLERANCE
-
-
-def test_client_that_is_not_kept_open_is_dropped_when_idle(
-    limited: Rig, voice: ClientVoice
-) -> None:
-    with Client(limited.server.grpc_url) as client:
-        utterance = client.open(voice, keep_open=False)
-        utterance.push([1, 2, 3])
-        utterance.close()
-    limited.wait_until_empty()

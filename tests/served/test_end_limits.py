@@ -6,24 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import subprocess
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from testkit.models.golden import DATA, GoldenSet
-from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.serve_command import synth
+from testkit.models.golden import GoldenSet
 from testkit.rigs.server_rig import Rig
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from token2wav import Token2Wav
-from token2wav_client import AsyncClient, AudioChunk, Client, ClientVoice
-from token2wav_client.errors import UtteranceClosedError
+from token2wav_client import AsyncClient, AudioChunk, ClientVoice
 
 REPEATS, SPOKEN = 8, 60
 
@@ -71,48 +65,3 @@ def test_a_loop_that_never_ends_ends(
     assert np.abs(audio - ended).max() <= SERVER_EQUALS_LIBRARY
     rig.wait_until_empty()
     assert rig.ended() - before == {"repeats": 1}
-
-
-def test_the_stream_is_freed_while_its_client_stays(
-    rig: Rig, voice: ClientVoice, sentence: NDArray[np.int32], ended: NDArray[np.float32]
-) -> None:
-    with (
-        Client(rig.server.grpc_url) as client,
-        client.open(voice, end_after_repeats=REPEATS) as utterance,
-    ):
-        utterance.push(np.concatenate((sentence, np.full(200, sentence[-1]))))
-        until(lambda: utterance.end_reason == "repeats")
-        rig.wait_until_empty()
-        assert sum(len(chunk.audio) for chunk in utterance) == len(ended)
-        with pytest.raises(UtteranceClosedError, match="because of repeats"):
-            utterance.push([1])
-
-
-def test_the_report_of_synth(
-    rig: Rig, sentence: NDArray[np.int32], ended: NDArray[np.float32], tmp_path: Path
-) -> None:
-    np.save(tmp_path / "tokens.npy", np.concatenate((sentence, np.full(200, sentence[-1]))))
-    command = synth(
-        rig.server.grpc_url,
-        f"--tokens={tmp_path / 'tokens.npy'}",
-        f"--voice={DATA}/demo/voice.safetensors",
-        f"--out={tmp_path / 'out.wav'}",
-        f"--end-after-repeats={REPEATS}",
-    )
-    table, report = (
-        subprocess.run(
-            [*command, *options],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=True,
-        )
-        for options in ([], ["--json"])
-    )
-    assert table.stdout.splitlines()[-1] == "ended by the server  repeats"
-    shown = json.loads(report.stdout)
-    assert shown["end_reason"] == shown["chunks"][-1]["end_reason"] == "repeats"
-    seconds = len(ended) / 24_000
-    assert report.stderr.strip().endswith(
-        f"the server ended the utterance after {seconds:.2f} s of audio: equal tokens in a row"
-    )

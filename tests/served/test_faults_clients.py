@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testkit.models.golden import GoldenSet
-from testkit.models.tiny_model import demo_tokens
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.raw_stream import SMALL_WINDOW, Answers, RawStream
 from testkit.rigs.server_rig import Rig
 from testkit.rigs.traces import Traces
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from token2wav import Token2Wav
-from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
 from token2wav_client import Client, ClientVoice
 from token2wav_client.wire import Opening
 
@@ -45,22 +41,6 @@ def test_a_client_that_stops_reading(
         rig.wait_until_empty()  # although the client still has not read
     with Client(rig.server.grpc_url) as client:
         assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
-
-
-def test_single_tokens_faster_than_the_server_computes(
-    rig: Rig, golden: GoldenSet, model: Token2Wav
-) -> None:
-    tokens = demo_tokens(20 * MAX_WAITING_MESSAGES)
-    with rig.connect() as connection:
-        for position in range(len(tokens)):
-            first, last = position == 0, position == len(tokens) - 1
-            voice = golden.voice if first else None
-            connection.send(tokens[position : position + 1], voice, "singly", start=first, end=last)
-        answers = connection.answers(len(tokens))
-    assert not answers.errors
-    assert answers.audio.shape == (960 * len(tokens),)
-    whole = model.synthesize(tokens, golden.voice)
-    assert np.abs(answers.audio - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
 def test_hundreds_of_requests_of_one_token(rig: Rig, golden: GoldenSet) -> None:
@@ -99,24 +79,6 @@ def test_too_large_requests_take_shared_memory_once(rig: Rig, golden: GoldenSet)
         connection.send(golden.tokens, golden.voice)
         assert connection.answers().audio.shape == (960 * len(golden.tokens),)
     assert taken[-1] < taken[0] + 2 * 2**20
-
-
-def test_streams_that_open_and_leave_without_a_word(rig: Rig, voice: ClientVoice) -> None:
-    """Connections that come and go by the dozen, some in the middle of a request."""
-
-    def come_and_go() -> None:
-        for index in range(10):
-            with Client(rig.server.grpc_url) as client:
-                utterance = client.open(voice)
-                if index % 2:
-                    utterance.push([1, 2, 3])
-
-    visitors = [threading.Thread(target=come_and_go) for _ in range(4)]
-    for visitor in visitors:
-        visitor.start()
-    for visitor in visitors:
-        visitor.join()
-    rig.wait_until_empty()
 
 
 def resources(rig: Rig) -> dict[str, int]:

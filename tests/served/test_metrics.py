@@ -167,17 +167,6 @@ def test_all_metric_families_are_exported_and_documented(seen: Seen) -> None:
     assert names <= set(re.findall(r"`token2wav_(\w+)`", (ROOT / "docs/deployment.md").read_text()))
 
 
-def test_names_follow_the_conventions_of_prometheus(seen: Seen) -> None:
-    """Only counters end with `_total`, and names end with base units before any suffix."""
-    for name, kind in seen.families().items():
-        assert re.fullmatch("[a-z]+(_[a-z]+)*", name)
-        assert name.endswith("_total") == (kind == "counter"), name
-        assert not re.search(
-            "_(ms|milliseconds|minutes|mib|kib|percent|count|sum|bucket|gauge|histogram)(_|$)", name
-        )
-        assert not re.search("_(seconds|bytes|factor)_(?!total$)", name), name
-
-
 def test_promtool_has_no_complaints(seen: Seen) -> None:
     """Checks our metrics alone.
 

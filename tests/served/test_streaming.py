@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import soxr
 from numpy.typing import NDArray
 
 from testkit.models.golden import GoldenSet, snr_db
@@ -18,14 +17,13 @@ from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.server_rig import Rig, voice_inputs
 from testkit.utterances import random_portions
 from tests.families.cosyvoice3.tolerances import SNR_DB
-from tests.served.conftest import ANNA, FIRST, LOOKAHEAD, STEPS
-from token2wav import Token2Wav, UtteranceOptions, Voice
+from tests.served.conftest import ANNA, FIRST, LOOKAHEAD
+from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice, audio
 
 # Where chunks end depends on when tokens came, so sums have another order, which F0 takes into the
 # phase: 1.2e-4 seen.
 SERVER_EQUALS_LIBRARY = 1e-3
-G711_DB = 30  # 8 bits of a sample
 
 Speak = Callable[..., NDArray[np.float32]]
 
@@ -59,37 +57,6 @@ def test_eight_streams_at_once_in_random_portions(
         assert heard.shape == whole.shape == (960 * len(golden.tokens),)
         assert np.abs(heard - whole).max() <= SERVER_EQUALS_LIBRARY
         assert snr_db(heard[: len(reference)], reference) > SNR_DB
-
-
-def test_streams_with_steps_of_their_own_share_batches(
-    speak: Speak, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
-) -> None:
-    asked = [STEPS[1], None, STEPS[0], STEPS[1]]
-    with ThreadPoolExecutor(len(asked)) as pool:
-        heard = list(pool.map(lambda steps: speak(voice, steps=steps), asked))
-    for samples, steps in zip(heard, asked, strict=True):
-        options = UtteranceOptions(steps or 0)
-        assert snr_db(samples, model.synthesize(golden.tokens, golden.voice, options)) >= SNR_DB
-    assert snr_db(heard[0], heard[1]) < SNR_DB  # the numbers of steps give different audio
-
-
-@pytest.mark.parametrize(
-    ("audio_format", "sample_rate"),
-    [("int16", 24_000), ("mulaw", 8000), ("alaw", 16_000), ("float32", 48_000)],
-)
-def test_formats_and_rates(
-    speak: Speak,
-    voice: ClientVoice,
-    whole: NDArray[np.float32],
-    audio_format: str,
-    sample_rate: int,
-) -> None:
-    heard = speak(voice, audio_format=audio_format, sample_rate=sample_rate)
-    expected = soxr.resample(whole, 24_000, sample_rate)
-    if audio_format != "float32":
-        expected = np.clip(expected, -1, 1)
-    assert heard.shape == expected.shape
-    assert snr_db(heard, expected) > (G711_DB if "law" in audio_format else SNR_DB)
 
 
 def test_a_voice_is_sent_once_and_named_afterwards(
@@ -131,23 +98,6 @@ def test_the_first_request_may_stay_open_to_the_end(rig: Rig, name: str, golden:
         assert len(connection.answers().chunks) == 1  # the second request finished
         connection.send([], None, "kept", end=True)
         assert len(connection.answers(requests=2).chunks) == 1
-
-
-def test_many_utterances_share_one_grpc_stream(
-    rig: Rig, name: str, golden: GoldenSet, whole: NDArray[np.float32]
-) -> None:
-    ids: tuple[int | str, ...] = ("a", 2**62)
-    with rig.connect(name) as connection:
-        for sequence in ids:
-            connection.send(golden.tokens[:100], golden.voice, sequence, start=True)
-        for sequence in ids:
-            connection.send(golden.tokens[100:], None, sequence, end=True)
-        answers = connection.answers(requests=4)
-    assert not answers.errors
-    assert sorted(index for index, _, _ in answers.chunks) == [0, 0, 1, 1, 2, 2]
-    chunks = {index: samples for index, _, samples in answers.chunks}
-    spoken = np.concatenate([chunks[index] for index in range(3)])
-    assert np.abs(spoken - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
 def test_a_whole_utterance_in_one_request(

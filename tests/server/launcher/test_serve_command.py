@@ -4,95 +4,17 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from testkit.models.tiny_model import TINY, tiny_copy
-from testkit.patience import PATIENCE_SECONDS
-from testkit.rigs.traces import Traces
-from token2wav_server import Ports, TritonServer, cli
+from token2wav_server import Ports, cli
 
 
 def port_arguments() -> list[str]:
     return [f"--{name}-port={port}" for name, port in vars(Ports.free()).items()]
-
-
-@contextmanager
-def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
-    """Runs the command until it says that it is ready."""
-    options = [str(TINY), f"--model-repository={repository}", "--canary-seconds=0"]
-    options += port_arguments()
-    command = [sys.executable, "-m", "token2wav", "serve", *options, "--", "--log-verbose=0"]
-    with (
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process,
-        ExitStack() as stack,
-    ):
-        stack.callback(process.kill)  # the outer context waits for the end of the process
-        assert process.stdout is not None
-        starting, ready = process.stdout.readline(), process.stdout.readline()
-        assert starting.startswith(f"token2wav: starting a server for {TINY}")
-        assert re.fullmatch(
-            r"token2wav: ready, gRPC 127.0.0.1:\d+, HTTP 127.0.0.1:\d+, metrics 127.0.0.1:\d+; "
-            r"Triton \d+\.\d+\.\d+, with a proxy for its HTTP and metrics ports\n",
-            ready,
-        )
-        reaper = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
-        server = int(Path(f"/proc/{reaper}/task/{reaper}/children").read_text())
-        yield process, Traces.of(server)
-
-
-def test_stops_on_request(repository: Path) -> None:
-    with serving(repository) as (process, traces):
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0
-    assert errors == "", "Triton's own noise is kept away"
-    assert traces.remaining() == []
-
-
-def test_server_that_dies(
-    repository: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(server: TritonServer, timeout_s: float | None = None) -> int | None:
-        if timeout_s is not None and timeout_s >= 1:  # not a wait for readiness
-            os.kill(server.pid, signal.SIGSEGV)
-            starts.append(server)
-            if len(starts) == 2:
-                (repository / "echo" / "1" / "model.py").write_text("raise ValueError('no GPU')")
-        return wait(server, timeout_s)
-
-    starts: list[TritonServer] = []
-    wait = TritonServer.wait
-    monkeypatch.setattr(TritonServer, "wait", killed)
-    options = [str(TINY), "--model-repository", str(repository), *port_arguments()]
-    assert run(*options) == 3
-    output = capfd.readouterr()
-    starting, *lines = without_memory(output.out).splitlines()
-    assert starting.startswith(f"token2wav: starting a server for {TINY}")
-    assert lines[0] == (
-        "token2wav: the canary is off, so a hanging model process is not detected: "
-        "no model token2wav or token2wav_ensemble is loaded"
-    )
-    assert lines[1].startswith("token2wav: ready, gRPC ")
-    ended = "the server ended by itself (status 139): tritonserver was killed by SIGSEGV"
-    assert lines[2:] == [
-        f"token2wav: {ended}; restarting the server",
-        lines[1],
-        f"{lines[2]} in 1 s",
-    ], "the same ports"
-    [error] = [
-        line for line in output.err.splitlines() if line.startswith("token2wav serve: error: ")
-    ]
-    assert "failed to load" in error
-    assert "no GPU" in error
-    assert "SIGSEGV" not in output.err, "the stack is for --verbose"
 
 
 def test_model_folder_that_cannot_be_served(

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from token2wav import InputError
+from token2wav import InputError, UtteranceOptions
 from token2wav.config.values import shown
-from token2wav.serving.door.message import Message, Parameters
+from token2wav.serving.audio_output import AudioFormat
+from token2wav.serving.door.message import Message, Options, Parameters
 from token2wav.serving.door.sequences import Owner
 
 
@@ -50,6 +51,14 @@ def test_bad_options_are_raised_once_the_stream_is_found(name: str, value: Any, 
     with pytest.raises(InputError) as refused:
         sent.options()
     assert str(refused.value) == f"{name}: {shown(value)} {words}"
+
+
+def test_all_options_reach_the_utterance() -> None:
+    parameters: Parameters = {"steps": 3, "decoder_noise": False, "delays": "0,2,1", "speed": 1.5}
+    parameters |= {"audio_format": "alaw", "sample_rate": 8000, "keep_open": True, "voice": "anna"}
+    options = message(parameters={**parameters, "end_after_repeats": 5, "end_after_silence_s": 2})
+    expected = UtteranceOptions(3, False, (0, 2, 1), AudioFormat("alaw", 8000), 5, 2, 1.5)
+    assert options.options() == Options(expected, True, "anna")
 
 
 def test_an_unknown_parameter_is_refused() -> None:
