@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from testkit.utterances import a_voice, some_tokens
 from tests.stages.rig import Parts
 from token2wav import StreamConfig, Token2Wav
-from token2wav.serving.chunking import Chunker
-from token2wav.serving.hops import HopSchedule
 from token2wav.stages.waveform import WaveformStage
 
 SECONDS = 40
@@ -49,17 +46,3 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
     assert chunker.new_tokens == 25 * SECONDS
     assert set(seen[8:]) == {seen[8]}
     assert engine._recompute.open_streams == 0
-
-
-@pytest.mark.parametrize("push", [1, 25, 400])
-def test_chunker_forgets_tokens_of_computed_chunks(parts: Parts, push: int) -> None:
-    tokens = some_tokens(20_000)
-    chunker = Chunker(tokens[:41], parts.config, HopSchedule(25, 25, 25))
-    for at in range(41, len(tokens), push):
-        chunker.push(tokens[at : at + push], end=at + push >= len(tokens))
-        while (chunk := chunker.next_chunk) is not None:
-            right = 0 if chunk.last else 3
-            assert np.array_equal(chunk.tokens, tokens[chunk.start : chunk.stop + right])
-            chunker.finish_chunk()
-    assert chunker.done
-    assert len(chunker._tokens._tokens) <= 2 * (push + 60) + 200

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,11 +14,10 @@ from tests.stages.rig import (
     RESERVED,
     CheapSolver,
     CountingSolver,
-    FlowStream,
     Parts,
     unreferenced_evicted,
 )
-from token2wav import BackendError, InputError, LimitError, Stream, StreamConfig, Token2Wav
+from token2wav import BackendError, InputError, Stream, StreamConfig, Token2Wav
 from token2wav.cache.block_pool import StreamBlocks
 from token2wav.stages.cached_flow import CachedFlow
 from token2wav.stages.waveform import WaveformStage
@@ -184,46 +182,3 @@ def test_streams_in_reference_cycles_leave_nothing(parts: Parts) -> None:
         del ring
     gc.collect()
     assert held(model, engine) == [0, 0, 0, 0, 0, 0]
-
-
-def test_thousands_of_streams_of_accounting_alone_leave_nothing(parts: Parts) -> None:
-    """Pages, prompts and handles are all released. The flow's solver is stubbed, and there is no
-    vocoder.
-    """
-    engine = parts.incremental(pages=14, solver=CheapSolver())
-    random = np.random.default_rng(0)
-    voices = [a_voice(prompt) for prompt in (0, 1, 28, 41, 53, 78)]
-    tokens = some_tokens(160)
-    running: list[FlowStream] = []
-    opened = refused = outgrown = 0
-    while opened < 2_500:
-        try:
-            utterance = FlowStream(
-                engine, voices[random.integers(len(voices))], parts.config, FIXED
-            )
-        except LimitError:
-            refused += 1
-            running.pop(0).close()
-            continue
-        opened += 1
-        running.append(utterance)
-        length = random.choice((0, 1, 30, 160), p=(0.7, 0.15, 0.13, 0.02))
-        if length:
-            utterance.push(tokens[:length])
-            outgrown += engine._recompute.open_streams > 0
-            if random.random() < 0.5:
-                utterance.finish()
-                utterance.close()
-        if len(running) > random.integers(1, 6):
-            running.pop(random.integers(len(running))).close()
-    assert refused > 25
-    assert outgrown > 25
-    for utterance in running:
-        utterance.close()
-    assert [engine.open_streams, engine._recompute.open_streams, engine.prefixes.referenced] == [
-        0,
-        0,
-        0,
-    ]
-    assert unreferenced_evicted(engine) == 0
-    assert engine.pool.acquire(14) == list(range(14))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from token2wav.execution.cuda_graphs import GraphSummary
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_source_noise
 from token2wav.layers.streaming import StreamStep, state_specs
-from token2wav.networks.source import frame_sines
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import PieceShape, WaveformStage, likely_pieces
 
@@ -178,40 +176,6 @@ def test_another_geometry() -> None:
         ]
         run(engine, utterances)
         check(engine, utterances)
-
-
-def test_the_output_delay_is_sufficient_and_minimal(parts: Parts) -> None:
-    hift, at = parts.hift, 40
-    mel = a_mel(60)[None]
-    changed = mel.clone()
-    changed[:, :, at:] += 3
-    moved = (hift.vocode(changed, parts.source_noise) - hift.vocode(mel, parts.source_noise))[
-        0
-    ].abs()
-    first = SAMPLES * at - hift.output_delay
-    assert float(moved[:first].max()) == 0
-    assert float(moved[first : first + SAMPLES].max()) > 0
-    # the first convolution's look-ahead, and half a window less its hop
-    assert hift.output_delay == 4 * SAMPLES + 4
-    assert torch.equal(
-        hift.vocode(mel, parts.source_noise, final=False),
-        hift.vocode(mel, parts.source_noise)[:, : -hift.output_delay],
-    )
-
-
-def test_phase_of_an_hour_carried_on_equals_double_precision() -> None:
-    frames, hop = 3600 * 50, 50
-    random = np.random.default_rng(0)
-    increments = random.uniform(0, 0.02, (frames, 2)).astype(np.float32)
-    carry = None
-    for start in range(0, frames, 20 * hop):
-        part = torch.from_numpy(increments[None, start : start + 20 * hop])
-        _, carry = frame_sines(part, SAMPLES, "exact", carry)
-    assert carry is not None
-    for harmonic in range(2):
-        cycles = math.fsum(increments[:, harmonic].astype(np.float64) * SAMPLES) % 1
-        distance = abs(float(carry[0, harmonic]) - cycles)
-        assert min(distance, 1 - distance) <= 1e-9
 
 
 # States of streams.
