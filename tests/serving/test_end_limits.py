@@ -11,16 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from testkit.models.tiny_model import TINY, demo_tokens
-from testkit.patience import until
 from testkit.replies import (
     FIRST,
     LIMITS,
-    Expected,
     GatedReply,
     Make,
     RecordingReply,
-    assert_serves,
-    refused,
 )
 from testkit.utterances import joined
 from token2wav import (
@@ -222,29 +218,6 @@ class Reasons(Observer):
         self.reasons.append(reason)
 
 
-def test_requests_after_the_end_get_one_sentence(
-    make: Make, model: Token2Wav, voice: Voice, expected: Expected
-) -> None:
-    workers = make(observer=(observer := Reasons()))
-    closed: list[str] = []
-    utterance = workers.utterances.open(
-        voice, lambda utterance: closed.append(utterance.why_closed), options=GUARDED
-    )
-    tokens, replies = runaway(60), [RecordingReply(), RecordingReply()]
-    workers.utterances.push(utterance, tokens[:40], replies[0], end=False)
-    replies[0].succeeded()
-    workers.utterances.push(utterance, tokens[40:], replies[1], end=False)
-    chunks = [chunk for reply in replies for chunk in reply.succeeded()]
-    assert np.array_equal(joined(chunks), model.synthesize(tokens[: 60 + REPEATS - 1], voice))
-    until(lambda: bool(observer.reasons))
-    assert observer.reasons == ["repeats"]
-    assert closed == [ENDED_BY_REPEATS]
-    assert str(refused(workers, utterance, [1])) == ENDED_BY_REPEATS
-    assert str(refused(workers, utterance, [1], end=True)) == ENDED_BY_REPEATS
-    until(lambda: model.pipeline.open_streams == 0)
-    assert_serves(workers, voice, expected)
-
-
 @pytest.mark.parametrize("end", [False, True])
 def test_requests_before_the_last_audio_are_answered_without_an_error(
     make: Make, voice: Voice, end: bool
@@ -272,21 +245,3 @@ def test_dropped_tokens_do_not_count_for_the_limit_of_tokens(make: Make, voice: 
     tokens = np.full(LIMITS.stream_tokens + 1, 1, np.int32)
     workers.utterances.push(utterance, tokens, reply := RecordingReply(), end=True)
     assert len(joined(reply.succeeded())) == 960 * REPEATS
-
-
-def test_silence_ends_a_request_whose_client_still_sends(
-    make: Make, model: Token2Wav, voice: Voice, all_silent: None
-) -> None:
-    workers = make(observer=(observer := Reasons()))
-    utterance = workers.utterances.open(voice, options=SILENCED)
-    kept, more = RecordingReply("a"), RecordingReply("b")
-    workers.utterances.push(utterance, demo_tokens(FIRST), kept, end=False, keep_open=True)
-    workers.utterances.push(utterance, demo_tokens(200), more, end=False)
-    chunks = sorted(kept.succeeded() + more.succeeded(), key=lambda chunk: chunk.index)
-    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
-    assert chunks[-1].end_reason is EndReason.SILENCE
-    assert sum(len(chunk.audio) for chunk in chunks) == SILENCE_S * CONFIG.sample_rate
-    until(lambda: bool(observer.reasons))
-    assert observer.reasons == ["silence"]
-    assert str(refused(workers, utterance, [1])) == ENDED_BY_SILENCE
-    until(lambda: model.pipeline.open_streams == 0)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from testkit.utterances import a_voice, off, portions, some_tokens
 from tests.stages.rig import MEL, FlowStream, Parts, estimator_state
 from token2wav import StreamConfig
-from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config.token_format import NO_TOKEN
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.ode import OdeTables
@@ -120,18 +119,6 @@ def test_provisional_chunks_take_no_page_and_leave_no_trace(parts: Parts) -> Non
     assert torch.equal(estimator_state(engine, stream.handle), state)
     stream.close()
     assert engine.pool.used == engine.prefixes.pages
-
-
-@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-def test_blocks_do_not_depend_on_provisional_chunks(parts: Parts, storage: Storage) -> None:
-    early, late = (
-        speak(parts, parts.incremental(storage=storage), 75, 90, sizes)
-        for sizes in ([15, 20], [50])
-    )
-    exact = provisional_frames(early, 75)
-    assert exact == 2 * (15 - FIRST_LOOKAHEAD)
-    assert provisional_frames(late, 75) == 0
-    assert np.array_equal(early.mel[:, exact:], late.mel[:, exact:])
 
 
 def test_missing_lookahead_is_silent_as_after_the_end(parts: Parts) -> None:

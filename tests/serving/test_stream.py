@@ -135,38 +135,6 @@ def test_nothing_is_taken_after_the_end(
         stream.cancel()
 
 
-def test_the_context_manager_frees_on_every_way_out(model: Token2Wav, voice: Voice) -> None:
-    def interrupted() -> None:
-        with model.stream(voice) as stream:
-            stream.push([1])
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        interrupted()
-    assert model.pipeline.open_streams == 0
-    with model.stream(voice) as stream:
-        stream.push([1])
-    with pytest.raises(StreamClosedError):
-        stream.push([1])
-    assert model.pipeline.open_streams == 0
-    with model.stream(voice) as stream:
-        stream.push([1])
-        stream.finish()
-    assert model.pipeline.open_streams == 0
-
-
-def test_a_voice_that_does_not_fit_opens_nothing(model: Token2Wav, voice: Voice) -> None:
-    short = Voice(voice.prompt_tokens, voice.prompt_mel[:-1], voice.speaker_embedding)
-    for use in (
-        model.stream,
-        lambda bad: model.synthesize([1], bad),
-        lambda bad: model.mel([1], bad),
-    ):
-        with pytest.raises(InputError, match=r"^prompt_mel: shape \(49, 80\), expected \(50, 80\)"):
-            use(short)
-    assert model.pipeline.open_streams == 0
-
-
 # Cancellations by other threads, which come while the engines work.
 
 

@@ -60,22 +60,3 @@ def test_the_scheduler_gets_the_time_of_each_opening(
     speak(workers, voice, 3).succeeded()
     speak(workers, voice, 3).succeeded()
     assert opened == [2.0, 2.0]
-
-
-def test_a_reply_that_is_kept_open_finishes_last(
-    workers: WorkerPool, voice: Voice, expected: Expected
-) -> None:
-    journal: list[str] = []
-    open_reply, middle, end = (RecordingReply(name, journal) for name in ("kept", "middle", "end"))
-    utterance = workers.utterances.open(voice)
-    workers.utterances.push(
-        utterance, demo_tokens(30)[:FIRST], open_reply, end=False, keep_open=True
-    )
-    workers.utterances.push(utterance, demo_tokens(30)[FIRST:], middle, end=False)
-    middle.succeeded()
-    assert open_reply.outcomes == []
-    workers.utterances.push(utterance, [], end, end=True)
-    end.succeeded()
-    open_reply.succeeded()
-    assert journal == ["kept0", "middle finished", "end1", "end finished", "kept finished"]
-    assert np.array_equal(joined(open_reply, middle, end), expected(30))
