@@ -9,7 +9,7 @@ from typing import Any
 
 from websockets.sync.client import connect
 
-SPEECH, STAGE, STREAM = "/v1/audio/speech", "/v1/stage/run", "/v1/audio/speech/stream"
+SPEECH, STREAM = "/v1/audio/speech", "/v1/audio/speech/stream"
 _PATIENCE_SECONDS = 150.0  # longer than the gateway's limit of a text
 
 

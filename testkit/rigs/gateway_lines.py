@@ -39,6 +39,7 @@ class Line(ABC):
         trace: header `traceparent`; empty for none.
         words: whether the client asks for the times of the words.
         audio: format and sample rate of the audio.
+        voice: name of the voice.
 
     Attributes:
         has_words: whether the door has these times.
@@ -61,8 +62,10 @@ class Line(ABC):
         *,
         words: bool = False,
         audio: tuple[str, int] = ("pcm", 24_000),
+        voice: str = VOICE,
     ) -> None:
         self.headers: dict[str, str] = {}
+        self._voice = voice
         self.times: list[tuple[str, int, int]] = []
         self._words = words
         self._format, self._rate_hz = audio
@@ -132,6 +135,7 @@ class Http(Line):
             "/v1/audio/speech",
             json=body(
                 input=text,
+                voice=self._voice,
                 response_format=self._format,
                 sample_rate=self._rate_hz,
                 **self._fields(),
@@ -172,6 +176,8 @@ class Events(Http):
             if event["type"] == "speech.audio.delta":
                 yield base64.b64decode(event["audio"])
                 self.times += times_of(event)
+            elif event["type"] == "speech.audio.error":
+                self.error = event["error"]["message"]
             self.end_reason = event.get("end_reason", "")
 
 
@@ -189,7 +195,8 @@ class Socket(ReportingLine):
             max_queue=1,  # so that a client that does not read takes no messages
         )
         audio = {"response_format": self._format, "sample_rate": self._rate_hz}
-        self._send(**CONFIG, **audio, word_timestamps=self._words)
+        usual = CONFIG | {"voice": self._voice}
+        self._send(**usual, **audio, word_timestamps=self._words)
 
     def _send(self, **message: Any) -> None:
         with suppress(ConnectionClosed):  # the error of a refusal is received later
@@ -210,7 +217,8 @@ class Socket(ReportingLine):
         while kind not in ("audio.done", "audio.cancelled"):
             try:
                 message = self._socket.recv(timeout=PATIENCE_SECONDS)
-            except ConnectionClosed:
+            except ConnectionClosed as closed:
+                self.error = self.error or f"connection: {closed}"
                 return
             if isinstance(message, bytes):
                 yield message
@@ -247,7 +255,10 @@ class Realtime(ReportingLine):
         ).enter()
         # OpenAI shows a rate of `audio/pcm` only.
         rate = {"rate": self._rate_hz} if self._format == "pcm" else {}
-        output: Any = {"format": {"type": f"audio/{self._format}", **rate}}
+        output: Any = {
+            "format": {"type": f"audio/{self._format}", **rate},
+            "voice": self._voice,
+        }
         self._response: Any = {"audio": {"output": output}}
 
     def begin(self, text: str) -> None:
@@ -316,7 +327,7 @@ class Riva(CancellableLine):
     def begin(self, text: str) -> None:
         self._call: Any = self._service.synthesize_online(
             text,
-            VOICE,
+            self._voice,
             encoding=_ENCODINGS[self._format],
             sample_rate_hz=self._rate_hz,
             enable_word_time_offsets=self._words,
