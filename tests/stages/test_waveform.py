@@ -178,6 +178,25 @@ def test_another_geometry() -> None:
         check(engine, utterances)
 
 
+def test_the_output_delay_is_sufficient_and_minimal(parts: Parts) -> None:
+    hift, at = parts.hift, 40
+    mel = a_mel(60)[None]
+    changed = mel.clone()
+    changed[:, :, at:] += 3
+    moved = (hift.vocode(changed, parts.source_noise) - hift.vocode(mel, parts.source_noise))[
+        0
+    ].abs()
+    first = SAMPLES * at - hift.output_delay
+    assert float(moved[:first].max()) == 0
+    assert float(moved[first : first + SAMPLES].max()) > 0
+    # the first convolution's look-ahead, and half a window less its hop
+    assert hift.output_delay == 4 * SAMPLES + 4
+    assert torch.equal(
+        hift.vocode(mel, parts.source_noise, final=False),
+        hift.vocode(mel, parts.source_noise)[:, : -hift.output_delay],
+    )
+
+
 # States of streams.
 
 
