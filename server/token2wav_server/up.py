@@ -163,9 +163,12 @@ async def _run(
     ports = Ports(*numbers)
     settings = await _merged(settings, options, model, ports.grpc, stand_in_port)
     checked = validated(Settings, settings, Path(_LANGUAGE_MODEL))  # the file was checked before
+    origin = options.config or Path("--voices")
+    # Without its default voice, which may be the demo voice, before that is made.
+    check_voices(checked.voices.model_copy(update={"default": None}), origin)
     if options.model is None:
         await _make_demo_voice(checked)
-    check_voices(checked.voices, options.config or Path("--voices"))
+    check_voices(checked.voices, origin)
     prctl = ctypes.CDLL(None).prctl
 
     async def start(noun: str, *words: object, descriptors: Sequence[int] = ()) -> None:

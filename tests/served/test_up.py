@@ -125,6 +125,7 @@ def _pending(process: int) -> set[int]:
         (["--config", "c.yaml"], "language_model:", 2, "c.yaml: language_model: "),
         (["--config", "c.yaml"], "- voices", 2, "c.yaml: document: "),
         (["--config", "c.yaml"], "speech_server: {port: 1}", 2, "c.yaml: speech_server: unknown"),
+        (["--voices", "c.yaml"], "", 2, "--voices: voices.folder: c.yaml is no folder"),
         (["--host", "192.0.2.1"], "", 2, "--host 192.0.2.1: not an address that this machine"),
         (["model"], "", 2, "model needs a language model: add --language-model URL"),
         (["--port", "{taken}"], "", 3, "gateway port {taken} on 127.0.0.1 cannot be used"),
