@@ -27,6 +27,7 @@ main() {
     try gateway token2wav_gateway.cli "import importlib.util as u; assert u.find_spec('torch') is None"
     try riva token2wav_gateway.doors.riva_server "import importlib.util as u; assert u.find_spec('torch') is None"
     try align token2wav_gateway.words.pocketsphinx_aligner
+    try normalise token2wav_gateway.words.wetext_normaliser
     try onnx onnxruntime
     try onnx-gpu onnxruntime
     try server token2wav "from token2wav_server.front.build import native_front; assert native_front()"

@@ -51,7 +51,7 @@ GATEWAY_FLOORS = [
     {"edge"},
     {"access", "encoding", "metrics", "tracing"},
     {"settings"},
-    {"errors", "forms", "log"},
+    {"errors", "forms", "log", "plugins"},
 ]
 
 

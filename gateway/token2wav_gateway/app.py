@@ -21,9 +21,10 @@ from token2wav_gateway.edge.origins import OriginCheck
 from token2wav_gateway.errors import INTERNAL, GatewayError, RequestError, StorageError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.settings import Settings
+from token2wav_gateway.settings import Settings, check_plugin
 from token2wav_gateway.speech.template import load_template
-from token2wav_gateway.words.word_times import check_aligner
+from token2wav_gateway.words.aligners import ALIGNERS
+from token2wav_gateway.words.normaliser import NORMALISERS
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
     """Creates the ASGI application.
 
     Raises:
-        SettingsError: the template of the language model is wrong, or the aligner is not installed.
+        SettingsError: the template of the language model is wrong, or the aligner or the normaliser
+            is not installed.
     """
 
     @asynccontextmanager
@@ -40,6 +42,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         app.state.gateway = gateway = Gateway(settings, access, metrics)
         app.state.sockets = Sockets(gateway)
         gateway.word_times.start()
+        gateway.servers.normaliser.start()
         try:
             yield
         finally:
@@ -47,7 +50,8 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             await gateway.close()
 
     load_template(settings.language_model.template, settings.language_model.folder)
-    check_aligner(settings.aligner)
+    check_plugin("aligner.name", settings.aligner.name, ALIGNERS)
+    check_plugin("text.normalise", settings.text.normalise, NORMALISERS)
     access = Access(settings.keys)
     app = FastAPI(
         title="token2wav gateway",

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated, TypeAlias
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field, StringConstraints
+
+_Spelling = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+# Spellings by words.
+Pronunciations: TypeAlias = Annotated[dict[_Spelling, _Spelling], Field(max_length=100)]
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:

@@ -22,7 +22,8 @@ from token2wav.errors import ConfigError
 from token2wav_client import ClientError, Tls
 from token2wav_client.connection import checked_metadata
 from token2wav_gateway.errors import GatewayError
-from token2wav_gateway.forms import matching
+from token2wav_gateway.forms import Pronunciations, matching
+from token2wav_gateway.plugins import Plugins
 
 _LONGEST_SECRET = 4096  # characters
 
@@ -248,6 +249,19 @@ class AlignerSettings(Section):
     memory_mib: Annotated[int, Field(ge=256, le=1 << 16)] = 1024
 
 
+class TextSettings(Section):
+    """Changes to texts before they are spoken.
+
+    Attributes:
+        normalise: name of an installed normaliser, which writes numbers and abbreviations as words,
+            such as `wetext`; None for none.
+        pronunciations: spellings of words for the language model.
+    """
+
+    normalise: str | None = None
+    pronunciations: Pronunciations = Field(default_factory=dict)
+
+
 class KeySettings(Section):
     """Access key.
 
@@ -313,6 +327,7 @@ class Settings(Section):
     speech_server: SpeechServerSettings = SpeechServerSettings()
     voices: VoiceSettings = VoiceSettings()
     aligner: AlignerSettings = AlignerSettings()
+    text: TextSettings = TextSettings()
     limits: LimitSettings = LimitSettings()
     keys: tuple[KeySettings, ...] = ()
     origins: tuple[Origin, ...] = ()
@@ -362,6 +377,14 @@ def check_voices(voices: VoiceSettings, path: Path) -> None:
         raise SettingsError(
             f"{path}: voices.default: {shown(voices.default)} has no file "
             f"{voices.default}.safetensors in {voices.folder}"
+        )
+
+
+def check_plugin(setting: str, name: str | None, plugins: Plugins) -> None:
+    """Raises SettingsError if a setting names a plugin that is not installed; None names none."""
+    if name is not None and name not in (known := plugins.names()):
+        raise SettingsError(
+            f"{setting}: {name[:64]!r} is not one of the installed ones: {', '.join(known)}"
         )
 
 

@@ -30,7 +30,7 @@ from lab.quality.recogniser import Signal
 from testkit.rigs.aligners import align
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav.serving.end_limits import audible, window_samples
-from token2wav_gateway.words.aligners import Aligner, WholeAligner, factory, names
+from token2wav_gateway.words.aligners import ALIGNERS, Aligner, WholeAligner
 from token2wav_voice import FrontEnd, Recording
 
 SEED = 1
@@ -56,13 +56,13 @@ class Spliced:
 def main() -> None:
     """Measures all rows, prints a table and writes the results."""
     parser = argparse.ArgumentParser(description="Measure the times of words.")
-    parser.add_argument("--aligner", default="pocketsphinx", choices=names())
+    parser.add_argument("--aligner", default="pocketsphinx", choices=ALIGNERS.names())
     parser.add_argument("--text", type=Path, default=HELD_OUT, help="a sentence in each line")
     parser.add_argument("--sentences", type=int, help="number of sentences (default: all)")
     parser.add_argument("--name", default="word_times", help="name of the result file")
     options = parser.parse_args()
 
-    aligner = factory(options.aligner)()
+    aligner = ALIGNERS.load(options.aligner)()
     sentences = list(spliced(held_out(options.text)[: options.sentences]))
     rows = {}
     print("audio | words | failed | median | 95 % | of starts | of ends, ms")

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
+from testkit.rigs import plugins
 from token2wav_gateway.words.aligners import Aligner, WholeAligner, Word, begin
 
 # An aligner does what its name says for texts with "bad", and aligns other texts letter by letter.
@@ -146,18 +146,6 @@ def align(aligner: Aligner | WholeAligner, text: str, samples: NDArray[np.int16]
 @contextmanager
 def installed(site: Path) -> Iterator[None]:
     """Installs them into a folder, with an entry point for each of `NAMES`."""
-    _write_distribution(site)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(site))
-        patch.setenv("PYTHONPATH", str(site), prepend=":")
+    names = [*NAMES, "missing"]
+    with plugins.installed(site, "made_up_aligners", _CODE, "token2wav.aligners", names):
         yield
-
-
-def _write_distribution(site: Path) -> None:
-    (site / "made_up_aligners.py").write_text(_CODE)
-    (info := site / "made_up_aligners-1.dist-info").mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up-aligners\nVersion: 1\n")
-    points = "".join(f"{name} = made_up_aligners:{name}\n" for name in NAMES)
-    (info / "entry_points.txt").write_text(
-        f"[token2wav.aligners]\n{points}missing = made_up_aligners:nothing\n"
-    )

@@ -53,6 +53,7 @@ async def create_speech(body: SpeechRequest, request: Request) -> Response:
                 body.sampling,
                 body.speed,
                 language=body.language_name,
+                pronunciations=body.pronunciations,
             ),
             body.audio_format,
             body.sample_rate,

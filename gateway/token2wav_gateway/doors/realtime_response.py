@@ -137,6 +137,7 @@ class SpokenResponse:
                 words_within=lambda: _WORDS_S,
             )
             turn.admit()
+            part = part.removesuffix(sentence) + await turn.spoken_text()
             self._transcript += part
             self.playout.begin(part)
             await self._send_of_part("response.output_audio_transcript.delta", delta=part)

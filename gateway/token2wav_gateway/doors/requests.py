@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from token2wav_gateway.encoding import FORMATS
+from token2wav_gateway.forms import Pronunciations
 from token2wav_gateway.words.sentences import Granularity
 
 _MOST_UNKNOWN = 16  # more than a body has fields with two names, such as voice and speaker
@@ -188,6 +189,7 @@ class SpeechFields(AudioFields, Sampling):
         seed: seed of the language model.
         max_new_tokens: largest number of tokens that the language model may send for a text.
         language: ISO code or English name of the language; None, or `Auto`, if it is unknown.
+        pronunciations: spellings of words for the language model, by the words.
         extra_params: sampling parameters, where vLLM-Omni has them. Those outside it go first.
     """
 
@@ -204,6 +206,7 @@ class SpeechFields(AudioFields, Sampling):
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
     language: Annotated[str | None, AfterValidator(_language_code)] = None
+    pronunciations: Pronunciations = Field(default_factory=dict)
     extra_params: Sampling = Sampling()
 
     @field_validator("ref_text")

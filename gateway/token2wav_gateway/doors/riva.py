@@ -111,7 +111,8 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
             text, audio_format, rate_hz, mono=True, words=request.enable_word_time_offsets
         )
         response = SynthesizeSpeechResponse()
-        response.meta.text = response.meta.processed_text = request.text
+        response.meta.text = request.text
+        response.meta.processed_text = await turn.spoken_text()
         async with aclosing(turn.events()) as events:
             async for event in events:
                 if isinstance(event, Audio):

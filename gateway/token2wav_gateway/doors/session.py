@@ -164,6 +164,7 @@ class Session(SocketSession[_Waiting]):
             config.sampling,
             config.speed,
             language=config.language_name,
+            pronunciations=config.pronunciations,
         )
         self._config, self._said = config.model_copy(update={"ref_audio": None}), said
         limit = self._limits.text_characters
@@ -171,7 +172,8 @@ class Session(SocketSession[_Waiting]):
         self._splitter: SentenceSplitter | WordFeeder = SentenceSplitter(
             limit, config.split_granularity, config.language_code
         )
-        if template.text == "stream" and not config.word_timestamps:  # an aligner needs whole texts
+        # An aligner needs whole texts, and so do pronunciations.
+        if template.text == "stream" and not (config.word_timestamps or config.pronunciations):
             self._splitter = WordFeeder(limit)
 
     async def _report(self, error: GatewayError, message: Any) -> None:
@@ -303,11 +305,12 @@ class Session(SocketSession[_Waiting]):
             words_within=lambda: chunks.due_s - _NEXT_S if self._unspoken else math.inf,
         )
         chunks = _Chunks(sentence, turn.rate_hz)
-        start: dict[str, Any] = {"sentence_text": said.text, "format": config.audio_format}
+        text = await turn.spoken_text()
+        start: dict[str, Any] = {"sentence_text": text, "format": config.audio_format}
         start |= {"sample_rate": turn.rate_hz, "channels": 1}
         await self._send("audio.start", **sentence.position, **start)
         sent, samples, error, playout = 0, 0, False, self._playout
-        playout.begin(f"{said.text} ", sentence.utterance_index)
+        playout.begin(f"{text} ", sentence.utterance_index)
         try:
             async with aclosing(turn.events()) as events:
                 async for event in events:

@@ -20,6 +20,7 @@ from token2wav_gateway.speech.language_model import LanguageModel
 from token2wav_gateway.speech.recent import Recent
 from token2wav_gateway.speech.template import load_template
 from token2wav_gateway.tracing import Tracer
+from token2wav_gateway.words.normaliser import Normaliser
 
 # Seconds after which a server is asked again. It may then have another model.
 _CHECK_S, _VOCABULARY_S = 1.0, 10.0
@@ -32,6 +33,7 @@ class Servers:
 
     Attributes:
         limits: limits of every turn.
+        normaliser: changes texts before they are spoken.
         works: raises ModelError if a server does not work.
         vocabulary: number of different tokens, or of the codes of each codebook, which bounds the
             tokens of the language model; () if the speech server has never told them.
@@ -40,6 +42,7 @@ class Servers:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         server = settings.speech_server
         self.limits = settings.limits
+        self.normaliser = Normaliser(settings.text)
         self.metrics = metrics
         self.language_model = LanguageModel(
             settings.language_model,
@@ -60,6 +63,7 @@ class Servers:
         self._speaking = 0
 
     async def close(self) -> None:
+        await self.normaliser.close()
         await self.client.close()
         await self.language_model.close()
 

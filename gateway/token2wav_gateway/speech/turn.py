@@ -55,6 +55,7 @@ class Text:
         sampling: fields of the request to the language model that replace those of the template.
         speed: tempo of the speech, 0.5 to 2.
         language: English name of the language, or its code, for templates with `{language}`.
+        pronunciations: spellings of words, beside those of the settings.
     """
 
     text: str
@@ -64,6 +65,7 @@ class Text:
     speed: float = 1.0
     growing: GrowingText | None = None
     language: str = "Auto"
+    pronunciations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def characters(self) -> int:
@@ -187,9 +189,8 @@ class Turn:
         self._trace = trace or {}
         self._holder = holder
         self._words_within = words_within
-        self._spoken: SpokenText | None = None
-        if word_times is not None and isinstance(said, Text):
-            self._spoken = SpokenText(word_times, said.text, encoder.rate_hz)
+        self._text: str | None = None  # as it is spoken
+        self._word_times = word_times
         ahead_s, held_back = servers.limits.ahead_s, self._metrics.held_back
         self._pressure = Backpressure(ahead_s, held_back, said.speed)
         self._tokens = self._spoken_tokens = 0
@@ -228,6 +229,21 @@ class Turn:
         if holder is not None:
             holder.count_request()
 
+    async def spoken_text(self) -> str:
+        """Returns the text as it is spoken, with the changes of the settings and of the client.
+
+        All events of the turn are about this text. It is empty for codes. A text that grows stays
+        as it is, and so does a text that is too long, which `events` refuses.
+        """
+        said = self._said
+        if self._text is None:
+            self._text = said.text if isinstance(said, Text) else ""
+            short = len(self._text) <= self._servers.limits.text_characters
+            if isinstance(said, Text) and said.growing is None and short:
+                normaliser = self._servers.normaliser
+                self._text = await normaliser(said.text, said.language, said.pronunciations)
+        return self._text
+
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yields the events: `Started`, `Audio` any number of times, and `Ended`. If words are
         wanted, `Words` follow between and after the audio.
@@ -241,7 +257,10 @@ class Turn:
             ModelError: one of the servers fails.
         """
         self.admit()
-        encoder, begun, spoken = self._encoder, False, self._spoken
+        text = await self.spoken_text()
+        encoder, begun, spoken = self._encoder, False, None
+        if self._word_times is not None and isinstance(self._said, Text):
+            spoken = SpokenText(self._word_times, text, encoder.rate_hz)
         try:
             async with aclosing(self._speak()) as speech:
                 chunks = speech if spoken is None else _with_words(speech, spoken)
@@ -278,7 +297,7 @@ class Turn:
         said, servers = self._said, self._servers
         codes = None if isinstance(said, Text) else _checked_codes(said.codes, servers.limits)
         if isinstance(said, Text):
-            check_text(said.text, said.instructions, servers.limits)
+            check_text(await self.spoken_text(), said.instructions, servers.limits)
         with (
             servers.tracer.span("speech", self._trace, server=True) as span,
             servers.busy(),
@@ -376,7 +395,7 @@ class Turn:
         """Yields the speech tokens of the language model."""
         servers, started, voice = self._servers, time.monotonic(), said.voice
         prompt: dict[str, Any] = {
-            "text": said.text,
+            "text": await self.spoken_text(),
             "instructions": said.instructions,
             "voice": voice.name,
             "language": said.language,

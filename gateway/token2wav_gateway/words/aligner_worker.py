@@ -40,10 +40,10 @@ def main() -> None:
     import numpy as np
     import soxr
 
-    from token2wav_gateway.words.aligners import Alignment, begin, factory
+    from token2wav_gateway.words.aligners import ALIGNERS, Alignment, begin
 
     try:
-        aligner = factory(name)()
+        aligner = ALIGNERS.load(name)()
     except Exception as error:
         _answer(answers, LOADED, {"error": f"{type(error).__name__}: {error}"[:500]})
         return

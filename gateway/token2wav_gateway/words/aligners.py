@@ -2,26 +2,24 @@
 
 `pocketsphinx` is included. Another distribution adds an aligner with an entry point of the group
 `token2wav.aligners`, whose value is a class or function that takes no arguments and returns an
-`Aligner` or a `WholeAligner`:
-
-    [project.entry-points."token2wav.aligners"]
-    mine = "my_package:MyAligner"
+`Aligner` or a `WholeAligner`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from importlib.metadata import entry_points
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-GROUP = "token2wav.aligners"
-_INCLUDED = {
-    "pocketsphinx": ("token2wav_gateway.words.pocketsphinx_aligner", "PocketsphinxAligner")
-}
+from token2wav_gateway.plugins import Plugins
+
+# Classes or functions that take no arguments and return an aligner.
+ALIGNERS = Plugins(
+    "token2wav.aligners",
+    {"pocketsphinx": "token2wav_gateway.words.pocketsphinx_aligner:PocketsphinxAligner"},
+)
 
 
 class Word(NamedTuple):
@@ -115,25 +113,3 @@ def begin(aligner: Aligner | WholeAligner, text: str) -> Alignment:
         alignment: Alignment = aligner.begin(text)
         return alignment
     return _WholeAlignment(aligner, text)
-
-
-def names() -> list[str]:
-    """Returns the names of all installed aligners."""
-    return sorted({*_INCLUDED, *(point.name for point in entry_points(group=GROUP))})
-
-
-def factory(name: str) -> Callable[[], Aligner | WholeAligner]:
-    """Imports the class or function that makes an aligner.
-
-    Raises:
-        LookupError: no aligner has this name.
-        ImportError: the module of the aligner, or a package that it needs, is missing.
-    """
-    if name in _INCLUDED:
-        module, function = _INCLUDED[name]
-        included: Callable[[], Aligner | WholeAligner] = getattr(import_module(module), function)
-        return included
-    for point in entry_points(group=GROUP, name=name):
-        plugin: Callable[[], Aligner | WholeAligner] = point.load()
-        return plugin
-    raise LookupError(f"no aligner has the name {name!r}")

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from token2wav_gateway.encoding import RATE_HZ, mixed_down
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.settings import AlignerSettings, SettingsError
-from token2wav_gateway.words import aligners
+from token2wav_gateway.settings import AlignerSettings, check_plugin
 from token2wav_gateway.words.aligner_worker import (
     ANSWER,
     DROPPED,
@@ -37,7 +36,7 @@ from token2wav_gateway.words.aligner_worker import (
     ONGOING,
     REQUEST,
 )
-from token2wav_gateway.words.aligners import Word
+from token2wav_gateway.words.aligners import ALIGNERS, Word
 from token2wav_gateway.words.sentences import has_words
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ class WordTimes:
     """
 
     def __init__(self, settings: AlignerSettings, metrics: Metrics) -> None:
-        check_aligner(settings)
+        check_plugin("aligner.name", settings.name, ALIGNERS)
         self.settings = settings
         self.metrics = metrics
         self._free = asyncio.Lock()
@@ -362,15 +361,6 @@ class SpokenText:
         finally:
             if not complete:
                 self._word_times.forget(number)
-
-
-def check_aligner(settings: AlignerSettings) -> None:
-    """Raises SettingsError if no aligner of the name in the settings is installed."""
-    if settings.name is not None and settings.name not in (known := aligners.names()):
-        raise SettingsError(
-            f"aligner.name: {settings.name[:64]!r} is not one of the installed aligners: "
-            f"{', '.join(known)}"
-        )
 
 
 def checked(words: Any, text: str, seconds: float, before: Sequence[Word] = ()) -> list[Word]:

@@ -14,20 +14,25 @@ import pytest
 from token2wav_client import AudioChunk
 from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.settings import AlignerSettings, LimitSettings
+from token2wav_gateway.settings import AlignerSettings, LimitSettings, TextSettings
+from token2wav_gateway.speech import turn
 from token2wav_gateway.speech.turn import Audio, Ended, Started, Text, Turn, Words
 from token2wav_gateway.voices.voice_folder import Voice
+from token2wav_gateway.words.normaliser import Normaliser
 from token2wav_gateway.words.word_times import WordTimes
 
 RATE_HZ = 8000
 SECOND = np.zeros(RATE_HZ, np.int16)
 
 
-def turn_with(spoken: Any) -> Turn:
-    servers: Any = SimpleNamespace(limits=LimitSettings(), metrics=Metrics())
-    turn = Turn(servers, Text("abc", Voice("anna")), Encoder("pcm", RATE_HZ))
-    turn._spoken = spoken
-    return turn
+def servers() -> Any:
+    parts = {"limits": LimitSettings(), "metrics": Metrics()}
+    return SimpleNamespace(**parts, normaliser=Normaliser(TextSettings()))
+
+
+def new_turn(word_times: Any) -> Turn:
+    said = Text("abc", Voice("anna"))
+    return Turn(servers(), said, Encoder("pcm", RATE_HZ), word_times=word_times)
 
 
 class Found:
@@ -60,10 +65,11 @@ def test_words_that_are_known_are_sent_before_the_others_are_given_up(
         yield AudioChunk(SECOND, 0, True, 0, 0, None, sample_rate=RATE_HZ)
 
     async def work() -> list[Any]:
-        return [event async for event in turn_with(spoken).events() if isinstance(event, Words)]
+        return [event async for event in new_turn("any").events() if isinstance(event, Words)]
 
-    monkeypatch.setattr(Turn, "_speak", speak)
     spoken = Found()
+    monkeypatch.setattr(Turn, "_speak", speak)
+    monkeypatch.setattr(turn, "SpokenText", lambda *_: spoken)
     known = list(spoken.found)
     assert [words.times for words in asyncio.run(work())] == [known, None]
 
@@ -80,7 +86,7 @@ def test_a_second_cancel_waits_for_the_end_of_the_first(monkeypatch: pytest.Monk
             ended.append(True)
 
     async def take(begun: asyncio.Event) -> None:
-        async with aclosing(turn_with(Found()).events()) as events:
+        async with aclosing(new_turn("any").events()) as events:
             async for _ in events:
                 begun.set()
 
@@ -95,6 +101,7 @@ def test_a_second_cancel_waits_for_the_end_of_the_first(monkeypatch: pytest.Monk
         assert ended == [True]
 
     monkeypatch.setattr(Turn, "_speak", speak)
+    monkeypatch.setattr(turn, "SpokenText", lambda *_: Found())
     asyncio.run(work())
 
 
@@ -104,8 +111,6 @@ def test_words_are_told_before_the_next_audio(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The aligner tells a letter for each second, and the speech server waits until it has come."""
-    metrics: Any = Metrics()
-    servers: Any = SimpleNamespace(limits=LimitSettings(), metrics=metrics)
     got = asyncio.Semaphore(0)
 
     async def speak(_: object) -> AsyncGenerator[AudioChunk, None]:
@@ -114,12 +119,9 @@ def test_words_are_told_before_the_next_audio(
             await got.acquire()
 
     async def work() -> list[Any]:
-        word_times = WordTimes(AlignerSettings(name="Follows", timeout_s=60), metrics)
-        turn = Turn(
-            servers, Text("abc", Voice("anna")), Encoder("pcm", RATE_HZ), word_times=word_times
-        )
+        word_times = WordTimes(AlignerSettings(name="Follows", timeout_s=60), Metrics())
         events = []
-        async with aclosing(turn.events()) as stream:
+        async with aclosing(new_turn(word_times).events()) as stream:
             async for event in stream:
                 events.append(event)
                 if isinstance(event, Words):
