@@ -97,10 +97,10 @@ def headers_of(request: bytes) -> dict[str, str]:
 
 
 @pytest.mark.anyio
-async def test_without_opentelemetry_the_context_passes_unchanged(
+async def test_without_the_sdk_the_context_passes_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tracing, "_installed", lambda _: False)
+    monkeypatch.setattr(tracing, "_TRACER", trace.NoOpTracer())
     with servers() as (settings, triton, requests):
         await speak(settings)
     assert trace_headers(triton.metadata) == CONTEXT

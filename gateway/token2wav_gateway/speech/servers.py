@@ -19,7 +19,6 @@ from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech.language_model import LanguageModel
 from token2wav_gateway.speech.recent import Recent
 from token2wav_gateway.speech.template import load_template
-from token2wav_gateway.tracing import Tracer
 from token2wav_gateway.words.normaliser import Normaliser
 
 # Seconds after which a server is asked again. It may then have another model.
@@ -59,7 +58,6 @@ class Servers:
         self.works = Recent(self._check, _CHECK_S)
         self.vocabulary = Recent(self._ask_vocabulary, _VOCABULARY_S)
         self._known_vocabulary: tuple[int, ...] = ()
-        self.tracer = Tracer()
         self._speaking = 0
 
     async def close(self) -> None:

@@ -33,7 +33,7 @@ from token2wav_gateway.speech.growing_text import GrowingText
 from token2wav_gateway.speech.language_model import Answer
 from token2wav_gateway.speech.playback import Playback
 from token2wav_gateway.speech.servers import Servers, codes_error, speech_error
-from token2wav_gateway.tracing import Span
+from token2wav_gateway.tracing import Span, span
 from token2wav_gateway.voices.voice_folder import Voice
 from token2wav_gateway.words.word_times import SpokenText, WordTimes
 
@@ -299,17 +299,17 @@ class Turn:
         if isinstance(said, Text):
             check_text(await self.spoken_text(), said.instructions, servers.limits)
         with (
-            servers.tracer.span("speech", self._trace, server=True) as span,
+            span("speech", self._trace, server=True) as request,
             servers.busy(),
             self._counted(),
         ):
             if isinstance(said, Text):
-                tokens = self._tokens_of(said, span)
+                tokens = self._tokens_of(said, request)
             else:
                 assert codes is not None
                 self._tokens = len(codes)
                 tokens = _in_batches(codes)
-            async with aclosing(self._synthesize(tokens, span)) as chunks:
+            async with aclosing(self._synthesize(tokens, request)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -335,7 +335,7 @@ class Turn:
         started, first_tokens_s = time.monotonic(), 0.0
         pressure, playback = self._pressure, Playback()
         deadline = started + servers.limits.seconds
-        with servers.tracer.span("speech server", request.headers) as span:
+        with span("speech server", request.headers) as call:
             # The client's task that sends tokens closes their generator.
             chunks = servers.client.synthesize(
                 pressure.hold_back(tokens),
@@ -343,7 +343,7 @@ class Turn:
                 audio_format=self._encoder.format.samples,
                 sample_rate=self._encoder.rate_hz,
                 speed=said.speed,
-                headers=span.headers,
+                headers=call.headers,
             )
             try:
                 async with aclosing(chunks):  # type: ignore[type-var]
@@ -361,7 +361,7 @@ class Turn:
                         if chunk.end_reason is not None:
                             self._end_reason = chunk.end_reason
                         if not playback.chunks and len(chunk.audio):
-                            span.event("first audio")
+                            call.event("first audio")
                             first_audio_s = time.monotonic() - started
                             first_tokens_s = max(0.0, first_audio_s - chunk.arrival_s)
                             metrics.first_audio.observe(first_audio_s)
@@ -403,7 +403,7 @@ class Turn:
             "prompt_text": voice.text,
             "prompt_tokens": voice.tensors.prompt_tokens if voice.tensors else _NO_PROMPT,
         }
-        with servers.tracer.span("language model", request.headers) as span:
+        with span("language model", request.headers) as call:
             answer, vocabulary = Answer(), await servers.vocabulary.get()
             further = None
             if said.growing is not None:
@@ -412,14 +412,14 @@ class Turn:
                 longest_s = servers.limits.seconds / 2
                 further = said.growing.rest(said.text, pause_s, longest_s)
             batches = servers.language_model.tokens(
-                answer, vocabulary, span.headers, further, **prompt
+                answer, vocabulary, call.headers, further, **prompt
             )
             try:
                 async with aclosing(batches):
                     async for batch in batches:
                         if not self._tokens:
                             self._metrics.first_token.observe(time.monotonic() - started)
-                            span.event("first token")
+                            call.event("first token")
                         self._tokens += len(batch)
                         self._metrics.tokens.inc(len(batch))
                         yield batch
@@ -429,7 +429,7 @@ class Turn:
             if answer.cut_off:
                 self._end_reason = "length"
                 self._shortened = servers.language_model.template.is_shortened(said.sampling)
-            span.set("tokens", self._tokens)
+            call.set("tokens", self._tokens)
 
 
 async def _with_words(
