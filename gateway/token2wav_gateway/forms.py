@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import AfterValidator, Field, StringConstraints
-
-_Spelling = Annotated[str, StringConstraints(min_length=1, max_length=100)]
-# Spellings by words.
-Pronunciations: TypeAlias = Annotated[dict[_Spelling, _Spelling], Field(max_length=100)]
+from pydantic import AfterValidator, BeforeValidator, StringConstraints
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:
@@ -26,3 +22,19 @@ def matching(pattern: str, expected: str) -> AfterValidator:
         return text
 
     return AfterValidator(check)
+
+
+def few(most: int) -> BeforeValidator:
+    """Returns a check that a mapping has few names, before pydantic makes an error of each."""
+
+    def check(values: Any) -> Any:
+        if isinstance(values, dict) and len(values) > most:
+            raise ValueError(f"{len(values)} names; at most {most} are allowed")
+        return values
+
+    return BeforeValidator(check)
+
+
+_Spelling = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+# Spellings of words, by the words.
+Pronunciations: TypeAlias = Annotated[dict[_Spelling, _Spelling], few(100)]

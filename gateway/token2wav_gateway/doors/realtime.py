@@ -115,12 +115,13 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             self._check_length("session.instructions", options.instructions)
         if options.model is not None:
             self._gateway.check_model(options.model)
-        if options.voice_name:
-            self._gateway.voices.get(options.voice_name)
-            self._voice_name = options.voice_name
+        output = options.output
+        if output.voice_name:
+            self._gateway.voices.get(output.voice_name)
+            self._voice_name = output.voice_name
         self._model = options.model or self._model
-        self._speed = options.speed or self._speed
-        self._format = options.format or self._format
+        self._speed = output.speed or self._speed
+        self._format = output.format or self._format
         if options.instructions is not None:
             self._instructions = options.instructions or None
 
@@ -221,14 +222,15 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         self._check_length("response.input", "".join(texts))
         if options.instructions is not None:
             self._check_length("response.instructions", options.instructions)
-        voice_name = options.voice_name or self._voice_name
+        output = options.output
+        voice_name = output.voice_name or self._voice_name
         in_conversation = options.conversation == "auto"
         instructions = options.instructions
         said = Text(
             text,
             self._gateway.voices.get(voice_name),
             self._instructions if instructions is None else instructions or None,
-            speed=options.speed or self._speed,
+            speed=output.speed or self._speed,
         )
         for item in waiting:
             item.text = None
@@ -237,7 +239,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         order = Order(
             said,
             voice_name,
-            options.format or self._format,
+            output.format or self._format,
             self._conversation_id if in_conversation else None,
             self._items[-1].id if self._items else None,
             options.metadata,

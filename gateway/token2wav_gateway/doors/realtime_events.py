@@ -6,9 +6,7 @@ import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -16,17 +14,16 @@ from pydantic import (
     model_validator,
 )
 
-from token2wav_gateway.doors.requests import Speed, VoiceId, Words, without_nulls
+from token2wav_gateway.doors.requests import Body, Speed, VoiceId, Words, problem
 from token2wav_gateway.encoding import FORMATS
 from token2wav_gateway.errors import RequestError
-from token2wav_gateway.forms import matching
+from token2wav_gateway.forms import few, matching
 
 _MOST_PARTS = 64  # of the content of an item
 _MOST_INPUTS = 64  # items of `response.input`
 _MOST_METADATA = 16
 _HEARD = {"input_audio", "input_image", "output_audio"}  # types of content without a text
 _ID = re.compile(r"[!-~]{1,64}")
-_FIELD = re.compile(r"[a-z_]+")
 
 
 def _unset(value: Any) -> None:
@@ -37,12 +34,6 @@ def _unset(value: Any) -> None:
         )
 
 
-def _few_metadata(values: Any) -> Any:
-    if isinstance(values, dict) and len(values) > _MOST_METADATA:
-        raise ValueError(f"{len(values)} names; at most {_MOST_METADATA} are allowed")
-    return values
-
-
 Unsupported: TypeAlias = Annotated[Any, BeforeValidator(_unset)]
 Id: TypeAlias = Annotated[str, matching(_ID.pattern, "1 to 64 visible characters of ASCII")]
 Modalities: TypeAlias = Annotated[list[Literal["audio"]], Field(min_length=1, max_length=1)]
@@ -51,28 +42,11 @@ Metadata: TypeAlias = Annotated[
         Annotated[Words, Field(max_length=64)],
         Annotated[Words, Field(max_length=512)],
     ],
-    BeforeValidator(_few_metadata),
+    few(_MOST_METADATA),
 ]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_fields(cls, values: Any) -> Any:
-        """Checks names up to the first mistake. pydantic would collect every mistake, which takes
-        a second for a message of 1 MiB, and no other stream gets audio meanwhile.
-        """
-        if isinstance(values, dict):
-            values = without_nulls(values)
-            for name in values:
-                if name not in cls.model_fields:
-                    raise ValueError(f"{name[:64]!r} is not a known field")
-        return values
-
-
-class AudioFormat(_Part):
+class AudioFormat(Body):
     """Format of the audio: 16-bit samples, or G.711.
 
     Attributes:
@@ -105,7 +79,7 @@ class AudioFormat(_Part):
         return {"type": self.type, **rate}
 
 
-class AudioInput(_Part):
+class AudioInput(Body):
     """Configuration of a microphone, which changes nothing here."""
 
     format: Any = None
@@ -114,7 +88,7 @@ class AudioInput(_Part):
     turn_detection: Unsupported = None
 
 
-class AudioOutput(_Part):
+class AudioOutput(Body):
     """Configuration of the speech.
 
     Attributes:
@@ -131,14 +105,14 @@ class AudioOutput(_Part):
         return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
 
-class Audio(_Part):
+class Audio(Body):
     """Configuration of the audio."""
 
     input: AudioInput | None = None
     output: AudioOutput | None = None
 
 
-class _Options(_Part):
+class _Options(Body):
     """Options that a session and a response share.
 
     Attributes:
@@ -156,22 +130,9 @@ class _Options(_Part):
     tools: Unsupported = None
 
     @property
-    def voice_name(self) -> str | None:
-        """Name of the voice; None if the options name no voice."""
-        output = self.audio and self.audio.output
-        return output.voice_name if output else None
-
-    @property
-    def format(self) -> AudioFormat | None:
-        """Format of the speech; None if the options have none."""
-        output = self.audio and self.audio.output
-        return output.format if output else None
-
-    @property
-    def speed(self) -> float | None:
-        """Tempo of the speech; None if the options have no speed."""
-        output = self.audio and self.audio.output
-        return output.speed if output else None
+    def output(self) -> AudioOutput:
+        """Configuration of the speech, as far as the options have it."""
+        return (self.audio and self.audio.output) or AudioOutput()
 
 
 class SessionOptions(_Options):
@@ -184,7 +145,7 @@ class SessionOptions(_Options):
     truncation: Any = None
 
 
-class Content(_Part):
+class Content(Body):
     """Part of an item: a text to say."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -201,7 +162,7 @@ class Content(_Part):
         return content
 
 
-class Item(_Part):
+class Item(Body):
     """Item of the conversation: a message, whose text is spoken as it is.
 
     Attributes:
@@ -244,7 +205,7 @@ class ResponseOptions(_Options):
     metadata: Metadata | None = None
 
 
-class _Event(_Part):
+class _Event(Body):
     event_id: Id | None = None
 
 
@@ -343,19 +304,11 @@ def parse_event(message: Any) -> ClientEvent:
     try:
         return event.model_validate(message)
     except ValidationError as error:
-        first = error.errors()[0]
-        # The other parts of a path are positions, and names of types that pydantic has tried.
-        path = [str(part) for part in first["loc"] if _is_field(part)]
-        field = ".".join(path) or "event"
-        reason = first["msg"].removeprefix("Value error, ")
-        raise RequestError(f"{field}: {reason}", param=field) from None
+        path, sentence = problem(list(error.errors()), "event")
+        raise RequestError(sentence, param=path) from None
 
 
 def event_id_of(message: Any) -> str | None:
     """Returns the id of an event that may be wrong; None for an event without a valid id."""
     event_id = message.get("event_id") if isinstance(message, dict) else None
     return event_id if isinstance(event_id, str) and _ID.fullmatch(event_id) else None
-
-
-def _is_field(part: Any) -> bool:
-    return isinstance(part, str) and part != "str" and _FIELD.fullmatch(part) is not None

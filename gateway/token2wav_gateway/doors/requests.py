@@ -22,6 +22,8 @@ from token2wav_gateway.encoding import FORMATS
 from token2wav_gateway.forms import Pronunciations
 from token2wav_gateway.words.sentences import Granularity
 
+_FIELD = re.compile("[a-z0-9_]+")
+_PLACES = ("body", "query", "path")  # of a value in a request, which FastAPI puts before its name
 _MOST_UNKNOWN = 16  # more than a body has fields with two names, such as voice and speaker
 
 
@@ -341,18 +343,29 @@ class SocketMessage(Body):
         return self
 
 
-def problem(errors: list[Any]) -> tuple[str, str]:
-    """Returns the first problem that pydantic found, as a field and a sentence."""
+def problem(errors: list[Any], root: str = "body") -> tuple[str, str]:
+    """Returns the first problem that pydantic found, as the path of a field and a sentence.
+
+    Args:
+        root: name of the whole message.
+    """
     first = errors[0]
-    # The other parts of a path are names of the types that pydantic has tried, and positions.
-    path = [part for part in first["loc"] if part not in ("body", "query", "path")]
-    field = path[0] if path and isinstance(path[0], str) else "body"
+    unknown = first["type"] == "extra_forbidden"
+    location = first["loc"][:-1] if unknown else first["loc"]
+    # The other parts of a path are positions, and names of the types that pydantic has tried.
+    path = [part for part in location if _is_field(part) and part not in _PLACES]
     reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        inner = "" if len(path) == 1 else f"{str(path[-1])[:64]!r} "
-        reason = f"{inner}is not a known field"
+    if unknown:
+        name = str(first["loc"][-1])[:64]
+        reason = f"{name!r} is not a known field" if path else "is not a known field"
+        path = path or [name]
     elif first["type"] in ("model_type", "model_attributes_type"):
         reason = "must be a JSON object"
         if isinstance(first["input"], bytes):  # FastAPI reads JSON only with this header
             reason += ", with the header Content-Type: application/json"
+    field = ".".join(path) or root
     return field, f"{field}: {reason}"
+
+
+def _is_field(part: Any) -> bool:
+    return isinstance(part, str) and part != "str" and _FIELD.fullmatch(part) is not None
