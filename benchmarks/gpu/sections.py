@@ -18,6 +18,7 @@ from benchmarks.chunk_batch import synchronize
 from benchmarks.environment import ROOT
 from benchmarks.gpu.chunks import chunks, drift
 from benchmarks.gpu.first_audio import first_audio
+from benchmarks.gpu.late_first import late_first
 from benchmarks.gpu.parity import parity
 from benchmarks.gpu.pytest_rows import rows_of_tests
 from benchmarks.gpu.settings import PACE, SETTINGS, LeftOut, Row, Rows, Settings
@@ -134,6 +135,7 @@ SECTIONS: dict[str, Section] = {
     section.__name__: section
     for section in (
         first_audio,
+        late_first,
         chunks,
         _elsewhere("benchmarks.gpu.codecs", "codecs"),
         server,

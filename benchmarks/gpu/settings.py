@@ -57,6 +57,7 @@ class Settings:
     # show the clock and not the chunk.
     repeats: int = 30
     repeat_s: float = 6.0  # seconds after which a timing that has three repeats gets no more
+    late_streams: int = 64  # streams that run when a late one begins
     drift_chunks: int = 60
     drift_window: int = 8  # `left_blocks` of section drift
     parity_batches: tuple[int, ...] = (1, 33, 64)
@@ -96,6 +97,7 @@ class Settings:
             histories=(2.0,),
             hops=(25,),
             repeats=1,
+            late_streams=8,
             drift_chunks=4,
             drift_window=1,
             parity_batches=(2,),
@@ -119,9 +121,10 @@ RESULTS = "results.json"
 SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     1: [
         ("first_audio", 60, {"batches": (1, 16, 64)}),
+        ("late_first", 40, {"repeats": 15}),
         # 64 streams after 30 s need more pages than a GPU has in float16.
         ("chunks", 80, {"batches": (64,), "storage": "int8", "hops": (25,), "repeat_s": 3.0}),
-        ("codecs", 150, {}),
+        ("codecs", 130, {}),
         ("server", 130, {"setting": "lean", "clients": (300, 400, 500)}),
         ("server", 85, {"setting": "default", "clients": (100, 200)}),
     ],

@@ -123,7 +123,7 @@ def test_all_slices_on_a_bare_machine(tmp_path: Path) -> None:
     measured = {section for (section, _), row in rows.items() if not row["left_out"]}
     assert measured == {
         "first_audio", "tests", "chunks", "parity", "drift", "streams", "products", "baselines",
-        "codecs",
+        "codecs", "late_first",
     }  # fmt: skip
     assert any(row.get("skipped") for (section, _), row in rows.items() if section == "tests")
     assert (
@@ -138,7 +138,7 @@ def test_all_slices_on_a_bare_machine(tmp_path: Path) -> None:
         assert len(files) <= 6
         assert max(path.stat().st_size for path in files) <= 4_000_000
     assert (out / "report.md").read_text().startswith("# Rehearsal: no GPU")
-    assert done.stdout.count("not shown  ") == 7
+    assert done.stdout.count("not shown  ") == 8
     assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("report.*"))
 
 
