@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from lab.launches.counted_chunks import ChunkWork, chunk_works
 from lab.launches.counted_stages import CountedGraphs
 from lab.launches.launch_counter import META, Counted, LaunchCounter
+from lab.launches.table import counted_configs
 from testkit.models.published_codecs import codec_configs
 from testkit.models.sized import public_configs
 from token2wav import StreamConfig
@@ -51,7 +52,7 @@ CODECS: dict[str, list[tuple[int, int]]] = {
     "EAR-TTS": [(7, 143), (7, 131)],
     "LFM2-Audio": [(9, 348), (9, 348)],
     "Audex": [(9, 474), (9, 474)],
-    "VibeVoice": [(7, 670), (7, 644)],
+    "VibeVoice": [(7, 668), (7, 642)],
     "Audio8": [(9, 663), (9, 646)],
     "VoxCPM2": [(7, 394), (7, 369)],
 }
@@ -117,9 +118,8 @@ def test_launches_do_not_depend_on_the_number_of_streams(family: str, stage: str
     assert one == two
 
 
-def test_every_model_at_its_published_size_is_counted() -> None:
-    assert LAUNCHES.keys() == public_configs().keys()
-    assert CODECS.keys() == codec_configs().keys()
+def test_every_streaming_model_at_its_published_size_is_counted() -> None:
+    assert LAUNCHES.keys() | CODECS.keys() == counted_configs().keys()
 
 
 def test_a_step_and_a_layer_of_the_flow() -> None:
