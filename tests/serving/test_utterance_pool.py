@@ -328,12 +328,21 @@ def test_a_worker_that_hangs_in_an_interruption_is_one_worker(
         pool.push(pool.open(voice), [1], RecordingReply(), end=False)
     turn = pool.next_turn(WORKER)
     assert turn
-    assert pool.next_interruption(turn, 0.0)
+    interrupting = pool.next_interruption(turn, 0.0)
+    assert interrupting
+    pool.push(waiting := pool.open(voice), [1], RecordingReply(), end=False)
     clock.now += 181.0
     pool.fail_hung()
-    lines = [message for message in caplog.messages if "still run" in message]
-    assert [line.rsplit("; ")[1] for line in lines] == ["0 of 1 workers still run"] * 2
-    assert pool.open_utterances == 0
+    pool.fail_hung()
+    assert pool.next_interruption(turn, 0.0) is None
+    for ended in (interrupting, turn):
+        pool.finish_turn(ended, Computed([None], 0.1, {}))
+    assert caplog.messages == [
+        f"worker {WORKER} hangs: its batch has run for 181 s, and its 2 streams have failed; 0 of "
+        "1 workers still run",
+        f"worker {WORKER} has finished its batch after 181 s and accepts requests again",
+    ]
+    assert pool.scheduler.utterances == [waiting]
 
 
 def test_a_message_wakes_no_worker_unless_a_chunk_is_ready(

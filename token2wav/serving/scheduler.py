@@ -238,7 +238,7 @@ class Scheduler:
         next_ends = [utterance.playback.plays_until for utterance in ready]
         ends += [end for end in next_ends if end is not None and end > now]
         allowed = policy.may_interrupt(turn.tokens, ran, spent, ends, now)
-        if not self._has_interruptions or not allowed:
+        if not self._has_interruptions or not allowed or now > turn.hangs_after:
             return None
         first = [
             ReadyChunk.of(utterance)
@@ -335,7 +335,9 @@ class Scheduler:
         return answers
 
     def hung(self, now: float) -> list[Turn]:
-        return [turn for turn in self.turns if now > turn.hangs_after]
+        """Lists the turns of hung workers: a batch hangs with its interruption."""
+        workers = {turn.worker for turn in self.turns if now > turn.hangs_after}
+        return [turn for turn in self.turns if turn.worker in workers]
 
     def fail(self, utterance: Utterance, error: Token2WavError, ended: str = "") -> Answer | None:
         """Ends an utterance with an error. The caller must fail the replies.

@@ -253,18 +253,19 @@ class UtterancePool:
             hung = self.scheduler.hung(now)
             found = [turn for turn in hung if turn not in self._hung]
             self._hung.update(found)
-            lost = [
-                [utterance for utterance in turn.utterances if utterance.owner == turn.worker]
-                for turn in found
-            ]
+            lost: dict[int, list[Utterance]] = {turn.worker: [] for turn in found}
+            for turn in found:
+                lost[turn.worker] += [
+                    utterance for utterance in turn.utterances if utterance.owner == turn.worker
+                ]
             threads = self.scheduler.threads
             running = threads - len({turn.worker for turn in hung})
-        for turn, utterances in zip(found, lost, strict=True):
-            seconds = now - turn.started
+        for worker, utterances in lost.items():
+            seconds = now - min(turn.started for turn in hung if turn.worker == worker)
             log.error(
                 "worker %d hangs: its batch has run for %.0f s, and its %d streams have "
                 "failed; %d of %d workers still run",
-                *(turn.worker, seconds, len(utterances), running, threads),
+                *(worker, seconds, len(utterances), running, threads),
             )
             error = BackendError(
                 f"backend: the worker of this stream hangs; its batch has run for {seconds:.0f} s"
@@ -363,9 +364,11 @@ class UtterancePool:
             attempt(self._on_device_lost)
 
     def _log_end(self, turn: Turn) -> None:
-        if turn in self._hung:
-            with self._lock:
-                self._hung.remove(turn)
+        if turn not in self._hung:
+            return
+        with self._lock:
+            self._hung.remove(turn)
+        if not turn.interrupts:  # else the worker goes on with the interrupted batch
             log.warning(
                 "worker %d has finished its batch after %.0f s and accepts requests again",
                 *(turn.worker, self._clock() - turn.started),
