@@ -35,6 +35,7 @@ from token2wav.execution.cuda_graphs import GraphPool, GraphSummary, graphs_enab
 from token2wav.execution.device import (
     cache_bytes,
     device_named,
+    enough_memory,
     entered,
     keep_arithmetic_exact,
     keep_compiled_operations,
@@ -158,7 +159,7 @@ def assemble(
     """
     device = device_named(runtime.device)
     context = LoadContext(folder, runtime, device, min(streams, _MOST_PREPARED))
-    with entered(device):
+    with entered(device), enough_memory(device):
         stages = Assembly(context, config, stream).stages(names)
         # Called last, so that the memory which only the load needs is returned.
         keep_freed_memory(device)

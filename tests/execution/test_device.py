@@ -220,6 +220,26 @@ def test_a_cache_that_does_not_fit_into_free_memory(
         cache_bytes(301, gpu)
 
 
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has", "2.50 GiB"), ("", "a tensor")],
+)
+def test_a_model_that_does_not_fit_into_free_memory(
+    error: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError(error)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (300 << 20, 1000 << 20))
+    monkeypatch.setattr("token2wav.execution.runner.BucketRunner", full)
+    with pytest.raises(ConfigError) as caught:
+        Token2Wav.load(TINY)
+    assert str(caught.value) == (
+        f"runtime.cache_mib: cpu has no room for {wanted} of the model or its CUDA graphs beside "
+        "the cache, because only 300 MiB are free; set a smaller value, or a smaller limits.streams"
+    )
+
+
 def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for torch's calls records where functions were warmed up and captured."""
     pools, journal = iter(range(9)), []

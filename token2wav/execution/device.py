@@ -150,6 +150,25 @@ def cache_bytes(mib: int, device: torch.device) -> int:
     return cuda_cache_bytes(free) if on_gpu else int(free * _CPU_SHARE)
 
 
+@contextmanager
+def enough_memory(device: torch.device) -> Iterator[None]:
+    """Context of the loading of a model, which allocates its cache, weights and CUDA graphs.
+
+    Raises:
+        ConfigError: an allocation failed, because the memory of the GPU is used up.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free = torch.cuda.mem_get_info(device)[0] >> 20
+        wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+        raise ConfigError(
+            f"runtime.cache_mib: {device} has no room for {wanted[1] if wanted else 'a tensor'} "
+            f"of the model or its CUDA graphs beside the cache, because only {free} MiB are free; "
+            "set a smaller value, or a smaller limits.streams"
+        ) from error
+
+
 def available_bytes(root: Path = Path("/")) -> int:
     """Returns the bytes that this process may still allocate: the free memory on the host, or in
     its container (cgroup) if that is less.
