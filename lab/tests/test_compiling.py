@@ -19,9 +19,8 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 # and rows of 50 frames do not begin at multiples of 16 bytes.
 NARROW = {"_store_state", "_euler_step", "frame_phases", "excite", "synthesise"}
 SINE_BYTES = 40  # stack of the sine of float32, for angles above 10^5
-# Tolerated spills of registers, because compilers differ a little. With Triton 3.7.1 attention to
-# int8 pages uses 96 bytes of stack on compute capability 8.0, and a product of the vocoder 88 bytes
-# on 10.0. On 9.0 no kernel exceeds 80 bytes.
+# Tolerated spills of registers, because compilers differ a little. With Triton 3.7.1 a product of
+# the vocoder uses 88 bytes of stack on compute capability 10.0. On 9.0 no kernel exceeds 80 bytes.
 FEW_BYTES = 56
 
 
@@ -41,6 +40,7 @@ def check(targets: list[str], models: list[str], folder: Path) -> set[str]:
         assert int(shared) <= SHARED_BYTES[int(capability)], line
         if storage != "float32":  # float32 pages are only a reference
             assert int(stack) <= FEW_BYTES + SINE_BYTES, line
+            assert int(stack) == 0 or (capability, name) != ("80", "_paged_attention"), line
         assert int(wide) > 0 or name in NARROW, line
     return names
 

@@ -99,6 +99,8 @@ def filled(cache: PagedKVCache) -> LayerView:
         (attention._NARROW_FLOAT32, "float32", 100),
         (attention._WIDE, "int8", 1),
         (attention._NARROW, "int8", 1),
+        (attention._WIDE_INT8_8X, "int8", 1),
+        (attention._NARROW_INT8_8X, "int8", 1),
         (attention._WIDE, "float8", 1),
         (attention._NARROW, "float16", 1),
     ],
@@ -168,13 +170,20 @@ def test_scales_of_pages_are_not_rounded_to_float16(
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype", "tile"),
+    ("rows", "dtype", "stored", "capability", "tile"),
     [
-        (4, torch.float16, "_NARROW"),
-        (4, torch.float32, "_NARROW_FLOAT32"),
-        (8, torch.float16, "_WIDE"),
-        (8, torch.float32, "_WIDE"),
+        (4, torch.float16, torch.float16, 9, "_NARROW"),
+        (4, torch.float16, torch.float16, 8, "_NARROW"),
+        (4, torch.float16, torch.int8, 9, "_NARROW"),
+        (4, torch.float16, torch.int8, 8, "_NARROW_INT8_8X"),
+        (4, torch.float32, torch.int8, 8, "_NARROW_FLOAT32"),
+        (8, torch.float16, torch.float16, 8, "_WIDE"),
+        (8, torch.float16, torch.int8, 10, "_WIDE"),
+        (8, torch.float16, torch.int8, 8, "_WIDE_INT8_8X"),
+        (8, torch.float32, torch.float32, 9, "_WIDE"),
     ],
 )
-def test_tiles_grow_with_the_batch(rows: int, dtype: torch.dtype, tile: str) -> None:
-    assert attention._tile(50, 16, rows, dtype) == getattr(attention, tile)
+def test_tiles_fit_the_batch_and_the_gpu(
+    rows: int, dtype: torch.dtype, stored: torch.dtype, capability: int, tile: str
+) -> None:
+    assert attention._tile(50, 16, rows, dtype, stored, capability) == getattr(attention, tile)

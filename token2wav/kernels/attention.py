@@ -68,6 +68,10 @@ class _Tile(NamedTuple):
 _WIDE = _Tile(queries=64, splits=1, warps=4, stages=3)
 _NARROW = _Tile(queries=16, splits=4, warps=4, stages=2)
 _NARROW_FLOAT32 = _NARROW._replace(splits=2)  # four pages do not fit the memory of a small GPU
+# On compute capability 8.x the conversion of int8 pages needs more registers than there are. These
+# tiles spill none there, compiled by Triton 3.6 and 3.7. No GPU has timed them.
+_WIDE_INT8_8X = _Tile(queries=64, splits=1, warps=8, stages=2)
+_NARROW_INT8_8X = _Tile(queries=16, splits=2, warps=8, stages=1)
 _NARROWEST = 16  # smallest matrix of the tensor cores; smaller pages are padded
 
 
@@ -409,11 +413,27 @@ def _paged_attention(
         )
 
 
-def _tile(block_frames: int, heads: int, rows: int, dtype: torch.dtype) -> _Tile:
-    """Chooses the wide tile if it gives a large GPU enough programs."""
+def _tile(
+    block_frames: int,
+    heads: int,
+    rows: int,
+    dtype: torch.dtype,
+    stored: torch.dtype,
+    capability: int,
+) -> _Tile:
+    """Chooses the wide tile if it gives a large GPU enough programs.
+
+    Args:
+        dtype: dtype of the queries.
+        stored: dtype of keys and values in pages.
+        capability: first number of the compute capability.
+    """
+    int8_8x = (dtype, stored, capability) == (torch.float16, torch.int8, 8)
     if tiles.fills_gpu((triton.cdiv(block_frames, _WIDE.queries), heads, rows)):
-        return _WIDE
-    return _NARROW_FLOAT32 if dtype == torch.float32 else _NARROW
+        return _WIDE_INT8_8X if int8_8x else _WIDE
+    if dtype == torch.float32:
+        return _NARROW_FLOAT32
+    return _NARROW_INT8_8X if int8_8x else _NARROW
 
 
 def paged_attention(
@@ -438,7 +458,8 @@ def paged_attention(
     pages, block_frames, heads, dim_head = view.data.shape[2:]
     rows = len(queries)
     out = queries.new_empty(rows, block_frames, heads * dim_head)
-    tile = _tile(block_frames, heads, rows, queries.dtype)
+    capability = tiles.limits(queries.device).capability
+    tile = _tile(block_frames, heads, rows, queries.dtype, view.data.dtype, capability)
     grid = triton.cdiv(block_frames, tile.queries), heads, rows
     _paged_attention[grid](
         queries,

@@ -146,6 +146,7 @@ class Limits(NamedTuple):
 
     multiprocessors: int = MULTIPROCESSORS
     shared_bytes: int = SHARED_BYTES  # largest shared memory of a program
+    capability: int = 9  # first number of the compute capability
 
 
 def _tile(row: Mapping[str, Any]) -> Tile:
@@ -174,7 +175,8 @@ def limits(device: torch.device) -> Limits:
 
     index = torch.cuda.current_device() if device.index is None else device.index
     properties = driver.active.utils.get_device_properties(index)
-    return Limits(properties["multiprocessor_count"], properties["max_shared_mem"])
+    capability, _ = torch.cuda.get_device_capability(index)
+    return Limits(properties["multiprocessor_count"], properties["max_shared_mem"], capability)
 
 
 @lru_cache(maxsize=4096)
