@@ -1,5 +1,6 @@
-"""Codec decoders on a real server: tokens of several codes for two channels, and latents in the
-inputs `latents` and `latents_fp16`. `tests/serving/door/test_models.py` has all codecs.
+"""Codec decoders on a real server: tokens of several codes for two channels, latents in the inputs
+`latents` and `latents_fp16`, and codes that are decoded in windows.
+`tests/serving/door/test_models.py` has all codecs.
 """
 
 from __future__ import annotations
@@ -34,11 +35,9 @@ STREAMS, FRAMES = 32, 30
 AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
 WRITTEN = 1.6 / 32767  # 16 bits round by half a step; a file is read with 32768 steps, not 32767
 MOST_TOKENS = 20_000  # which also bounds the time that a stream is open
-# Early audio depends on how tokens are portioned.
-SETTINGS = f"""
-stream: {{lookahead_frames: 0}}
-limits: {{stream_tokens: {MOST_TOKENS}}}
-"""
+# Early audio depends on how tokens are portioned; windows do not.
+EXACT, WINDOWS = StreamConfig(lookahead_frames=0), StreamConfig()
+CODECS = {"moss_stereo": EXACT, "vibevoice": EXACT, "xy_tokenizer": WINDOWS}
 
 
 @dataclass(frozen=True)
@@ -55,16 +54,20 @@ class Served:
         assert np.abs(audio - whole).max() <= AUDIO * whole.std()
 
 
-@pytest.fixture(scope="module", params=["moss_stereo", "vibevoice"])
+@pytest.fixture(scope="module", params=CODECS)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """A server of codes or of latents, by the name of the codec."""
-    golden = FamilyGolden(request.param, "tiny")
+    golden, stream = FamilyGolden(request.param, "tiny"), CODECS[request.param]
     folder = WRITERS[request.param](tmp_path_factory.mktemp("model"), golden)
-    model = Token2Wav.load(folder, stream=StreamConfig(lookahead_frames=0))
+    model = Token2Wav.load(folder, stream=stream)
     tokens = model.config.tokens.draw(FRAMES, np.random.default_rng(0))
-    with Rig.start(folder, tmp_path_factory.mktemp("server"), SETTINGS) as rig:
+    settings = f"""
+stream: {{lookahead_frames: {json.dumps(stream.lookahead_frames)}}}
+limits: {{stream_tokens: {MOST_TOKENS}}}
+"""
+    with Rig.start(folder, tmp_path_factory.mktemp("server"), settings) as rig:
         yield Served(rig, model, tokens)
 
 
