@@ -89,3 +89,8 @@ class Windows:
                 min(finish + self.overlap, end),
                 min(finish + self.right, end),
             )
+
+
+# Windows of whole utterances for a decoder whose positions have no limit. 30,000 tokens bound the
+# memory of attention.
+ONE_PART = Windows(30_000, left=0, right=1000, overlap=0, part=30_000)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -27,6 +31,7 @@ class ConvNeXt(StreamModule):
         inner: channels within the feed-forward part; None for four times as many.
         scaled: whether every channel of the feed-forward part has a scale.
         centred: whether the convolution reads equally far to both sides; by default it is causal.
+        norm: makes a norm over the channels; None for a layer norm.
     """
 
     def __init__(
@@ -37,12 +42,13 @@ class ConvNeXt(StreamModule):
         *,
         scaled: bool = True,
         centred: bool = False,
+        norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        inner = inner or 4 * channels
+        inner, norm = inner or 4 * channels, norm or partial(nn.LayerNorm, eps=_EPS)
         convolution = centred_conv if centred else causal_conv
         self.dwconv = convolution(channels, channels, kernel, groups=channels)
-        self.norm = nn.LayerNorm(channels, eps=_EPS)
+        self.norm: Any = norm(channels)
         self.pwconv1, self.pwconv2 = nn.Linear(channels, inner), nn.Linear(inner, channels)
         self.gamma = nn.Parameter(torch.ones(channels)) if scaled else None
         self.wait = Delay(channels)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from token2wav.config.values import Bounds, Length
-from token2wav.config.windows import Windows
+from token2wav.config.windows import ONE_PART, Windows
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import ROPE_TYPES, TRANSFORMERS, Format
 from token2wav.published.relations import Divides, Equals, Even, Gives, Multiple, Only
@@ -45,9 +45,7 @@ FORMATS = {
 }
 MODEL_TYPES = tuple(FORMATS)
 
-# The positions of an utterance have no limit; ten minutes bound the memory of attention.
-WHOLE = Windows(30_000, left=0, right=1000, overlap=0, part=30_000)
-_WINDOWS = Windows(25, left=50, right=5, overlap=1, part=WHOLE.part)  # of the package of NeuTTS
+_WINDOWS = Windows(25, left=50, right=5, overlap=1, part=ONE_PART.part)  # of the package of NeuTTS
 
 _HOP = "the samples of a code have halves"
 # The inverse STFT has tensors of 16 times the square of this number.
@@ -110,4 +108,4 @@ class NeuCodecSizes(CodecSizes):
         return samples
 
 
-read = WindowCodecConfig.reader(NeuCodecSizes, FORMATS, windows=_WINDOWS, whole=WHOLE)
+read = WindowCodecConfig.reader(NeuCodecSizes, FORMATS, windows=_WINDOWS, whole=ONE_PART)

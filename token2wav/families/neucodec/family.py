@@ -6,15 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from token2wav.config.windows import ONE_PART
 from token2wav.families.codec_family import WindowCodecFamily
-from token2wav.families.neucodec.config import WEIGHTS, WHOLE, NeuCodecSizes
+from token2wav.families.neucodec.config import WEIGHTS, NeuCodecSizes
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.full_attention import full_attention
 from token2wav.layers.inverse_stft import MOST_MAGNITUDE, InverseSTFT
 from token2wav.layers.scalar_codes import ScalarCodes
 from token2wav.layers.streaming import WindowNetwork, centred_conv
+from token2wav.networks.vocos import ResidualBlock
 
-_GROUPS, _EPS = 32, 1e-6  # of norms of the convolutions
+_EPS = 1e-6
 
 
 class NeuCodecDecoder(WindowNetwork):
@@ -24,7 +26,7 @@ class NeuCodecDecoder(WindowNetwork):
     Modules have the names of the published weights.
     """
 
-    input_channels, input_dtype, whole = 1, torch.int32, WHOLE
+    input_channels, input_dtype, whole = 1, torch.int32, ONE_PART
 
     def __init__(self, sizes: NeuCodecSizes) -> None:
         super().__init__()
@@ -48,19 +50,6 @@ class NeuCodecDecoder(WindowNetwork):
         x = self.layers(self.prior_net(self.embed(x)).transpose(1, 2))
         x = self.post_net(x.transpose(1, 2)).transpose(1, 2)
         return self.istft.of_polar(self.head(self.norm(x)).transpose(1, 2), most=MOST_MAGNITUDE)
-
-
-class ResidualBlock(nn.Module):
-    """Two convolutions, each after a norm and an activation."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = (nn.GroupNorm(_GROUPS, width, _EPS) for _ in range(2))
-        self.conv1, self.conv2 = (centred_conv(width, width, 3) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.conv1(F.silu(self.norm1(x)))
-        return x + self.conv2(F.silu(self.norm2(h)))
 
 
 class TransformerLayer(nn.Module):

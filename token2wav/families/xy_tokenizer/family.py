@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +12,10 @@ from token2wav.config.windows import Windows
 from token2wav.families.codec_family import WindowCodecFamily
 from token2wav.families.xy_tokenizer.config import WEIGHTS, XYTokenizerSizes, whole_windows
 from token2wav.layers.codebooks import Codebooks
-from token2wav.layers.convnext import ConvNeXt
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.full_attention import full_attention
-from token2wav.layers.inverse_stft import MOST_MAGNITUDE, InverseSTFT
-from token2wav.layers.streaming import WindowNetwork, centred_conv
+from token2wav.layers.streaming import WindowNetwork
+from token2wav.networks.vocos import Vocos
 
 _LONGEST_PERIOD = 10_000  # of the sines and cosines of positions, over 2 pi
 
@@ -49,7 +47,14 @@ class XYTokenizerDecoder(WindowNetwork):
             sizes.latent_dim, sizes.d_model, sizes.stride, sizes.stride, bias=False
         )
         self.acoustic_decoder = AcousticDecoder(sizes)
-        self.vocos = Vocos(sizes)
+        self.vocos = Vocos(
+            sizes.num_mel_bins,
+            sizes.vocos_dim,
+            sizes.intermediate_dim,
+            sizes.num_layers,
+            sizes.n_fft,
+            sizes.hop_size,
+        )
 
     def forward(self, frames: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self.output_proj(self.quantizer(frames).transpose(1, 2))
@@ -130,30 +135,6 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (project(x) for project in (self.q_proj, self.k_proj, self.v_proj))
         return self.out_proj(full_attention(q, k, v, self._heads))
-
-
-class Vocos(nn.Module):
-    """Vocos: ConvNeXt blocks, whose outputs are log-magnitudes and phases of an inverse STFT."""
-
-    def __init__(self, sizes: XYTokenizerSizes) -> None:
-        super().__init__()
-        norm = partial(nn.LayerNorm, sizes.vocos_dim, eps=1e-6)
-        self.embed = centred_conv(sizes.num_mel_bins, sizes.vocos_dim, 7)
-        self.norm, self.final_layer_norm = norm(), norm()
-        self.convnext = nn.ModuleList(
-            ConvNeXt(sizes.vocos_dim, sizes.intermediate_dim, centred=True)
-            for _ in range(sizes.num_layers)
-        )
-        self.out = nn.Linear(sizes.vocos_dim, sizes.n_fft + 2)
-        self.istft = InverseSTFT(sizes.n_fft, sizes.hop_size)
-
-    def forward(self, mel: torch.Tensor) -> torch.Tensor:
-        """Computes the audio (B, 1, hop_size * T) of mel (B, mel bins, T)."""
-        x = self.norm(self.embed(mel).transpose(1, 2)).transpose(1, 2)
-        for block in self.convnext:
-            x = block(x)
-        x = self.out(self.final_layer_norm(x.transpose(1, 2))).transpose(1, 2)
-        return self.istft.of_polar(x, most=MOST_MAGNITUDE)
 
 
 def sinusoids(positions: torch.Tensor, channels: int) -> torch.Tensor:
