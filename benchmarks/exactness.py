@@ -8,8 +8,8 @@ equal the public ones, and are compared with one decode of the whole sequence:
 - Higgs Audio, published sizes, random weights and codes: windows of 128 frames
 - VoxCPM2, published sizes, random weights and latents: patches of four latents
 - the demo codec, trained, a sentence of speech: patches of four frames
-- XY-Tokenizer and NeuCodec, published sizes, random weights and codes, which have no state, so
-  token2wav decodes windows too: with several contexts
+- XY-Tokenizer, NeuCodec, X-Codec 2 and WavTokenizer, published sizes, random weights and codes,
+  which have no state, so token2wav decodes windows too: with several contexts
 
     .venv/bin/python -m benchmarks.exactness
 
@@ -33,7 +33,14 @@ from numpy.typing import NDArray
 from benchmarks.environment import RESULTS, ROOT, describe, save
 from examples.demo_codec.codes import MODEL as DEMO_CODEC
 from examples.demo_codec.encode import CodecEncoder
-from testkit.models.published_codecs import HIGGS, NEUCODEC, VOXCPM2, XY_TOKENIZER, write_codec
+from testkit.models.published_codecs import (
+    HIGGS,
+    NEUCODEC,
+    VOXCPM2,
+    WAVTOKENIZER,
+    XY_TOKENIZER,
+    write_codec,
+)
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav_voice.recording import Recording
 
@@ -127,6 +134,18 @@ def cases() -> list[Case]:
             lambda folder: write_codec("neucodec", folder, NEUCODEC),
             random.integers(0, 65536, (400, 1)).astype(np.int32),
             streams=_windows(25, ((50, 5), (100, 10), (200, 50))),
+        ),
+        Case(
+            "X-Codec 2, random weights",
+            lambda folder: write_codec("neucodec", folder, {"model_type": "xcodec2"}),
+            random.integers(0, 65536, (400, 1)).astype(np.int32),
+            streams=_windows(25, ((50, 5), (100, 10), (200, 50))),
+        ),
+        Case(
+            "WavTokenizer, random weights",
+            lambda folder: write_codec("wavtokenizer", folder, WAVTOKENIZER),
+            random.integers(0, 4096, (400, 1)).astype(np.int32),
+            streams=_windows(20, ((20, 5), (40, 10), (100, 20), (200, 50))),
         ),
     ]
 

@@ -554,6 +554,37 @@ _XY_AUTHORS = replace(
     wrapper="generator",
 )
 
+_WAVTOKENIZER = Codec(
+    Naming(
+        (
+            (
+                r"^quantizer~(\d+)\.entries$",
+                r"feature_extractor.encodec.quantizer.vq.layers.\1._codebook.embed",
+            ),
+            (r"^vocos\.out\.", "head.out."),
+            (r"^vocos\.", "backbone."),
+            (r"~\w+", ""),
+        ),
+        ((r"\.(q|k|v|proj_out)\.weight$", _pointwise),),
+    ),
+    lambda sizes: {
+        "seed_everything": 3407,
+        "model": {
+            "class_path": "decoder.experiment.WavTokenizer",
+            "init_args": {"initial_learning_rate": 2e-4, "resume": False, **sizes},
+        },
+    },
+    file="wavtokenizer_small.yaml",
+    weights="WavTokenizer_small.ckpt",
+    beside=_unread(
+        "feature_extractor.encodec.encoder.model.0.conv.conv.bias",
+        "feature_extractor.encodec.quantizer.vq.layers.0._codebook.cluster_size",
+        "head.istft.window",
+        "multiperioddisc.discriminators.0.bias",
+    ),
+    wrapper="state_dict",
+    windows=True,
+)
 
 # By the name of the golden data.
 CODECS: dict[str, Codec] = {
@@ -683,6 +714,7 @@ CODECS: dict[str, Codec] = {
         beside=_voxcpm_tensors,
         wrapper="state_dict",
     ),
+    "wavtokenizer": _WAVTOKENIZER,
     "xy_tokenizer": _XY_TOKENIZER,
 }
 WRITERS: dict[str, Writer] = {

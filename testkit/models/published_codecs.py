@@ -207,6 +207,27 @@ XY_TOKENIZER: dict[str, Any] = {
     },
 }
 NEUCODEC: dict[str, Any] = {"model_type": "neucodec"}  # all others are defaults
+WAVTOKENIZER: dict[str, Any] = {
+    "sample_rate": 24000,
+    "feature_extractor": {
+        "class_path": "decoder.feature_extractors.EncodecFeatures",
+        "init_args": {"num_quantizers": 1, "dowmsamples": [8, 5, 4, 2], "vq_bins": 4096},
+    },
+    "backbone": {
+        "class_path": "decoder.models.VocosBackbone",
+        "init_args": {
+            "input_channels": 512,
+            "dim": 768,
+            "intermediate_dim": 2304,
+            "num_layers": 12,
+            "adanorm_num_embeddings": 4,
+        },
+    },
+    "head": {
+        "class_path": "decoder.heads.ISTFTHead",
+        "init_args": {"dim": 768, "n_fft": 1280, "hop_length": 320, "padding": "same"},
+    },
+}
 # Sizes of each codec, by the names of `CODECS`.
 SIZES: dict[str, dict[str, Any]] = {
     "qwen3_tts": QWEN3_TTS,
@@ -304,6 +325,7 @@ def codec_configs() -> dict[str, ModelConfig]:
         "X-Codec 2": ("neucodec", {"model_type": "xcodec2"}),
         "VibeVoice": ("vibevoice", {}),
         "VoxCPM2": ("voxcpm", VOXCPM2),
+        "WavTokenizer": ("wavtokenizer", WAVTOKENIZER),
         "XY-Tokenizer": ("xy_tokenizer", XY_TOKENIZER),
     }
     configs = {}

@@ -27,6 +27,7 @@ SECTIONS = {
     "vibevoice_of_microsoft": "acoustic_tokenizer_config",
     "vibevoice_of_transformers": "audio_config",
     "voxcpm": "audio_vae_config",
+    "wavtokenizer": "model.init_args",
     "xy_tokenizer": "params",
     "xy_tokenizer_of_its_authors": "generator_params",
 }
@@ -84,6 +85,12 @@ vibevoice_of_microsoft | acoustic_tokenizer_config.weight_init_value, acostic_va
 vibevoice_of_microsoft | acoustic_tokenizer_config.layer_scale_init_value
 voxcpm | lm_config, patch_size, audio_vae_config.encoder_dim, audio_vae_config.chunk_size
 voxcpm | audio_vae_config.decode_chunk_size, device, dtype
+wavtokenizer | data, trainer, model.init_args.mel_loss_coeff, model.init_args.mrd_loss_coeff
+wavtokenizer | model.init_args.num_warmup_steps, model.init_args.pretrain_mel_steps
+wavtokenizer | model.init_args.evaluate_utmos, model.init_args.evaluate_periodicty
+wavtokenizer | model.init_args.decay_mel_coeff, model.init_args.resume_config
+wavtokenizer | model.init_args.feature_extractor.init_args.bandwidths
+wavtokenizer | model.init_args.feature_extractor.init_args.train_codebooks
 xy_tokenizer | encoder_downsample_rate, input_sampling_rate, use_cache, initializer_range
 xy_tokenizer_of_its_authors | generator_params.feature_extractor_kwargs, output_sample_rate
 xy_tokenizer_of_its_authors | generator_params.semantic_encoder_kwargs

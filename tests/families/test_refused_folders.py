@@ -433,6 +433,13 @@ codebook_levels = [8, 8]             | token_embed_dim: 3, but codebook_levels g
 lookahead_steps = 0                  | lookahead_steps: 0 is not between 1 and 64
 embed_tokens_from_codes = false      | embed_tokens_from_codes: False is not supported
 window = 9                           | window: unknown key
+[wavtokenizer: wavtokenizer_small.yaml: model.init_args]
+backbone.class_path = "decoder.models.VocosResNetBackbone" | class_path: 'decoder.models.VocosRes
+backbone.init_args.dim = 72          | head.init_args.dim: 64, but ... dim is 72; they must be equal
+backbone.init_args.adanorm_num_embeddings = null | adanorm_num_embeddings: expected int, got None
+head.init_args.padding = "center"    | padding: 'center' is not one of same
+head.init_args.hop_length = 14       | hop_length: 14, but dowmsamples give 12
+head.init_args.n_fft = 12            | hop_length: 12 is not below
 [neucodec: config.json]
 hidden_size = 40                     | hidden_size: 40 is no multiple of 32, the groups of a norm
 num_key_value_heads = 1              | num_key_value_heads: 1, but num_attention_heads is 2
@@ -722,6 +729,17 @@ rate: !ref <sample_rate> / 480 | rate: 0 | flow.input_frame_rate: 0.0 is not bet
 """
 
 EDITS: dict[str, list[tuple[Edit, str]]] = {
+    "wavtokenizer": [
+        (removed("WavTokenizer_small.ckpt"), "contains none of model.safetensors"),
+        (content("other.ckpt", b""), "2 files of weights, expected one: WavTokenizer_small.ckpt"),
+        (content("small_v2.ckpt", b"no pickle"), "small_v2.ckpt: "),
+        (content("wavtokenizer_large.yaml", "{}"), "expected one: wavtokenizer_large.yaml, wavtok"),
+        (content("wavtokenizer_small.yaml", "[]"), "expected a mapping, got list"),
+        (
+            set_values("WavTokenizer_small.ckpt", {"state_dict": {"head.out.bias": torch.ones(3)}}),
+            "wrongly shaped: vocos.out.bias (3,)",
+        ),
+    ],
     "mimi": [
         (removed("model.safetensors"), NONE_OF),
         (into("models--a/snapshots/12ab"), "its subfolder models--a/snapshots/12ab is one"),
