@@ -10,8 +10,8 @@ import torch
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import SEED, fill
-from token2wav.families.chatterbox.source import SampleSource
 from token2wav.networks.hift import HiFT
+from token2wav.networks.sample_source import SampleSource
 from token2wav.published.sizes import HiFTConfig
 
 TOLERANCE = 1e-4

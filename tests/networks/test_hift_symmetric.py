@@ -10,9 +10,9 @@ import torch
 
 from testkit.kernel_vocoder import PUBLIC as CONFIG
 from token2wav.cache.states import StateStore
-from token2wav.families.chatterbox.source import SampleSource
 from token2wav.layers.streaming import StreamStep, state_specs
 from token2wav.networks.hift import HiFT
+from token2wav.networks.sample_source import SampleSource
 from token2wav.networks.source import HarmonicSource
 
 FRAMES, FRAME_SAMPLES, BANDS = 60, 480, 8

@@ -182,6 +182,28 @@ class Conformer(nn.Module):
         return self.after_norm(x)
 
 
+class FlatConformer(nn.Module):
+    """Conformer encoder at the token rate alone, for whole sequences.
+
+    Args:
+        hidden: channels within feed-forward layers.
+    """
+
+    def __init__(self, size: int, heads: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embed = _Embedding(size)
+        self.encoders = nn.ModuleList(ConformerLayer(size, heads, hidden) for _ in range(layers))
+        self.after_norm = nn.LayerNorm(size)
+
+    def forward(self, x: torch.Tensor, grid: BlockGrid | None = None) -> torch.Tensor:
+        """Encodes embedded tokens (B, n, size). `grid` limits attention; None is full attention."""
+        x = self.embed(x)
+        attend = SequenceAttention(grid).at_rate(x, 1)
+        for index, layer in enumerate(self.encoders):
+            x = layer(x, partial(attend, index))
+        return self.after_norm(x)
+
+
 class ConformerLayer(nn.Module):
     def __init__(self, size: int, heads: int, hidden: int) -> None:
         super().__init__()

@@ -2,12 +2,13 @@
 frames.
 
 Its convolutions are causal, and its attention covers whole blocks. Parameters have the names of
-public `flow.pt` files below `decoder.estimator.`.
+public `flow.pt` files below `decoder.estimator.`. `centred_unet.py` has the U-Net of CosyVoice1.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -23,55 +24,11 @@ _TIME_SCALE = 1000.0
 _FF_MULT = 4
 
 
-class UNet(Estimator):
-    """U-Net estimator: one block down, several blocks in the middle, and one block up, which also
-    takes the output of the first block.
+class UNetEstimator(Estimator):
+    """Base of U-Nets, whose blocks take the shifts of the ODE time and one row of conditions."""
 
-    Args:
-        bands: mel bands; state, conditions, speaker vector and prompt have the same width.
-        layers: transformer layers of a block.
-        mean_flow: whether the network was distilled to the mean velocity of a step, which also
-            depends on the end of the step.
-    """
-
-    def __init__(
-        self,
-        bands: int,
-        channels: int,
-        heads: int,
-        dim_head: int,
-        mid_blocks: int,
-        layers: int,
-        block_frames: int,
-        *,
-        mean_flow: bool = False,
-    ) -> None:
-        super().__init__()
-        self.block_frames = block_frames
-        inputs, time_channels = 4 * bands, 4 * channels
-        self.time_mlp = _TimeMLP(inputs, time_channels)
-        self.time_embed_mixer = (
-            nn.Linear(2 * time_channels, time_channels, bias=False) if mean_flow else None
-        )
-
-        def block(inputs: int, *last: nn.Module) -> UNetBlock:
-            transformer = (TransformerLayer(channels, heads, dim_head) for _ in range(layers))
-            return UNetBlock(
-                [ResidualBlock(inputs, channels, time_channels), nn.ModuleList(transformer), *last]
-            )
-
-        self.down_blocks = nn.ModuleList([block(inputs, CausalConv(channels, channels))])
-        self.mid_blocks = nn.ModuleList(block(channels) for _ in range(mid_blocks))
-        self.up_blocks = nn.ModuleList([block(2 * channels, CausalConv(channels, channels))])
-        self.final_block = ConvolutionBlock(channels, channels)
-        self.final_proj = nn.Conv1d(channels, bands, 1)
-        self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
-        for index, conv in enumerate(self.convolutions):
-            conv.index = index
-        self.conv_state_shapes = [conv.state_shape for conv in self.convolutions]
-        self.attention = len(self._layers()), heads, dim_head
-        for index, layer in enumerate(self._layers()):
-            layer.attn1.index = index
+    time_mlp: TimeMLP
+    time_embed_mixer: nn.Linear | None
 
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
         """Computes the shifts (blocks, B, channels) that residual blocks add at ODE times t (B,).
@@ -97,6 +54,74 @@ class UNet(Estimator):
         return torch.cat((mu, spks[:, :, None].expand(-1, -1, mu.shape[2]), cond), dim=1).transpose(
             1, 2
         )
+
+    def halve(self) -> None:
+        for layer in self._layers():
+            layer.attn1.half()
+            layer.ff.half()
+
+    def drop_time_weights(self) -> None:
+        del self.time_mlp, self.time_embed_mixer
+        for block in self.blocks():
+            del block[0].mlp
+
+    def blocks(self) -> list[UNetBlock]:
+        """Returns all blocks, in the order in which they run."""
+        return [module for module in self.modules() if isinstance(module, UNetBlock)]
+
+    def _layers(self) -> list[TransformerLayer]:
+        return [module for module in self.modules() if isinstance(module, TransformerLayer)]
+
+
+class UNet(UNetEstimator):
+    """U-Net estimator: one block down, several blocks in the middle, and one block up, which also
+    takes the output of the first block.
+
+    Args:
+        bands: mel bands; state, conditions, speaker vector and prompt have the same width.
+        layers: transformer layers of a block.
+        mean_flow: whether the network was distilled to the mean velocity of a step, which also
+            depends on the end of the step.
+    """
+
+    def __init__(
+        self,
+        bands: int,
+        channels: int,
+        heads: int,
+        dim_head: int,
+        mid_blocks: int,
+        layers: int,
+        block_frames: int,
+        *,
+        mean_flow: bool = False,
+    ) -> None:
+        super().__init__()
+        self.block_frames = block_frames
+        inputs, time_channels = 4 * bands, 4 * channels
+        self.time_mlp = TimeMLP(inputs, time_channels)
+        self.time_embed_mixer = (
+            nn.Linear(2 * time_channels, time_channels, bias=False) if mean_flow else None
+        )
+
+        def block(inputs: int, *last: nn.Module) -> UNetBlock:
+            transformer = (TransformerLayer(channels, heads, dim_head) for _ in range(layers))
+            return UNetBlock(
+                [ResidualBlock(inputs, channels, time_channels), nn.ModuleList(transformer), *last]
+            )
+
+        self.down_blocks = nn.ModuleList([block(inputs, CausalConv(channels, channels))])
+        self.mid_blocks = nn.ModuleList(block(channels) for _ in range(mid_blocks))
+        self.up_blocks = nn.ModuleList([block(2 * channels, CausalConv(channels, channels))])
+        self.final_block = ConvolutionBlock(channels, channels)
+        self.final_proj = nn.Conv1d(channels, bands, 1)
+        self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
+        for index, conv in enumerate(self.convolutions):
+            conv.index = index
+        self.conv_state_shapes = [conv.state_shape for conv in self.convolutions]
+        self.attention = len(self._layers()), heads, dim_head
+        for index, layer in enumerate(self._layers()):
+            layer.attn1.index = index
 
     def velocity(
         self,
@@ -138,23 +163,6 @@ class UNet(Estimator):
             self.velocity(x, self.project_conditions(mu, spks, cond), self.modulation(t), bias)
             * mask
         )
-
-    def halve(self) -> None:
-        for layer in self._layers():
-            layer.attn1.half()
-            layer.ff.half()
-
-    def drop_time_weights(self) -> None:
-        del self.time_mlp, self.time_embed_mixer
-        for block in self.blocks():
-            del block[0].mlp
-
-    def blocks(self) -> list[UNetBlock]:
-        """Returns all blocks, in the order in which they run."""
-        return [module for module in self.modules() if isinstance(module, UNetBlock)]
-
-    def _layers(self) -> list[TransformerLayer]:
-        return [module for module in self.modules() if isinstance(module, TransformerLayer)]
 
 
 class UNetBlock(nn.ModuleList):
@@ -224,11 +232,16 @@ class ResidualBlock(nn.Module):
     skip connection.
     """
 
-    def __init__(self, inputs: int, outputs: int, time_channels: int) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        time_channels: int,
+        block: Callable[[int, int], ConvolutionBlock] = ConvolutionBlock,
+    ) -> None:
         super().__init__()
         self.mlp = nn.ModuleDict({"1": nn.Linear(time_channels, outputs)})
-        self.block1 = ConvolutionBlock(inputs, outputs)
-        self.block2 = ConvolutionBlock(outputs, outputs)
+        self.block1, self.block2 = block(inputs, outputs), block(outputs, outputs)
         self.res_conv = nn.Conv1d(inputs, outputs, 1)
 
     def forward(
@@ -305,7 +318,7 @@ class _UNetFeedForward(nn.Module):
         return down(F.gelu(up(x.to(next(self.parameters()).dtype)))).to(x.dtype)
 
 
-class _TimeMLP(nn.Module):
+class TimeMLP(nn.Module):
     def __init__(self, inputs: int, channels: int) -> None:
         super().__init__()
         self.linear_1 = nn.Linear(inputs, channels)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from token2wav.families.chatterbox.source import SampleSource
 from token2wav.layers.streaming import OFFLINE, Streaming, StreamStep
 from token2wav.networks.hift import Decode, HiFT
+from token2wav.networks.sample_source import SampleSource
 from token2wav.networks.source import Phase
 from token2wav.published.sizes import HiFTConfig
 

@@ -1,4 +1,4 @@
-"""Harmonic source of Chatterbox, whose phase advances sample by sample."""
+"""Harmonic source of Chatterbox and CosyVoice1, whose phase advances sample by sample."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from token2wav.published.sizes import HiFTConfig
 
 
 class SampleSource(HarmonicSource):
-    """Harmonic source of Chatterbox. Its phase advances sample by sample, and every harmonic starts
-    at a random phase.
+    """Harmonic source whose phase advances sample by sample. Every harmonic starts at a random
+    phase.
 
     The public code draws the start phases anew for every utterance. Here they are drawn once.
     """
