@@ -344,7 +344,8 @@ class Assembly:
         if name == "flow" and self.config.ode_steps:
             solvers, provisional_tables = self._schedules(network)
         if name == "decoder":
-            pack_linears(network, self.context.runtime.decoder_precision)
+            if network.packs_linears:
+                pack_linears(network, self.context.runtime.decoder_precision)
             round_products(network, self.context.runtime.decoder_precision)
         special_stage = self.family.own_stage(
             self.config,

@@ -37,7 +37,7 @@ class Voice:
         prompt_tokens: (P,) int32, or (P, codebooks), speech tokens of the prompt, which is a
             recording of the speaker; P = 0 for a voice without a prompt.
         prompt_mel: (token_mel_ratio * P, bands) float32, log-mel of the prompt; (2 * P, 80) for
-            CosyVoice3.
+            CosyVoice3. `ModelConfig.prompt_frames` gives the frames of models without this ratio.
         speaker_embedding: (size,) float32; (192,) for CosyVoice3.
 
     Raises:
@@ -116,14 +116,17 @@ class Voice:
                 f"{len(self.prompt_tokens)} tokens, expected 0; this model uses a speaker "
                 "embedding and no prompt",
             )
-        ratio, bands = config.token_mel_ratio, config.mel_bands
-        frames = ratio * len(self.prompt_tokens)
-        if self.prompt_mel.shape != (frames, bands):
-            raise InputError(
-                "prompt_mel",
-                f"shape {self.prompt_mel.shape}, expected {(frames, bands)}: {ratio} frames of "
-                f"{bands} bands for each of {len(self.prompt_tokens)} prompt tokens",
+        tokens, bands = len(self.prompt_tokens), config.mel_bands
+        frames = config.prompt_frames(tokens)
+        if self.prompt_mel.shape not in [(count, bands) for count in frames]:
+            expected = (
+                f"{(frames[0], bands)}: {config.token_mel_ratio} frames of {bands} bands for each "
+                f"of {tokens} prompt tokens"
+                if len(frames) == 1
+                else f"{frames[0]} to {frames[-1]} frames of {bands} bands for {tokens} prompt "
+                "tokens"
             )
+            raise InputError("prompt_mel", f"shape {self.prompt_mel.shape}, expected {expected}")
         if self.speaker_embedding.shape != (config.speaker_size,):
             raise InputError(
                 "speaker_embedding",

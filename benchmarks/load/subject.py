@@ -18,7 +18,6 @@ from testkit.models.caching_families import write_family
 from testkit.models.codec_models import drawn_tokens
 from testkit.models.golden import TINY
 from testkit.models.published_codecs import DAC_NARROW, SIXTEENTH, SIZES, moss_sizes, write_codec
-from testkit.utterances import a_voice
 from token2wav.config.model_config import ModelConfig
 from token2wav.published.registry import read_config
 from token2wav_client import ClientVoice
@@ -106,9 +105,7 @@ class Subject:
         tokens = drawn_tokens(config, max(1, round(seconds * config.token_frame_rate)))
         voice = None
         if config.takes_voice:
-            prompt_tokens = _PROMPT_TOKENS if config.takes_prompt else 0
-            sizes = {"bands": config.mel_bands, "ratio": config.token_mel_ratio}
-            drawn = a_voice(prompt_tokens, **sizes)
+            drawn = sized.a_voice(config, prompt_tokens=_PROMPT_TOKENS)
             voice = ClientVoice(drawn.prompt_tokens, drawn.prompt_mel, drawn.speaker_embedding)
         return cls(config, tokens, voice)
 

@@ -52,11 +52,9 @@ class ClientVoice:
             raise VoiceError(f"prompt_{error}") from None
         object.__setattr__(self, "prompt_tokens", tokens)
         mel = _floats("prompt_mel", self.prompt_mel, 2)
-        frames = len(mel)
-        if (frames == 0) != (len(tokens) == 0) or (frames and frames % len(tokens)):
+        if (len(mel) == 0) != (len(tokens) == 0):
             raise VoiceError(
-                f"prompt_mel: shape {mel.shape}, expected the same number of frames for "
-                f"each of {len(tokens)} tokens"
+                f"prompt_mel: shape {mel.shape}, expected frames for {len(tokens)} tokens"
             )
         object.__setattr__(self, "prompt_mel", mel)
         object.__setattr__(

@@ -104,6 +104,11 @@ class ModelConfig:
         """Whether voices may have a prompt."""
         return False
 
+    def prompt_frames(self, tokens: int) -> range:
+        """Returns the numbers of mel frames that a prompt of so many tokens may have."""
+        frames = self.token_mel_ratio * tokens
+        return range(frames, frames + 1)
+
     @property
     def ode_steps(self) -> int:
         """Default number of ODE steps; 0 for a model without an ODE."""

@@ -152,6 +152,8 @@ class WaveformNetwork(nn.Module):
         window_frames, frames_past_window: every step that does not end a stream must end
             `frames_past_window` frames after a multiple of `window_frames` frames.
         m_source: harmonic source (`HarmonicSource`); only in networks that take noise.
+        packs_linears: whether a decoder may have its linear layers packed. False if other code
+            reads their weights.
     """
 
     input_channels: int
@@ -161,6 +163,7 @@ class WaveformNetwork(nn.Module):
     window_frames: int = 1
     frames_past_window: int = 0
     m_source: Any
+    packs_linears: bool = True
 
     @property
     def device(self) -> torch.device:

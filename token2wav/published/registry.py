@@ -4,6 +4,8 @@ The package of a family has these members:
 
 - `FILES`, optional: file names, or patterns such as `*.nemo`. A folder with any of these files
   holds a model of the family. `MODEL_TYPES` or `CONFIG_KEYS` alone may identify a family, too.
+- `FLOW`, optional: class of the flow in the HyperPyYAML file of `FILES`, for families whose files
+  share a name. Only a folder whose file has this class is of the family, and of no other.
 - `MODEL_TYPES`, optional: values of `model_type` in a `config.json` of Hugging Face, by which a
   folder is recognised too.
 - `CONFIG_KEYS`, optional: keys of a `config.json` without `model_type`, by which a folder is
@@ -25,6 +27,7 @@ families by entry points of the group `token2wav.families`.
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -42,6 +45,7 @@ from token2wav.known_models import known_models, suggestion
 from token2wav.published.transformers_json import CONFIG_JSON, has_keys, has_model_type, read_json
 
 GROUP = "token2wav.families"  # of the entry points, and the package of the families here
+_MOST_BYTES_OF_A_MODEL_FILE = 1 << 20
 _MOST_LISTED = 500  # files and folders that are examined in a folder of no family
 
 
@@ -55,7 +59,7 @@ def find_family(folder: Path) -> Any:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such model folder{suggestion(str(folder))}")
     families = list(_own_families())
-    found = {name: family for family in families for name in _files_of(folder, family)}
+    found = _found(folder, families)
     if len({id(family) for family in found.values()}) > 1:
         raise ConfigError(
             f"{folder}: contains {' and '.join(found)}, which belong to different families; keep "
@@ -63,13 +67,22 @@ def find_family(folder: Path) -> Any:
         )
     if not found:
         families += _other_families()
-        found = {name: family for family in families for name in _files_of(folder, family)}
+        found = _found(folder, families)
     for family in found.values():
         return family
     for family in families:
         if _has_known_configuration(folder, family):
             return family
     raise ConfigError(f"{folder}: not a model folder; {_reason(folder, families)}")
+
+
+def _found(folder: Path, families: Sequence[Any]) -> dict[str, Any]:
+    """Returns the families of the files in a folder, by the names of these files. A family that
+    recognises its flow in a file has the file alone.
+    """
+    found = [(name, family) for family in families for name in _files_of(folder, family)]
+    recognised = {name for name, family in found if _flow(family)}
+    return {name: family for name, family in found if _flow(family) or name not in recognised}
 
 
 def _reason(folder: Path, families: Sequence[Any]) -> str:
@@ -124,7 +137,10 @@ def find_remote_family(names: Set[str], config: Mapping[str, Any]) -> Any | None
         names: names of the files in the folder.
         config: content of its `config.json`; empty if it has none.
     """
-    families = [*_own_families(), *_other_families()]
+    # The content of a file that families share is not known here, and they need the same files.
+    families = sorted(
+        [*_own_families(), *_other_families()], key=lambda family: bool(_flow(family))
+    )
     for family in families:
         if any(fnmatchcase(name, file) for file in _files(family) for name in names):
             return family
@@ -188,7 +204,22 @@ def _package(config: ModelConfig) -> str:
 
 
 def _files_of(folder: Path, family: Any) -> list[str]:
-    return [path.name for file in _files(family) for path in folder.glob(file) if path.is_file()]
+    return [
+        path.name
+        for file in _files(family)
+        for path in folder.glob(file)
+        if path.is_file() and (not _flow(family) or _has_flow(path, family))
+    ]
+
+
+def _has_flow(path: Path, family: Any) -> bool:
+    with path.open("rb") as file:
+        text = file.read(_MOST_BYTES_OF_A_MODEL_FILE).decode(errors="replace")
+    return re.search(rf"\.{_flow(family)}\s", text) is not None
+
+
+def _flow(family: Any) -> str:
+    return getattr(family, "FLOW", "")
 
 
 def _has_known_configuration(folder: Path, family: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from token2wav.config import StreamConfig
 from token2wav.config.windows import Windows
@@ -13,6 +13,8 @@ from token2wav.published.codec_sizes import CodecSizes
 
 _LONGEST_HOP_SECONDS = 1.6
 _UNSET = StreamConfig()
+
+ConfigT = TypeVar("ConfigT", bound="WindowCodecConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class WindowCodecConfig(CodecConfig):
     whole: Windows
 
     @classmethod
-    def of(cls, sizes: CodecSizes, **fields: Any) -> WindowCodecConfig:
+    def of(cls: type[ConfigT], sizes: CodecSizes, **fields: Any) -> ConfigT:
         return super().of(sizes, **fields)._with(fields["windows"])
 
     @property
@@ -74,7 +76,7 @@ class WindowCodecConfig(CodecConfig):
             overlap = min(default.overlap, block, right)
         return self._with(Windows(block, left, right, overlap, whole.part))
 
-    def _with(self, windows: Windows) -> WindowCodecConfig:
+    def _with(self: ConfigT, windows: Windows) -> ConfigT:
         blocks = int(_LONGEST_HOP_SECONDS * self.token_frame_rate / windows.block)
         return replace(
             self,
