@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 
 from benchmarks.environment import RESULTS
+from testkit.models import cosyvoice1_model
 from testkit.models.published_codecs import codec_configs
 from testkit.models.sized import public_configs
 from token2wav.assembly import withheld_samples
@@ -35,6 +36,7 @@ def configs() -> Iterator[tuple[str, ModelConfig]]:
     for name, config in public_configs().items():
         if name != "BigVGAN":  # a vocoder for the flow of CosyVoice3
             yield name, config
+    yield "CosyVoice1", cosyvoice1_model.published_config()
     yield from codec_configs().items()
 
 

@@ -62,13 +62,13 @@ def drawn_source() -> Iterator[None]:
         yield
 
 
-def inputs(prompt: int, tokens: int, ratio: int = 2) -> Golden:
-    """Voice and tokens of an utterance, with `ratio` mel frames per token."""
+def inputs(prompt: int, tokens: int, ratio: float = 2, vocabulary: int = 6561) -> Golden:
+    """Voice and tokens of an utterance, with `ratio` mel frames per token, rounded down."""
     random = np.random.default_rng([SEED, 1])
     return {
-        "prompt_token": torch.from_numpy(random.integers(0, 6561, (1, prompt))),
-        "token": torch.from_numpy(random.integers(0, 6561, (1, tokens))),
-        "prompt_feat": _drawn(2, 1, ratio * prompt, 80),
+        "prompt_token": torch.from_numpy(random.integers(0, vocabulary, (1, prompt))),
+        "token": torch.from_numpy(random.integers(0, vocabulary, (1, tokens))),
+        "prompt_feat": _drawn(2, 1, int(ratio * prompt), 80),
         "embedding": _drawn(3, 1, 192),
     }
 
@@ -99,11 +99,11 @@ def velocities(flow: Any, mu: torch.Tensor, utterance: Golden, **more: Any) -> t
     return flow.decoder.estimator(x, mask, both[0], t, both[1], both[2], **more)
 
 
-def vocoded(hift: Any, mel: torch.Tensor) -> Golden:
+def vocoded(hift: Any, mel: torch.Tensor, frames: int = _VOCODED) -> Golden:
     """Computes a vocoder's audio of the first frames of a mel, in double precision: its phase has
     1e4 rad soon.
     """
-    mel = mel[:, :, :_VOCODED].contiguous()
+    mel = mel[:, :, :frames].contiguous()
     hift.double().stft_window = hift.stft_window.double()
     torch.set_default_dtype(torch.float64)
     with drawn_source():
@@ -231,7 +231,28 @@ def chatterbox(sizes: public.Sizes, prompt: int) -> Golden:
     return {**utterance, **golden, **vocoded(hift, golden["mel_full"])}
 
 
+def cosyvoice1(sizes: public.Sizes, prompt: int) -> Golden:
+    """mel of an utterance with a prompt, whose ends are stretched apart from its middle, and of a
+    short one without.
+    """
+    flow, hift = fill(public.cosyvoice1_flow(sizes)), fill(public.cosyvoice1_hift(sizes))
+    utterance = inputs(prompt // 2, 43, 22050 / 256 / 50, vocabulary=4096)
+    alone = {"prompt_token": torch.zeros(1, 0).long(), "prompt_feat": torch.zeros(1, 0, 80)}
+    short = {**utterance, **alone, "token": utterance["token"][:, :7]}
+
+    def mel(part: Golden) -> torch.Tensor:
+        nothing = torch.zeros(1, 80, 0, 2)
+        with patch("torch.randn_like", lambda mu: flow_noise(mu.shape[2])):
+            result: torch.Tensor = flow.inference(**part, **_lengths(part), flow_cache=nothing)[0]
+        return result
+
+    whole = mel(utterance)
+    audio = vocoded(hift, whole, 12)["audio"]
+    return {**utterance, "mel_full": whole, "mel_short": mel(short), "audio": audio}
+
+
 _FAMILIES: dict[str, Callable[[public.Sizes, int], Golden]] = {
+    "cosyvoice1": cosyvoice1,
     "cosyvoice2": cosyvoice2,
     "moss_speech": moss_speech,
     "stepaudio2": stepaudio2,
@@ -253,6 +274,8 @@ def main() -> None:
     with torch.inference_mode():
         for family in options.family:
             for size, sizes in public.SIZES.items():
+                if family == "cosyvoice1" and size == "small":  # its data is large
+                    continue
                 if family == "chatterbox":  # its code has fixed sizes: always 8 heads
                     sizes = replace(sizes, heads=8, dim_head=sizes.channels // 8)
                 golden = {

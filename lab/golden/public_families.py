@@ -135,6 +135,21 @@ def _estimator(sizes: Sizes) -> dict[str, Any]:
     }
 
 
+def _cfm_params() -> Any:
+    from omegaconf import DictConfig
+
+    return DictConfig(
+        {
+            "sigma_min": 1e-6,
+            "solver": "euler",
+            "t_scheduler": "cosine",
+            "training_cfg_rate": 0.2,
+            "inference_cfg_rate": 0.7,
+            "reg_loss_type": "l1",
+        }
+    )
+
+
 def moss_speech_flow(sizes: Sizes) -> Any:
     """MOSS-Speech's flow, without weights. Its code is CosyVoice2's."""
     return cosyvoice2_flow(sizes, vocabulary=20480, rate=12.5, ratio=4, block=5)
@@ -152,17 +167,10 @@ def cosyvoice2_flow(
     from cosyvoice.flow.decoder import CausalConditionalDecoder
     from cosyvoice.flow.flow import CausalMaskedDiffWithXvec
     from cosyvoice.flow.flow_matching import CausalConditionalCFM
-    from omegaconf import DictConfig
 
-    params = {
-        "sigma_min": 1e-6,
-        "solver": "euler",
-        "t_scheduler": "cosine",
-        "training_cfg_rate": 0.2,
-    }
     decoder = CausalConditionalCFM(
         in_channels=240,
-        cfm_params=DictConfig({**params, "inference_cfg_rate": 0.7, "reg_loss_type": "l1"}),
+        cfm_params=_cfm_params(),
         spk_emb_dim=80,
         estimator=CausalConditionalDecoder(
             **_estimator(sizes), static_chunk_size=ratio * block, num_decoding_left_chunks=-1
@@ -179,6 +187,46 @@ def cosyvoice2_flow(
         encoder=encoder,
         decoder=decoder,
     )
+
+
+def cosyvoice1_flow(sizes: Sizes) -> Any:
+    """CosyVoice1's flow, without weights."""
+    from cosyvoice.flow.decoder import ConditionalDecoder
+    from cosyvoice.flow.flow import MaskedDiffWithXvec
+    from cosyvoice.flow.flow_matching import ConditionalCFM
+    from cosyvoice.flow.length_regulator import InterpolateRegulator
+    from cosyvoice.transformer.encoder import ConformerEncoder
+
+    encoder = ConformerEncoder(
+        output_size=sizes.encoder,
+        attention_heads=sizes.encoder_heads,
+        linear_units=sizes.encoder_units,
+        num_blocks=sizes.encoder_layers[0],
+        input_layer="linear",
+        pos_enc_layer_type="rel_pos_espnet",
+        selfattention_layer_type="rel_selfattn",
+        input_size=sizes.encoder,
+        use_cnn_module=False,
+        macaron_style=False,
+    )
+    unet = ConditionalDecoder(**{**_estimator(sizes), "channels": [sizes.channels] * 2})
+    return MaskedDiffWithXvec(
+        input_size=sizes.encoder,
+        encoder=encoder,
+        length_regulator=InterpolateRegulator(channels=80, sampling_ratios=[1, 1, 1, 1]),
+        decoder=ConditionalCFM(
+            in_channels=240, cfm_params=_cfm_params(), spk_emb_dim=80, estimator=unet
+        ),
+    )
+
+
+def cosyvoice1_hift(sizes: Sizes) -> Any:
+    """CosyVoice1's vocoder, without weights. Its other sizes are defaults of the public code."""
+    from cosyvoice.hifigan.f0_predictor import ConvRNNF0Predictor
+    from cosyvoice.hifigan.generator import HiFTGenerator
+
+    f0 = ConvRNNF0Predictor(cond_channels=sizes.vocoder[1])
+    return HiFTGenerator(base_channels=sizes.vocoder[0], f0_predictor=f0)
 
 
 def hift(module: str, predictor: str, sizes: Sizes) -> Any:

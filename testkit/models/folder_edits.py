@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from testkit.models import (
     bigvgan_model,
     codebook_model,
+    cosyvoice1_model,
     few_convolutions,
     qwen25_omni_model,
     streamflow_model,
@@ -30,6 +31,9 @@ ABSENT = "-"  # instead of a value: the key or the tensor is removed
 _FLOWS: dict[str, Callable[[Path], Path]] = {
     "bigvgan": bigvgan_model.write_model,
     "codebooks": lambda folder: codebook_model.write_model(folder / "model"),
+    "cosyvoice1": lambda folder: cosyvoice1_model.write_model(
+        folder, FamilyGolden("cosyvoice1", "tiny")
+    ),
     "cosyvoice3": tiny_model.tiny_copy,
     "few_convolutions": few_convolutions.a_tiny_model,
     "qwen25_omni": lambda folder: qwen25_omni_model.write_model(

@@ -44,7 +44,7 @@ SIZES: dict[str, dict[str, int]] = {
 def a_voice(config: ModelConfig, seed: int = 1, prompt_tokens: int = 75) -> Voice:
     """Makes a random voice that fits a model, without a prompt where the model takes none."""
     random, count = np.random.default_rng(seed), prompt_tokens if config.takes_prompt else 0
-    mel = random.standard_normal((config.token_mel_ratio * count, config.mel_bands))
+    mel = random.standard_normal((config.prompt_frames(count)[-1], config.mel_bands))
     tokens = config.tokens.draw(count, random)
     return Voice(tokens, mel, random.standard_normal(config.speaker_size))
 

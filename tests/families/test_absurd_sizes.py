@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from testkit.models import cosyvoice2_model, stepaudio2_model
+from testkit.models import cosyvoice1_model, cosyvoice2_model, stepaudio2_model
 from testkit.models.codec_models import CODECS
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.tiny_model import DATA, TINY, one_line, tiny_copy
@@ -49,6 +49,10 @@ def cosyvoice2(folder: Path) -> Path:
     return path
 
 
+def cosyvoice1(folder: Path) -> Path:
+    return cosyvoice1_model.write_yaml(folder, FamilyGolden("cosyvoice1", "tiny"))
+
+
 def stepaudio2(folder: Path) -> Path:
     return stepaudio2_model.write_yaml(folder, FamilyGolden("stepaudio2", "tiny"), hift=False)
 
@@ -71,7 +75,7 @@ def streamflow(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("write", [cosyvoice3, cosyvoice2, stepaudio2, streamflow])
+@pytest.mark.parametrize("write", [cosyvoice3, cosyvoice2, cosyvoice1, stepaudio2, streamflow])
 @pytest.mark.parametrize("absurd", ABSURD)
 def test_an_absurd_number_is_refused_by_its_key(
     tmp_path: Path, write: Callable[[Path], Path], absurd: str

@@ -628,6 +628,25 @@ channels: [32] | channels: [32, 32] | flow.decoder.estimator.channels: 2 entries
 token_frame_rate: 25 | token_frame_rate: 50 | sample_rate: 50 tokens per second of 960 samples
 HiFTGenerator | CausalHiFTGenerator | hift: expected '!new:...HiFTGenerator'
 solver: 'euler' | solver: 'midpoint' | flow.decoder.cfm_params.content.solver: 'midpoint', but
+[cosyvoice1: cosyvoice.yaml]
+output_type: 'mel' | output_typ: 'mel' | flow.output_typ: unknown key
+sampling_ratios: [1, 1, 1, 1] | groups: 2 | flow.length_regulator.groups: 2, but only 1 is supported
+sampling_ratios: | ratios: | flow.length_regulator.sampling_ratios: missing
+channels: 80 | channels: 40 | flow.length_regulator.channels: 40, but only 80 is supported
+_ratios: [1, 1, 1, 1] | _ratios: [1]\n        mode: 1 | flow.length_regulator.mode: unknown key
+input_frame_rate: 50 | input_frame_rate: 48 | flow.input_frame_rate: 48 tokens per second have
+macaron_style: False | macaron_style: False\n        static_chunk_size: 25
+    | flow.encoder.static_chunk_size: 25, but only 0 is supported
+transformer.encoder.Conformer | transformer.encoder.BlockConformer | flow.encoder: expected
+sigma_min: | sigma: | flow.decoder.cfm_params.content.sigma: unknown key
+ConditionalCFM | CausalConditionalCFM | flow.decoder: expected '!new:...ConditionalCFM'
+in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, but only 320
+channels: [32, 32] | channels: [32, 64] | flow.decoder.estimator.channels: [32, 64]; all resolutions
+channels: [32, 32] | channels: [] | flow.decoder.estimator.channels: []; all resolutions
+channels: [32, 32] | channels: [36, 36] | flow.decoder.estimator.channels: 36 is not a multiple of 8
+dropout: 0.0 | drop: 0.0 | flow.decoder.estimator.drop: unknown key
+in_channels: 80\n    base | in_channels: 100\n    base | hift.in_channels: 100 mel bands
+cond_channels: 16 | cond: 16 | hift.f0_predictor.cond_channels: missing
 [stepaudio2: flow.yaml]
 mlp_ratio: 4.0 | mlp_ratio: 2.0 | flow.decoder.estimator.mlp_ratio: 2.0, but only 4.0 is supported
 in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, but only 320
@@ -851,6 +870,15 @@ EDITS: dict[str, list[tuple[Edit, str]]] = {
         (noise(SINES, torch.zeros(1, 480, 9).double()), f"{SINES} ... float64 ... float32"),
         (content("noise.safetensors", b""), "noise.safetensors: the file is empty"),
         (content("noise.safetensors", b"not tensors"), "noise.safetensors: cannot be read"),
+    ],
+    "cosyvoice1": [
+        (removed("hift.pt"), "contains none of hift.safetensors, hift.pt"),
+        (removed("flow.pt"), "contains none of flow.safetensors, flow.pt"),
+        (cut("flow.pt", 0.9), "flow.pt: cannot be read"),
+        (
+            content("cosyvoice2.yaml", "a: 1"),
+            "contains cosyvoice.yaml and cosyvoice2.yaml, which belong to different families",
+        ),
     ],
     "few_convolutions": [
         (content("hift.pt", PAGE), f"hift.pt{HTML}"),

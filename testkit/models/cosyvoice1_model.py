@@ -1,0 +1,154 @@
+"""Folders of CosyVoice1 models as they are published, at the sizes of golden sets and with their
+weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.random_weights import fill
+from testkit.utterances import Audio, Tokens
+from token2wav import Token2Wav, Voice
+from token2wav.families.cosyvoice1.config import CosyVoice1Config, read
+from token2wav.families.cosyvoice1.network import CosyVoice1
+from token2wav.stages.stage import FrameChunk
+
+_YAML = """\
+__set_seed1: !apply:random.seed [1986]
+
+sample_rate: 22050
+text_encoder_input_size: 512
+llm_input_size: 1024
+spk_embed_dim: 192
+
+llm: !new:cosyvoice.llm.llm.TransformerLM
+    llm_input_size: !ref <llm_input_size>
+
+flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
+    input_size: {encoder}
+    output_size: 80
+    spk_embed_dim: !ref <spk_embed_dim>
+    output_type: 'mel'
+    vocab_size: 4096
+    input_frame_rate: 50
+    only_mask_loss: True
+    encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
+        output_size: {encoder}
+        attention_heads: {encoder_heads}
+        linear_units: {encoder_units}
+        num_blocks: {encoder_layers[0]}
+        dropout_rate: 0.1
+        positional_dropout_rate: 0.1
+        attention_dropout_rate: 0.1
+        normalize_before: True
+        input_layer: 'linear'
+        pos_enc_layer_type: 'rel_pos_espnet'
+        selfattention_layer_type: 'rel_selfattn'
+        input_size: {encoder}
+        use_cnn_module: False
+        macaron_style: False
+    length_regulator: !new:cosyvoice.flow.length_regulator.InterpolateRegulator
+        channels: 80
+        sampling_ratios: [1, 1, 1, 1]
+    decoder: !new:cosyvoice.flow.flow_matching.ConditionalCFM
+        in_channels: 240
+        n_spks: 1
+        spk_emb_dim: 80
+        cfm_params: !new:omegaconf.DictConfig
+            content:
+                sigma_min: 1e-06
+                solver: 'euler'
+                t_scheduler: 'cosine'
+                training_cfg_rate: 0.2
+                inference_cfg_rate: 0.7
+                reg_loss_type: 'l1'
+        estimator: !new:cosyvoice.flow.decoder.ConditionalDecoder
+            in_channels: 320
+            out_channels: 80
+            channels: [{channels}, {channels}]
+            dropout: 0.0
+            attention_head_dim: {dim_head}
+            n_blocks: {layers[1]}
+            num_mid_blocks: {layers[0]}
+            num_heads: {heads}
+            act_fn: 'gelu'
+
+hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
+    in_channels: 80
+    base_channels: {vocoder[0]}
+    nb_harmonics: 8
+    sampling_rate: !ref <sample_rate>
+    nsf_alpha: 0.1
+    nsf_sigma: 0.003
+    nsf_voiced_threshold: 10
+    upsample_rates: [8, 8]
+    upsample_kernel_sizes: [16, 16]
+    istft_params:
+        n_fft: 16
+        hop_len: 4
+    resblock_kernel_sizes: [3, 7, 11]
+    resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
+    source_resblock_kernel_sizes: [7, 11]
+    source_resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5]]
+    lrelu_slope: 0.1
+    audio_limit: 0.99
+    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.ConvRNNF0Predictor
+        num_class: 1
+        in_channels: 80
+        cond_channels: {vocoder[1]}
+"""
+
+
+def write_yaml(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes the model file for the sizes of a golden set."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "cosyvoice.yaml"
+    path.write_text(_YAML.format(**golden.sizes))
+    return path
+
+
+def published_config() -> CosyVoice1Config:
+    """Makes the configuration of the published sizes."""
+    sizes: dict[str, Any] = {
+        "encoder": 512,
+        "encoder_heads": 8,
+        "encoder_units": 2048,
+        "encoder_layers": [6],
+    }
+    sizes |= {"channels": 256, "heads": 8, "dim_head": 64, "layers": [12, 4], "vocoder": [512, 512]}
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "cosyvoice.yaml").write_text(_YAML.format(**sizes))
+        return read(Path(folder))
+
+
+def spoken(model: Token2Wav, tokens: Tokens, voice: Voice) -> tuple[Audio, torch.Tensor]:
+    """Synthesizes an utterance. Returns the audio, and the mel (bands, frames) of its vocoder."""
+    [decoder] = model.pipeline.stages.values()
+    vocoder: Any = decoder._vocoder  # type: ignore[attr-defined]
+    mels: list[torch.Tensor] = []
+    advance = vocoder.advance
+
+    def recorded(batch: list[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
+        mels.extend(chunk.frames for _, chunk in batch)
+        audio: list[torch.Tensor] = advance(batch)
+        return audio
+
+    vocoder.advance = recorded
+    try:
+        audio = model.synthesize(tokens, voice)
+    finally:
+        del vocoder.advance
+    return audio, torch.cat(mels, dim=1)
+
+
+def write_model(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes a model with the weights of a golden set, and returns its folder."""
+    network = CosyVoice1(read(write_yaml(folder, golden).parent).sizes)
+    torch.save(fill(network.flow).state_dict(), folder / "flow.pt")
+    torch.save(fill(network.hift).state_dict(), folder / "hift.pt")
+    return folder

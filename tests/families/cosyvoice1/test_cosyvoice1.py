@@ -1,0 +1,195 @@
+"""CosyVoice1: parity with the public code, streams in windows, and voices.
+
+The tests of a stream compare with an utterance that is pushed at once. `test_public_mel` compares
+that with the public code, for the windows of a whole utterance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from testkit.batches import spoken_together
+from testkit.door import Door
+from testkit.models.cosyvoice1_model import spoken, write_model
+from testkit.models.cosyvoice2_model import write_yaml as write_cosyvoice2_yaml
+from testkit.models.family_golden import FamilyGolden
+from testkit.models.random_weights import SEED
+from testkit.models.sized import a_voice
+from testkit.utterances import chunks_of, joined, off, portions
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
+from token2wav.assembly import load_network
+from token2wav.errors import ConfigError, InputError
+from token2wav.families.cosyvoice1.config import CosyVoice1Config
+from token2wav.published.registry import family_name, find_remote_family, read_config
+
+GOLDEN = FamilyGolden("cosyvoice1", "tiny")
+CPU = RuntimeConfig(device="cpu")
+WHOLE = StreamConfig(lookahead_frames=0)
+MEL = 2e-5  # tolerance between float32 results with values up to 5
+AUDIO = 1e-4  # of audio with a spread of 0.04, from mels that differ by rounding
+COUNTS = (130, 71, 50, 9, 1)
+Model = Token2Wav
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("cosyvoice1"), GOLDEN)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return Token2Wav.load(folder, runtime=CPU)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Model:
+    return Token2Wav.load(folder, stream=WHOLE, runtime=CPU)
+
+
+def golden_voice(*, prompt: bool = True) -> Voice:
+    count = None if prompt else 0
+    return Voice(
+        GOLDEN["prompt_token"].numpy()[:count],
+        GOLDEN["prompt_feat"].numpy()[:count],
+        GOLDEN["embedding"].numpy(),
+    )
+
+
+def tokens_of(model: Model, count: int) -> Any:
+    return model.config.tokens.draw(count, np.random.default_rng([SEED, count]))
+
+
+def test_public_mel(whole: Model) -> None:
+    _, mel = spoken(whole, GOLDEN["token"].numpy(), golden_voice())
+    assert off(mel, GOLDEN["mel_full"]) <= MEL
+    short = GOLDEN["token"].numpy()[:7]
+    audio, mel = spoken(whole, short, golden_voice(prompt=False))
+    assert off(mel, GOLDEN["mel_short"]) <= MEL
+    # 7 tokens have 12.06 frames. The public code leaves out the rest, which is silent here.
+    assert len(audio) == 7 * 441
+    assert not audio[12 * 256 :].any()
+
+
+def test_public_audio(folder: Path) -> None:
+    """The vocoder continues phases from random starts, which are written into the source."""
+    hift = load_network(folder, read_config(folder), "decoder").hift
+    harmonics, samples = hift.config.nb_harmonics + 1, len(GOLDEN["audio"])
+    begins = torch.from_numpy(np.random.default_rng([SEED, 5]).random(harmonics)) - 0.5
+    begins[0] = 0
+    hift.m_source.begins.copy_(begins)
+    numbers = np.random.default_rng([SEED, 6]).standard_normal((harmonics, samples))
+    noise = hift.m_source.merged(torch.from_numpy(numbers.T).float())
+    audio = hift(GOLDEN["mel_full"][None, :, :12], noise)[0]
+    assert off(audio, GOLDEN["audio"]) <= AUDIO
+
+
+@pytest.mark.parametrize("settings", [StreamConfig(), WHOLE], ids=["windows", "whole"])
+@pytest.mark.parametrize("sizes", [[1], [41, 30]], ids=str)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_stream_has_the_same_audio_in_any_portions(
+    settings: StreamConfig, count: int, sizes: list[int], model: Model, whole: Model
+) -> None:
+    model = whole if settings is WHOLE else model
+    voice, tokens = a_voice(model.config, 1, 30), tokens_of(model, count)
+    chunks = chunks_of(model, portions(tokens, sizes), voice)
+    expected, audio = model.synthesize(tokens, voice), joined(chunks)
+    assert len(audio) == len(expected) == 441 * count
+    assert off(audio, expected) <= AUDIO
+    assert model.pipeline.open_streams == 0
+    if settings is not WHOLE and count > 70 and sizes == [1]:
+        # 50 tokens complete 86 frames, at whose end the vocoder withholds audio.
+        [decoder] = model.pipeline.stages.values()
+        withheld = decoder.withheld_samples - 256
+        assert len(chunks[0].audio) == 86 * 256 - withheld
+
+
+def test_a_batch_equals_each_stream_alone(model: Model) -> None:
+    """The windows of a batch have several lengths, positions and prompts."""
+    utterances = [
+        (a_voice(model.config, prompt, prompt), tokens_of(model, count), 0)
+        for prompt, count in zip((0, 30, 30, 75, 1), COUNTS, strict=True)
+    ]
+    together = spoken_together(model.pipeline, utterances, 0)
+    for (voice, tokens, _), audio in zip(utterances, together, strict=True):
+        assert off(audio, model.synthesize(tokens, voice)) <= AUDIO
+
+
+def test_windows_with_all_context_are_close_to_the_whole(folder: Path, whole: Model) -> None:
+    """Windows see all tokens of a short utterance, and differ only in the places of frames: those
+    of the whole are stretched at both ends, by half a frame at most.
+    """
+    settings = StreamConfig(block_tokens=20, left_blocks=-1, lookahead_frames=100)
+    wide = Token2Wav.load(folder, stream=settings, runtime=CPU)
+    narrow = Token2Wav.load(folder, stream=replace(settings, left_blocks=0), runtime=CPU)
+    voice, tokens = a_voice(wide.config, 1, 30), tokens_of(wide, 90)
+    expected = spoken(whole, tokens, voice)[1]
+    errors = [
+        float((spoken(model, tokens, voice)[1] - expected).std() / expected.std())
+        for model in (wide, narrow)
+    ]
+    assert errors[0] < errors[1]
+
+
+def test_the_door_of_a_server_takes_voices_and_portions(model: Model) -> None:
+    voice, tokens = a_voice(model.config, 1, 30), tokens_of(model, 130)
+    with Door.open(model) as door:
+        audio = joined(door.heard(portions(tokens, [60]), voice))
+        assert off(audio, model.synthesize(tokens, voice)) <= AUDIO
+        refusal = door.refusal(tokens, voice, parameters={"speed": 1.2})
+    assert refusal.startswith("speed: 1.2, but this model decodes windows")
+
+
+def test_steps_of_the_ode(folder: Path, model: Model) -> None:
+    quick = Token2Wav.load(folder, stream=StreamConfig(steps=(4, 10)), runtime=CPU)
+    voice, tokens = a_voice(model.config, 1, 30), tokens_of(model, 60)
+    assert off(quick.synthesize(tokens, voice), model.synthesize(tokens, voice)) > AUDIO
+
+
+@pytest.mark.parametrize(("frames", "sound"), [(51, True), (47, True), (46, False), (56, False)])
+def test_frames_of_a_prompt(frames: int, sound: bool, model: Model) -> None:
+    """30 tokens have 51.7 frames. A recording may have a few more or fewer."""
+    voice = Voice(np.arange(30), np.zeros((frames, 80)), np.ones(192))
+    if sound:
+        assert len(model.synthesize(tokens_of(model, 3), voice)) == 3 * 441
+        return
+    with pytest.raises(
+        InputError, match="expected 47 to 55 frames of 80 bands for 30 prompt tokens"
+    ):
+        model.synthesize(tokens_of(model, 3), voice)
+
+
+def test_the_class_of_the_flow_selects_the_family(folder: Path, tmp_path: Path) -> None:
+    """The first release of CosyVoice2 has a file of the same name. On the hub, where the content is
+    not known, both need the same files.
+    """
+    path = write_cosyvoice2_yaml(tmp_path, FamilyGolden("cosyvoice2", "tiny"))
+    path.rename(path.with_name("cosyvoice.yaml"))
+    assert family_name(read_config(tmp_path)) == "cosyvoice2"
+    assert family_name(read_config(folder)) == "cosyvoice1"
+    remote = find_remote_family({"cosyvoice.yaml", "flow.pt", "hift.pt"}, {})
+    assert remote is not None
+    wanted = [choice.split("|") for choice in remote.DOWNLOADS]
+    assert all(any(name in names for names in wanted) for name in ("cosyvoice.yaml", "flow.pt"))
+
+
+def test_a_window_must_divide_a_part(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^stream\.block_tokens: 70 does not divide 30000"):
+        Token2Wav.load(folder, stream=StreamConfig(block_tokens=70), runtime=CPU)
+
+
+def test_planned_memory_of_a_stream(model: Model) -> None:
+    """A stream keeps the state of its vocoder, tokens, and mel that fades."""
+    voice, config = a_voice(model.config, 1, 30), model.config
+    assert isinstance(config, CosyVoice1Config)
+    [decoder] = model.pipeline.stages.values()
+    with model.stream(voice) as stream:
+        stream.push(tokens_of(model, 180))
+        [state] = decoder._streams.values()  # type: ignore[attr-defined]
+        kept = state.past.nbytes + state.tail.nbytes + decoder._vocoder.store.slot_bytes  # type: ignore[attr-defined]
+    assert kept == pytest.approx(config.stream_bytes, rel=0.02)

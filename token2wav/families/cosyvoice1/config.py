@@ -1,0 +1,236 @@
+"""Configuration of CosyVoice1 models, which is read as data from `cosyvoice.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from token2wav.config.block_grid import BlockGrid
+from token2wav.config.model_config import ENDINGS
+from token2wav.config.token_format import TokenFormat
+from token2wav.config.values import Bounds, check_bounds, prefixed
+from token2wav.config.windows import Windows
+from token2wav.errors import ConfigError, InputError
+from token2wav.families.cosyvoice2.config import ENCODER_ALWAYS, ENCODER_UNUSED
+from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.flow_config import check_flow_used, hift_from
+from token2wav.published.hyperyaml import HyperYaml, ModelNode
+from token2wav.published.registry import unfilled_network
+from token2wav.published.sizes import (
+    ConformerConfig,
+    Guidance,
+    Heads,
+    HiFTConfig,
+    Layers,
+    Rates,
+    TokenRate,
+    UNetConfig,
+    Vocabulary,
+    Width,
+)
+from token2wav.published.window_config import WindowCodecConfig
+
+FILES = ("cosyvoice.yaml",)
+FLOW = "MaskedDiffWithXvec"  # class of the flow, which tells these files from those of CosyVoice2
+
+_STEPS = 10  # fixed in the public code
+_PROMPT_SLACK = 4  # mel frames by which a prompt may be longer or shorter than its tokens
+# Seconds of the windows of a stream: block, context before and after, and overlap.
+_BLOCK, _LEFT, _RIGHT, _OVERLAP = 1.0, 2.0, 0.4, 0.2
+_WHOLE_BLOCKS, _PART_BLOCKS = 60, 600  # blocks that are decoded at once, and those of a part
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosyVoice1Sizes(CodecSizes):
+    """Sizes of the flow and of the vocoder. Fields have the names of `cosyvoice.yaml`.
+
+    Attributes:
+        regulator_layers: convolutions of the length regulator.
+        levels: resolutions of the U-Net.
+    """
+
+    vocab_size: Vocabulary
+    spk_embed_dim: Width
+    output_size: Width
+    input_frame_rate: TokenRate
+    inference_cfg_rate: Guidance
+    regulator_layers: Annotated[int, Bounds(0, 16)]
+    levels: Layers
+    encoder: ConformerConfig
+    estimator: UNetConfig
+    hift: HiFTConfig
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "flow")
+        if self.output_size != self.hift.in_channels:
+            raise ConfigError(
+                f"hift.in_channels: {self.hift.in_channels} mel bands, but the flow makes "
+                f"{self.output_size}"
+            )
+        if self.estimator.channels % 8:
+            raise ConfigError(
+                f"flow.decoder.estimator.channels: {self.estimator.channels} is not a multiple of "
+                "8, the groups of a norm"
+            )
+
+    @property
+    def tokens(self) -> TokenFormat:
+        return TokenFormat.numbers(self.vocab_size)
+
+    @property
+    def audio_rate(self) -> int:
+        return self.hift.sampling_rate
+
+    @property
+    def frame_samples(self) -> int:
+        samples = self.hift.sampling_rate / self.input_frame_rate
+        if not samples.is_integer():
+            raise ConfigError(
+                f"flow.input_frame_rate: {self.input_frame_rate:g} tokens per second have "
+                f"{samples:.2f} samples each at {self.hift.sampling_rate} Hz, which is not a whole "
+                "number"
+            )
+        return int(samples)
+
+    def mel_frames(self, tokens: int) -> int:
+        """Returns the mel frames of the first tokens of an utterance, rounded down as in the public
+        code: 1 token has 441 samples, and a frame has 256.
+        """
+        return tokens * self.frame_samples // self.hift.samples_per_frame
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosyVoice1Config(WindowCodecConfig):
+    """Configuration of a CosyVoice1 model. Its flow computes windows of a stream; its vocoder
+    continues the stream.
+    """
+
+    sizes: CosyVoice1Sizes
+    weights: tuple[str, ...] = tuple(f"flow{ending}" for ending in ENDINGS)
+    takes_prompt: bool = True
+    ode_steps: int = _STEPS
+
+    @property
+    def mel_bands(self) -> int:
+        return self.sizes.output_size
+
+    @property
+    def speaker_size(self) -> int:
+        return self.sizes.spk_embed_dim
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes that a stream keeps between its chunks: the state of the vocoder, tokens, and mel
+        that fades.
+        """
+        fading = self.sizes.mel_frames(self.windows.overlap) + 1
+        vocoder = int(unfilled_network(self, "decoder").vocoder_bytes)
+        return vocoder + 4 * (self.windows.past + self.mel_bands * fading)
+
+    def prompt_frames(self, tokens: int) -> range:
+        frames = self.sizes.mel_frames(tokens)
+        slack = _PROMPT_SLACK if tokens else 0
+        return range(max(tokens > 0, frames - slack), frames + slack + 1)
+
+    def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
+        """Returns the block grid of a stream, whose blocks start at the end of the prompt."""
+        return BlockGrid(
+            self.block_tokens,
+            prompt=prompt_tokens,
+            prefix=prompt_tokens,
+            prompt_padding=-prompt_tokens % self.block_tokens,
+            left_blocks=left_blocks,
+        )
+
+    def check_speed(self, speed: float) -> None:
+        if speed != 1:
+            raise InputError("speed", f"{speed:g}, but this model decodes windows; expected 1")
+
+
+def read(folder: Path) -> CosyVoice1Config:
+    """Reads `cosyvoice.yaml` of a folder.
+
+    Raises:
+        ConfigError: a key is missing or unknown, or its value has the wrong class or is out of
+            range.
+    """
+    path = folder / FILES[0]
+    document = HyperYaml.read(path)
+    with prefixed(f"{path}: "):
+        sizes = _sizes_from(document)
+        windows, whole = _windows(sizes.input_frame_rate)
+        return CosyVoice1Config.of(sizes, windows=windows, whole=whole)
+
+
+def _windows(rate: float) -> tuple[Windows, Windows]:
+    """Returns the windows of a stream, and those of a whole utterance, at a token rate."""
+    block, left, right, overlap = (
+        max(1, int(rate * seconds)) for seconds in (_BLOCK, _LEFT, _RIGHT, _OVERLAP)
+    )
+    part = _PART_BLOCKS * block
+    whole = Windows(_WHOLE_BLOCKS * block, left, left, overlap, part)
+    return Windows(block, left, right, overlap, part), whole
+
+
+def _sizes_from(document: HyperYaml) -> CosyVoice1Sizes:
+    flow = ModelNode.of(document.resolve("flow"), "flow", FLOW)
+    bands = flow.get("output_size", Width)
+    regulator = flow.child("length_regulator", "InterpolateRegulator")
+    regulator.only({"channels": bands}, omitted=False)
+    regulator.only({"out_channels": bands, "groups": 1})
+    decoder = flow.child("decoder", "ConditionalCFM")
+    solver = decoder.child("cfm_params", "DictConfig").child("content")
+    solver.only({"solver": "euler", "t_scheduler": "cosine"}, omitted=False)
+    estimator, levels = _estimator_from(decoder, bands)
+    sizes = CosyVoice1Sizes(
+        **flow.fields(CosyVoice1Sizes, "vocab_size", "spk_embed_dim", "input_frame_rate"),
+        output_size=bands,
+        inference_cfg_rate=solver.get("inference_cfg_rate", Guidance),
+        regulator_layers=len(regulator.get("sampling_ratios", Rates)),
+        levels=levels,
+        encoder=_encoder_from(flow),
+        estimator=estimator,
+        hift=hift_from(document, causal=False),
+    )
+    regulator.check_used()
+    check_flow_used(flow, decoder, solver)
+    return sizes
+
+
+def _encoder_from(flow: ModelNode) -> ConformerConfig:
+    encoder = flow.child("encoder", "ConformerEncoder")
+    size = encoder.get("output_size", Width)
+    flow.only({"input_size": size}, omitted=False)
+    encoder.only({"input_size": size, **ENCODER_ALWAYS}, omitted=False)
+    encoder.only({"activation_type": "swish", "key_bias": True, "positionwise_conv_kernel_size": 1})
+    encoder.only({"static_chunk_size": 0, "use_dynamic_chunk": False})
+    config = ConformerConfig(
+        size,
+        encoder.get("attention_heads", Heads),
+        encoder.get("linear_units", Width),
+        encoder.get("num_blocks", Layers),
+    )
+    encoder.check_used(*ENCODER_UNUSED)
+    return config
+
+
+def _estimator_from(decoder: ModelNode, bands: int) -> tuple[UNetConfig, int]:
+    """Reads the U-Net, and its number of resolutions."""
+    estimator = decoder.child("estimator", "ConditionalDecoder")
+    estimator.only({"in_channels": 4 * bands, "out_channels": bands})
+    estimator.only({"act_fn": "gelu"}, omitted=False)
+    channels = estimator.get("channels", tuple[Width, ...])
+    if len({*channels}) != 1:
+        raise ConfigError(
+            f"{estimator.name}.channels: {list(channels)}; all resolutions must have one width"
+        )
+    config = UNetConfig(
+        channels[0],
+        estimator.get("num_heads", Heads),
+        estimator.get("attention_head_dim", Width),
+        estimator.get("num_mid_blocks", Layers),
+        estimator.get("n_blocks", Layers),
+    )
+    estimator.check_used("dropout")
+    return config, len(channels)
