@@ -96,16 +96,6 @@ def our_run(ours: Token2Wav, golden: GoldenSet) -> Run:
     return run(ours, golden)
 
 
-@pytest.fixture(scope="module")
-def whole(ours: Token2Wav, golden: GoldenSet) -> torch.Tensor:
-    """The mel of the whole sequence."""
-    return torch.from_numpy(ours.mel(golden.tokens, golden.voice, streaming=True))
-
-
-def test_prompt_does_not_end_on_a_block(golden: GoldenSet) -> None:
-    assert golden["in.prompt_token"].shape[1] % 25
-
-
 def test_chunks_equal_the_public_loop(golden: GoldenSet, public_run: Run) -> None:
     chunks = public_run.chunks
     sent = np.cumsum([len(chunk.audio) for chunk in chunks])
@@ -158,23 +148,6 @@ def check_audio(golden: GoldenSet, done: Run) -> None:
     )
     audio = np.concatenate([chunk.audio for chunk in chunks])[: len(reference)]
     assert snr_db(audio, reference) > tolerances.SNR_DB
-
-
-def test_stream_equals_the_whole_sequence(
-    golden: GoldenSet, ours: Token2Wav, our_run: Run, whole: torch.Tensor
-) -> None:
-    done = our_run
-    assert sum(mel.shape[1] for mel in done.mels) == whole.shape[1]
-    at = 0
-    for index, mel in enumerate(done.mels):
-        assert float((mel - whole[:, at : at + mel.shape[1]]).abs().max()) <= tolerances.MEL, (
-            f"chunk {index}"
-        )
-        at += mel.shape[1]
-    audio = np.concatenate([chunk.audio for chunk in done.chunks])
-    assert len(audio) == 960 * len(golden.tokens)
-    vocoded = ours.vocode(torch.cat(done.mels, dim=1).numpy())
-    assert np.abs(audio - vocoded).max() <= tolerances.AUDIO
 
 
 def test_last_chunk_equals_the_non_streaming_mel(

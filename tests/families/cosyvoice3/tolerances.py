@@ -10,11 +10,7 @@ into phase: a mel that is off by 2e-6 moves single samples by 0.06.
 from __future__ import annotations
 
 EXACT = 0.0
-CONDITIONING = 5e-6  # embedding, speaker, look-ahead: a few additions each
 ESTIMATOR = 4e-5  # one evaluation; measured 2.6e-5 on an H200, which sums in another order
 MEL = 2e-5  # ten evaluations with guidance; the float32 noise floor
-F0_HZ = 1e-4  # computed in double precision, then rounded to float32 at up to 400 Hz
-SOURCE = 1e-6  # sine of the reference phase: must repeat its rounding
-VOCODER_STAGE = 1e-4  # activations of the decoder, with values up to 10
 AUDIO = 1e-4  # from the golden mel; measured 3e-5 at most
 SNR_DB = 40.0  # audio end to end
