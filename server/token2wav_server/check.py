@@ -1,7 +1,8 @@
 """Check of the model folder and the settings before a server starts.
 
-It is `doctor.examine_model`. Reading weights and choosing a backend import torch. The launcher
-would keep torch in memory for as long as it serves, so the check runs in a process of its own.
+It is `model_findings.examine_model`. Reading weights and choosing a backend import torch. The
+launcher would keep torch in memory for as long as it serves, so the check runs in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pathlib import Path
 from token2wav.config import load_server_config
 from token2wav.errors import ConfigError
 from token2wav.published.registry import read_config
-from token2wav_server.doctor import examine, examine_model
+from token2wav_server.findings import examine
+from token2wav_server.model_findings import examine_model
 
 # Removes the working directory from `sys.path`. It may be a model folder, and no file of a model
 # folder is ever executed.

@@ -17,7 +17,8 @@ from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.hub import MODEL_HELP, model_folder
 from token2wav_server.check import check
-from token2wav_server.doctor import BEFORE_START, examine
+from token2wav_server.doctor import BEFORE_START
+from token2wav_server.findings import examine
 from token2wav_server.launcher.access import Access, Certificates, read_or_make_key
 from token2wav_server.launcher.errors import ServerError
 from token2wav_server.launcher.http_ports import StatusPort

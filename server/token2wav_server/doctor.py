@@ -7,32 +7,30 @@ the checks of `BEFORE_START` before it fetches a model, and `examine_model` befo
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import platform
 import shutil
 import sys
 import tempfile
-import time
-import timeit
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
 
-from token2wav.commands import CommandParser, missing
+from token2wav.commands import CommandParser
 from token2wav.config.values import number
-from token2wav.errors import Token2WavError
 from token2wav.hub import MODEL_HELP, model_folder
+from token2wav_server.findings import Check, Finding, examine
 from token2wav_server.front.build import native_front
+from token2wav_server.gpu_findings import gpus, kernels, tensorrt
 from token2wav_server.launcher.binaries import find_tritonserver
-from token2wav_server.launcher.errors import PortInUseError, ServerError
+from token2wav_server.launcher.errors import PortInUseError
 from token2wav_server.launcher.memory import default_bound_mib
 from token2wav_server.launcher.ports import LOOPBACK, Ports, client_host, fetched, listening
+from token2wav_server.model_findings import MEMORY_CHECK, examine_model
 
 PROGRAM = "token2wav doctor"
 SOUND, FAULTY = 0, 3
@@ -53,48 +51,10 @@ _MODULES = (
     "torch",
     "yaml",
 )
-# Distributions of the extras, and of the image of NVIDIA.
-_TENSORRT = ("tensorrt-rtx-cu13", "tensorrt-cu13", "tensorrt")
 # A model needs 1 MiB of shared memory to start, and room for its largest requests and their audio.
 # docker gives 64 MB unless it is told otherwise.
 _LEAST_SHARED, _USUAL_SHARED = 1 << 20, 64 * 10**6
 _ROOM = 5 * 10**9  # bytes on the disk of the cache, for the largest decoders
-_READINGS = 1000
-_SLOW_READING_S = 1e-6
-_SPEECH_SECONDS, _PROMPT_SECONDS = 30, 3  # of the streams that memory is counted for
-_MIB = 1 << 20
-_MEMORY_CHECK = "model's memory"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Result of a check.
-
-    Attributes:
-        check: name of the check.
-        message: what was found; of a warning or an error with its remedy.
-    """
-
-    check: str
-    state: Literal["ok", "warning", "error"]
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.state:8} {self.check:16} {self.message}"
-
-
-Check = Callable[[], Iterable[Finding]]
-
-
-def examine(checks: Mapping[str, Check]) -> Iterator[Finding]:
-    """Runs checks by their names, and yields their findings."""
-    for name, check in checks.items():
-        try:
-            yield from check()
-        except (ServerError, Token2WavError) as error:
-            yield Finding(name, "error", str(error))
-        except ModuleNotFoundError as error:
-            yield Finding(name, "error", missing(error, "server"))
 
 
 def python(running: tuple[int, int] = sys.version_info[:2], system: str = sys.platform) -> Finding:
@@ -121,106 +81,6 @@ def packages(names: Sequence[str] = _MODULES) -> Finding:
             f"{', '.join(absent)}: missing; run: pip install 'token2wav[server]'",
         )
     return Finding("packages", "ok", f"token2wav {version('token2wav')}, with its extra server")
-
-
-def gpus() -> Iterator[Finding]:
-    """Checks torch, the driver of NVIDIA, and every GPU."""
-    torch = importlib.import_module("torch")
-    from token2wav.execution.cuda_facts import driver_fact, missing_gpu
-
-    made_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
-    yield Finding("torch", "ok", f"{torch.__version__}, for {made_for}")
-    if not torch.cuda.is_available():
-        if reason := missing_gpu():
-            remedy = (
-                "docs/deployment.md names the torch for each driver"
-                if torch.version.cuda
-                else "install the torch for CUDA, as docs/deployment.md shows"
-            )
-            yield Finding("driver", "warning", f"{reason}, so models run on the CPU; {remedy}")
-        else:
-            yield Finding("driver", "ok", "no NVIDIA driver; models run on the CPU")
-        return
-    yield Finding("driver", "ok", driver_fact() or "an NVIDIA driver")
-    for index in range(torch.cuda.device_count()):
-        yield gpu(torch.device("cuda", index))
-
-
-def gpu(device: Any) -> Finding:
-    """Checks that torch can run on a GPU."""
-    torch = importlib.import_module("torch")
-    from token2wav.execution.cuda_facts import device_facts, driver_fact
-
-    name = f"gpu {device.index or 0}"
-    try:
-        capability = torch.cuda.get_device_capability(device)
-        free, total = torch.cuda.mem_get_info(device)
-    except RuntimeError as error:  # for example if its compute mode admits no further process
-        reason = str(error).partition("\n")[0]
-        return Finding(name, "error", f"{reason}; check it with nvidia-smi")
-    facts = [fact for fact in device_facts(device) if fact != driver_fact()]
-    text = (
-        f"{', '.join(facts)}, compute capability {capability[0]}.{capability[1]}, "
-        f"{free / _MIB:,.0f} of {total / _MIB:,.0f} MiB free"
-    )
-    if not runs_on(capability, torch.cuda.get_arch_list()):
-        return Finding(
-            name,
-            "error",
-            f"{text}: this torch has no code for it; install a torch whose release notes name this "
-            "GPU, or set runtime.device: cpu",
-        )
-    return Finding(name, "ok", text)
-
-
-def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
-    """Returns whether a GPU can run a torch.
-
-    Args:
-        capability: compute capability of the GPU.
-        architectures: the architectures of torch, such as `sm_90` (machine code) and `compute_120`
-            (code that the driver translates for newer GPUs).
-    """
-    for architecture in architectures:
-        kind, _, digits = architecture.partition("_")
-        digits = digits.rstrip("af")  # `sm_90a` has features of this GPU alone
-        major, minor = int(digits[:-1]), int(digits[-1])
-        newer = (major, minor) <= capability
-        if newer and (kind == "compute" or major == capability[0]):
-            return True
-    return False
-
-
-def kernels() -> Finding:
-    """Checks whether the kernels of GPUs can run, which need the Triton language."""
-    name = "triton language"
-    torch: Any = importlib.import_module("torch")
-    release = _release("triton")
-    if not torch.cuda.is_available():
-        return Finding(name, "ok", f"{release or 'not installed'}; only a GPU needs it")
-    if release is None:
-        return Finding(
-            name,
-            "warning",
-            "not installed, so models run without kernels; run: pip install 'token2wav[gpu]'",
-        )
-    from token2wav.backends import gpu_runs_kernels
-
-    if not gpu_runs_kernels(torch.device("cuda", 0)):
-        return Finding(
-            name,
-            "warning",
-            f"{release}, but models run without kernels: they need compute capability 8.0, a C "
-            "compiler (gcc or clang) and the headers of Python",
-        )
-    return Finding(name, "ok", release)
-
-
-def tensorrt(names: Sequence[str] = _TENSORRT) -> Finding:
-    """Reports which TensorRT is installed."""
-    releases = [f"{name} {release}" for name in names if (release := _release(name))]
-    installed = ", ".join(releases) or "not installed"
-    return Finding("tensorrt", "ok", f"{installed}; only runtime.backend: tensorrt needs it")
 
 
 def triton_server() -> Finding:
@@ -331,119 +191,6 @@ def cache() -> Finding:
     return Finding(name, "ok", f"{text}; {token} for {constants.ENDPOINT}{offline}")
 
 
-def clock(
-    now: Callable[[], float] = time.time,
-    reading: Callable[[], float] = time.monotonic,
-    root: Path = Path("/"),
-) -> Finding:
-    """Checks the date, by which certificates are valid, and how long the time takes to read."""
-    name = "clock"
-    if now() < Path(__file__).stat().st_mtime:
-        date = time.strftime("%Y-%m-%d", time.gmtime(now()))
-        return Finding(
-            name,
-            "error",
-            f"{date} is before this program was installed, so TLS refuses certificates; set the "
-            "clock, for example with chrony",
-        )
-    # the fastest of five rounds, because other processes may interrupt some of them
-    cost_s = min(timeit.repeat(reading, number=_READINGS, repeat=5)) / _READINGS
-    file = root / "sys/devices/system/clocksource/clocksource0/current_clocksource"
-    source = file.read_text().strip() if file.is_file() else "unknown source"
-    text = f"{1e6 * cost_s:.2f} µs a reading ({source})"
-    if cost_s > _SLOW_READING_S:
-        return Finding(
-            name,
-            "warning",
-            f"{text}, many in every chunk; boot with the clock source tsc, if the machine has it",
-        )
-    return Finding(name, "ok", text)
-
-
-def examine_model(folder: Path, config: Path | None) -> Iterator[Finding]:
-    """Checks a model folder, its settings, the GPU and the memory, without reading weights whole.
-
-    Raises:
-        ConfigError: the folder or a setting cannot be used. The message gives the reason.
-    """
-    # These import torch.
-    from token2wav.assembly import check_folder
-    from token2wav.config import load_server_config
-    from token2wav.execution.device import device_named
-    from token2wav.model import check_settings
-    from token2wav.published.registry import family_name, read_config
-    from token2wav.serving.door.voice_registry import voices_in
-
-    settings = load_server_config(config)
-    device = device_named(settings.runtime.device)
-    if device.type == "cuda":
-        yield gpu(device)
-    check_settings(folder, settings.stream, settings.runtime)
-    computes = settings.runtime.backend != "pause"
-    if computes:
-        check_folder(folder)
-    model = read_config(folder).with_stream_settings(settings.stream)
-    voices_in(settings, model)
-    yield Finding("model", "ok", f"{family_name(model)}, on {device.type}: {folder}")
-    if computes:
-        yield _need(model, settings, device)
-        return
-    yield Finding(
-        "backend",
-        "warning",
-        "runtime.backend: pause sends a test signal in place of speech; remove it to serve clients",
-    )
-
-
-def _need(model: Any, settings: Any, device: Any) -> Finding:
-    """Compares the need of the model with the free memory, as `token2wav plan` counts both."""
-    import torch
-
-    from token2wav.execution.device import available_bytes, cache_bytes
-    from token2wav.serving.policy import chunks_at_once
-    from token2wav.serving.worker import default_workers
-    from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
-
-    runtime, name = settings.runtime, _MEMORY_CHECK
-    on_gpu = device.type == "cuda"
-    precision = runtime.precision
-    if precision == "auto":
-        precision = "float16" if on_gpu else "float32"
-    weights = weight_bytes(model, precision)
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_bytes()
-    if weights > free:
-        return Finding(
-            name,
-            "error",
-            f"the weights take {weights // _MIB:,} MiB, but {free // _MIB:,} MiB are free on "
-            f"{device.type}; stop other programs, or use a machine with more memory",
-        )
-    rate = model.token_frame_rate
-    needs = stream_needs(
-        model,
-        settings.stream,
-        precision if runtime.cache_storage == "auto" else runtime.cache_storage,
-        round(_PROMPT_SECONDS * rate) if model.takes_prompt else 0,
-        round(_SPEECH_SECONDS * rate),
-    )
-    pages = min(cache_bytes(runtime.cache_mib, device), free - weights)
-    workers = runtime.workers or default_workers(device.type)
-    chunks = chunks_at_once(model, settings.limits.batch_streams, workers)
-    streams = share_out(free, 0, weights, pages, needs, voices=1, chunks=chunks).streams
-    limit = settings.limits.streams
-    if streams < limit:
-        return Finding(
-            name,
-            "warning",
-            f"room for {streams} streams of {_SPEECH_SECONDS} s in {free // _MIB:,} MiB, but "
-            f"limits.streams is {limit}; lower it"
-            + (", or bound the past with stream.left_blocks" if needs.page_bytes else ""),
-        )
-    return Finding(
-        name, "ok", f"room for {streams} streams of {_SPEECH_SECONDS} s; limits.streams is {limit}"
-    )
-
-
 # Checks that a server needs, and that import no torch. A server checks its ports as it opens them.
 BEFORE_START: dict[str, Check] = {
     "triton server": lambda: [triton_server()],
@@ -468,7 +215,6 @@ def _all_checks(options: argparse.Namespace) -> dict[str, Check]:
         "front": lambda: [front()],
         "ports": lambda: [ports(options.host, numbers)],
         "cache": lambda: [cache()],
-        "clock": lambda: [clock()],
     }
     if options.model is not None:
         checks["model"] = partial(_pulled_model, options)
@@ -477,7 +223,7 @@ def _all_checks(options: argparse.Namespace) -> dict[str, Check]:
 
 def _pulled_model(options: argparse.Namespace) -> Iterator[Finding]:
     for finding in examine_model(model_folder(options.model), options.config):
-        full = finding.check == _MEMORY_CHECK and finding.state == "error"
+        full = finding.check == MEMORY_CHECK and finding.state == "error"
         if full and server_runs(options.host, options.http_port):
             text = f"{finding.message}; the server that runs here holds a part of it"
             finding = replace(finding, state="warning", message=text)
@@ -507,7 +253,7 @@ def parser() -> CommandParser:
     program = CommandParser(
         prog=PROGRAM,
         description="Check whether this machine can run a server: Python, torch, GPU, Triton, "
-        "shared memory, ports, memory, cache and clock. With a model, also check its folder and "
+        "shared memory, ports, memory and cache. With a model, also check its folder and "
         "settings, and whether its memory suffices.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -536,10 +282,3 @@ def _installed(module: str) -> bool:
         return find_spec(module) is not None
     except ValueError:  # a module that a test has removed
         return False
-
-
-def _release(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

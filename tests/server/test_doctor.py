@@ -6,8 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,8 +18,9 @@ from tests.served.test_faults_shm import with_shm
 from tests.test_commands import run_without
 from token2wav.commands import main
 from token2wav.execution import cuda_facts, device
-from token2wav_server import Ports, doctor
-from token2wav_server.doctor import Finding, examine, examine_model
+from token2wav_server import Ports, doctor, gpu_findings
+from token2wav_server.findings import Finding, examine
+from token2wav_server.model_findings import examine_model
 
 PYTHONS = table(
     """
@@ -71,7 +70,7 @@ def test_front(
 @pytest.mark.parametrize(("capability", "architectures", "runs"), ARCHITECTURES)
 def test_a_gpu_needs_code_for_it(capability: str, architectures: str, runs: str) -> None:
     major, minor = map(int, capability.split("."))
-    assert doctor.runs_on((major, minor), architectures.split()) == (runs == "yes")
+    assert gpu_findings.runs_on((major, minor), architectures.split()) == (runs == "yes")
 
 
 def test_missing_packages_and_their_extra() -> None:
@@ -92,13 +91,13 @@ def test_a_gpu_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
         "get_arch_list": ["sm_75", "sm_80"],
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
-    *_, finding = doctor.gpus()
+    *_, finding = gpu_findings.gpus()
     assert (finding.check, finding.state) == ("gpu 0", "error")
     assert finding.message.startswith(
         "NVIDIA H200, compute capability 9.0, 100 of 143,771 MiB free: this torch has no code"
     )
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_90"])
-    assert [finding.state for finding in doctor.gpus()] == ["ok", "ok", "ok"]
+    assert [finding.state for finding in gpu_findings.gpus()] == ["ok", "ok", "ok"]
 
 
 def test_a_gpu_that_admits_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +105,7 @@ def test_a_gpu_that_admits_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nmore lines")
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", refused)
-    finding = doctor.gpu(torch.device("cuda", 1))
+    finding = gpu_findings.gpu(torch.device("cuda", 1))
     assert (finding.check, finding.state) == ("gpu 1", "error")
     assert finding.message == (
         "CUDA error: all CUDA-capable devices are busy; check it with nvidia-smi"
@@ -116,7 +115,7 @@ def test_a_gpu_that_admits_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_driver_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(cuda_facts, "missing_gpu", lambda: "driver 535.1, but CUDA 13.0")
-    *_, finding = doctor.gpus()
+    *_, finding = gpu_findings.gpus()
     assert finding.state == "warning"
     assert finding.message.startswith("driver 535.1, but CUDA 13.0, so models run on the CPU; ")
 
@@ -165,22 +164,6 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("now", "reading", "state", "part"),
-    [
-        (time.time, time.monotonic, "ok", "µs a reading"),
-        (time.time, lambda: time.sleep(2e-6), "warning", "boot with the clock source tsc"),
-        (lambda: 0.0, time.monotonic, "error", "1970-01-01 is before this program was installed"),
-    ],
-)
-def test_clock(
-    now: Callable[[], float], reading: Callable[[], float], state: str, part: str
-) -> None:
-    finding = doctor.clock(now, reading)
-    assert finding.state == state
-    assert part in finding.message
-
-
-@pytest.mark.parametrize(
     ("settings", "state", "part"),
     [
         ("{}", "ok", "; limits.streams is 64"),
@@ -217,9 +200,7 @@ def test_json_and_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
         port = taken.getsockname()[1]
         assert main(["doctor", "--json", f"--metrics-port={port}"]) == 3
     findings = {row["check"]: row for row in json.loads(capsys.readouterr().out)}
-    assert {"python", "packages", "torch", "triton server", "shared memory", "clock"} <= set(
-        findings
-    )
+    assert {"python", "packages", "torch", "triton server", "shared memory"} <= set(findings)
     assert findings["ports"]["state"] == "error"
 
 
