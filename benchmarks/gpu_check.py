@@ -40,7 +40,7 @@ if not torch.cuda.is_available():  # before the Triton language is imported
 
 from benchmarks.gpu.report import WORDS, faults, markdown, merge, verdicts, write_report  # noqa: E402
 from benchmarks.gpu.sections import SECTIONS  # noqa: E402
-from benchmarks.gpu.settings import LAST_S, MINUTES, RESULTS, SLICES, Settings  # noqa: E402
+from benchmarks.gpu.settings import LAST_S, MINUTES, REHEARSAL_MINUTES, RESULTS, SLICES, Settings  # noqa: E402
 from benchmarks.gpu.worker import LOG, Results, run_section, without_folders  # noqa: E402
 from testkit.models.sized import TEMPLATE, model_folder  # noqa: E402
 from token2wav.config.values import from_mapping  # noqa: E402
@@ -166,8 +166,8 @@ def main() -> int:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=MINUTES,
-        help=f"time limit of a slice in minutes (default: {MINUTES:g})",
+        help="time limit of a slice in minutes (default: "
+        f"{MINUTES:g}, or {REHEARSAL_MINUTES:g} for a rehearsal)",
     )
     parser.add_argument(
         "--rehearse",
@@ -182,6 +182,7 @@ def main() -> int:
         help="values that replace settings of benchmarks/gpu/settings.py",
     )
     options = parser.parse_args()
+    options.minutes = options.minutes or (REHEARSAL_MINUTES if options.rehearse else MINUTES)
     out = options.out or (ROOT / "out" / "gpu" if options.rehearse else PUBLISHED / "gpu")
     # SystemExit also ends the running section.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -29,7 +29,7 @@ main() {
     rm -rf "$OUT"
     export PYTHONPATH=.:client:exporters:server TRITON_CACHE_DIR="$PWD/$OUT/triton-cache"
     say "rehearsal of slice 1"
-    run -m benchmarks.gpu_check --rehearse --slice 1 --minutes 20 --out "$OUT"
+    run -m benchmarks.gpu_check --rehearse --slice 1 --out "$OUT"
     say "collection of all tests for a GPU"
     tests --collect-only -m gpu $(files_of_tests)
     say "kernels of the tests, compiled for compute capability 9.0"

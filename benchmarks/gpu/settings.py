@@ -114,6 +114,7 @@ class Settings:
 
 PLANNED = Settings()
 MINUTES = 9.0  # time limit of a slice, for machines that are lent for calls of 10 minutes
+REHEARSAL_MINUTES = 60.0  # the machine of a rehearsal may be busy
 LAST_S = 15.0  # time of a slice that is reserved for ending a section
 RESULTS = "results.json"
 # Sections with their time limits in seconds and their changes to the settings. The most valuable
