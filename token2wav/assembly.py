@@ -484,9 +484,14 @@ class Assembly:
             return None
         # Triton-language kernels
         from token2wav.kernels.channels_last import HiFTPlan
+        from token2wav.kernels.convolution import Precision
         from token2wav.stages.kernel_pieces import PlannedPieces
 
-        plan = HiFTPlan(vocoder, "tf32" if self.context.precision == "float16" else "tf32x3")
+        precision: Precision = "tf32x3"
+        if self.context.precision == "float16":
+            halved = self.context.runtime.decoder_precision == "float16"
+            precision = "float16" if halved else "tf32"
+        plan = HiFTPlan(vocoder, precision)
         sizes = kernel_sizes(vocoder.lookahead_frames, self.config, hops)
         log.info("the vocoder runs on kernels in %d CUDA graphs", len(sizes))
         return partial(PlannedPieces, plan, sizes, self.pool)

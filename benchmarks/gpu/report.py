@@ -324,7 +324,7 @@ def markdown(content: Content) -> str:
 def timed_chunks(content: Content) -> list[Row]:
     """Returns the rows of chunks with pages of the default type."""
     rows = rows_of(content, "chunks").items()
-    return [row for key, row in rows if "total_ms" in row and not key.endswith("pages")]
+    return [row for key, row in rows if "total_ms" in row and " pages" not in key]
 
 
 def _tables(rows: Mapping[str, Row]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from token2wav.config import RuntimeConfig, StreamConfig
+from token2wav.config.settings import DecoderPrecision
 
 Row = dict[str, Any]
 # rows of a section: the key of each row, and the function that measures it
@@ -48,6 +49,8 @@ class Settings:
     cache_mib: int = 0
     # of chunks: storage type of cached keys and values
     storage: Literal["auto", "int8", "float8"] = "auto"
+    # of chunks: `float16` lets the convolutions of the vocoder have float16 inputs
+    decoder_precision: DecoderPrecision = "float32"
     # of parity, streams, server
     setting: Literal["lean", "lean8", "window", "exact", "default"] = "exact"
     batches: tuple[int, ...] = (1, 16, 64)  # batch sizes of the timed chunks
@@ -79,7 +82,11 @@ class Settings:
     def runtime(self, **changes: Any) -> RuntimeConfig:
         """Returns the runtime configuration of a section's models."""
         runtime = RuntimeConfig(
-            self.device, "torch", precision=self.precision, cache_mib=self.cache_mib
+            self.device,
+            "torch",
+            precision=self.precision,
+            cache_mib=self.cache_mib,
+            decoder_precision=self.decoder_precision,
         )
         return replace(runtime, **changes)
 
@@ -145,7 +152,13 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
         ("tests", 160, {}),
         ("streams", 110, {"setting": "lean", "streams_from": 300}),
         ("chunks", 60, {"batches": (1,), "repeat_s": 2.0}),
+        (
+            "chunks",
+            40,
+            {"batches": (64,), "histories": (2.0,), "hops": (25,), "storage": "int8"}
+            | {"decoder_precision": "float16", "repeat_s": 3.0},
+        ),
         ("chunks", 90, {"batches": (16, 64), "repeat_s": 2.0}),
-        ("streams", 90, {"streams_from": 32}),
+        ("streams", 60, {"streams_from": 32}),
     ],
 }

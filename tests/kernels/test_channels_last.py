@@ -1,4 +1,6 @@
-"""HiFT on kernels in TF32: its audio is as close to exact audio as that of rounded products."""
+"""HiFT on kernels with rounded operands: its audio is as close to exact audio as that of products
+that are rounded on torch. Float16 has as many bits of mantissa as TF32.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from testkit.kernel_vocoder import DEVICE, ROUNDING, a_network, a_stage, spoken
-from token2wav.kernels.convolution import tf32
+from token2wav.kernels.convolution import Precision, tf32
 from token2wav.layers import streaming
 
 # on a GPU, the tests belong to the tests that the GPU must pass
@@ -29,11 +31,14 @@ class _RoundedProducts(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_tf32_costs_what_rounded_inputs_of_products_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["tf32", "float16"])
+def test_rounding_costs_what_rounded_inputs_of_products_cost(
+    precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Short convolutions would be products with packed weights, which the mode does not see.
     monkeypatch.setattr(streaming, "_multiplies", lambda *_: False)
     network = a_network("causal")
-    stage = a_stage(network, "tf32")
+    stage = a_stage(network, precision)
     held = network.lookahead_frames
     [(mel, audio)] = spoken(stage, {held + 4: [held + 1, held + 4]})
     exact = stage.whole(mel)

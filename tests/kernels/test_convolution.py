@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from testkit.tiles import tiles_of, use_tile
-from token2wav.kernels.convolution import FAR, Convolution, PieceTensors, Signal, SignalLayout
+from token2wav.kernels.convolution import (
+    FAR,
+    Convolution,
+    PieceTensors,
+    Signal,
+    SignalLayout,
+    rounded_weights,
+)
 from token2wav.kernels.tiles import Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -68,3 +75,24 @@ def test_branches_with_residual_and_activation(
                 for signal, values in ((raw, expected), (out, F.leaky_relu(expected, 0.1))):
                     result = signal.data[branch, stream, :rows]
                     torch.testing.assert_close(result, values, atol=CLOSE, rtol=CLOSE)
+
+
+def test_operands_beyond_the_range_of_float16() -> None:
+    """They become its largest number, and NaN stays NaN, so that no error is hidden."""
+    layout = SignalLayout(16, 1, (0,))
+    states = {torch.float32: torch.zeros(1, 16, device=DEVICE)}
+    pieces = torch.tensor([[FAR, 4, FAR, 0]], dtype=torch.int32, device=DEVICE)
+    batch = PieceTensors(4, pieces, states, states)
+    x = Signal.empty(layout, batch)
+    values = torch.tensor([1e6, -1e6, torch.nan, 1.0], device=DEVICE)
+    x.data[0, 0, :4] = values[:, None]
+    weights = rounded_weights(torch.eye(16, device=DEVICE)[None], "float16")
+    geometry = torch.tensor([[1, 0, 0, 0, 0]], dtype=torch.int32, device=DEVICE)
+    bias = torch.zeros(1, 16, device=DEVICE)
+    convolution = Convolution(
+        weights, bias, geometry, 16, step=16, rate=1, raw=layout, precision="float16"
+    )
+    raw, _ = convolution(batch, x)
+    assert raw is not None
+    expected = torch.tensor([65504.0, -65504.0, torch.nan, 1.0])
+    torch.testing.assert_close(raw.data[0, 0, :4, 0].cpu(), expected, equal_nan=True)

@@ -92,7 +92,9 @@ def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, WaveformSta
         assert snr_db(torch.cat(utterance.audio).cpu().numpy(), expected) >= SNR_DB
 
 
-@pytest.mark.parametrize(("precision", "least_db"), [("ieee", SNR_DB), ("tf32", TF32_DB)])
+@pytest.mark.parametrize(
+    ("precision", "least_db"), [("ieee", SNR_DB), ("tf32", TF32_DB), ("float16", TF32_DB)]
+)
 def test_audio_of_kernels_is_that_of_the_cpu(
     parts: Parts, on_gpu: Parts, precision: Precision, least_db: float
 ) -> None:

@@ -32,7 +32,7 @@ from token2wav.kernels.convolution import (
     aligned,
     fan_out,
     mean,
-    tf32,
+    rounded_weights,
 )
 from token2wav.layers.streaming import StateSpec, StreamConv, StreamConvTranspose, Streaming
 from token2wav.networks.hift import HiFT
@@ -339,7 +339,7 @@ class HiFTPlan:
     ) -> Convolution:
         precision: Precision = "ieee" if weights.dtype == torch.float64 else self.precision
         return Convolution(
-            tf32(weights) if precision == "tf32" else weights.contiguous(),
+            rounded_weights(weights, precision),
             bias,
             torch.tensor(geometry, dtype=torch.int32, device=weights.device),
             precision=precision,

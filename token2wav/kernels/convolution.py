@@ -11,7 +11,8 @@ have different lengths, and different places in their streams: a table on the de
 program (an instance of a kernel) returns immediately if its rows lie after the end of the piece.
 
 With TF32 the kernels round every input of a product to 10 bits of mantissa when they store it.
-Tensor cores ignore the other bits. So they compute the same products as any other device.
+Tensor cores ignore the other bits. So they compute the same products as any other device. With
+float16 they round inputs when they read them, to as many bits of mantissa.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import triton.language as tl
 from token2wav.kernels import tiles
 
 Activation = Literal["none", "snake", "leaky", "elu"]
-Precision = Literal["tf32", "tf32x3", "ieee"]
+Precision = Literal["tf32", "tf32x3", "ieee", "float16"]
 
 # Columns of the table of pieces.
 START = tl.constexpr(0)  # frames of the stream before the piece, at most `FAR`
@@ -62,6 +63,13 @@ def rounded(values):
     bits = values.to(tl.int32, bitcast=True)
     near = (bits + 0xFFF + ((bits >> 13) & 1)) & -8192
     return tl.where(values == values, near.to(tl.float32, bitcast=True), values)
+
+
+@triton.jit
+def halved(values):
+    """Rounds float32 to float16. A number beyond the range becomes the largest one; NaN stays."""
+    near = tl.minimum(tl.maximum(values, -65504.0), 65504.0)
+    return tl.where(values == values, near, values).to(tl.float16)
 
 
 @triton.jit
@@ -215,9 +223,12 @@ def _multiply_rows(
             mask=(output < outputs)[None, :] & channel_mask[:, None],
             other=0.0,
         )
-        result = tl.dot(
-            inputs, weight, result, input_precision=PRECISION, out_dtype=x.dtype.element_ty
-        )
+        if PRECISION == "float16":
+            result = tl.dot(halved(inputs), weight, result)
+        else:
+            result = tl.dot(
+                inputs, weight, result, input_precision=PRECISION, out_dtype=x.dtype.element_ty
+            )
     output_mask = output < outputs
     result += tl.load(bias + branch * outputs + output, mask=output_mask, other=0.0)[None, :]
     inside = (row < rows)[:, None] & output_mask[None, :]
@@ -487,7 +498,8 @@ class Convolution:
         out: layout of the result after the activation; None if no layer reads it.
         slopes: (branches, 3, outputs) coefficients of Snake.
         slope: slope of the leaky ReLU.
-        precision: arithmetic of the products. With `tf32` the activated result is rounded.
+        precision: arithmetic of the products. With `tf32` the activated result is rounded. With
+            `float16` the weights are float16, and signals float32.
     """
 
     weights: torch.Tensor
@@ -514,7 +526,7 @@ class Convolution:
         )
         result_layout = self.out or self.raw
         assert result_layout is not None
-        rows, dtype, copies = batch.frames * self.rate, self.weights.dtype, branches * batch.streams
+        rows, dtype, copies = batch.frames * self.rate, x.layout.dtype, branches * batch.streams
         size = tiles.ProductSize(rows, outputs, width, dtype, copies)
         tile = tiles.choose("vocoder", size, self.weights.device)
         grid = 1 + triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), copies
@@ -531,7 +543,7 @@ class Convolution:
             *(raw.writing if raw else _NOWHERE),
             *(out.writing if out else _NOWHERE),
             self.slopes,
-            *batch.states(self.weights.dtype),
+            *batch.states(dtype),
             batch.pieces,
             batch.streams,
             self.rate,
@@ -665,6 +677,14 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
     bits = x.contiguous().view(torch.int32)
     near = (bits + 0xFFF + ((bits >> 13) & 1)) & -8192
     return torch.where(x == x, near.view(torch.float32), x)
+
+
+def rounded_weights(weights: torch.Tensor, precision: Precision) -> torch.Tensor:
+    """Rounds the weights of a convolution as its precision needs it."""
+    if precision == "float16":
+        most = torch.finfo(torch.float16).max
+        return weights.clamp(-most, most).half().contiguous()
+    return tf32(weights) if precision == "tf32" else weights.contiguous()
 
 
 def precision_beside(dtype: torch.dtype) -> Precision:
