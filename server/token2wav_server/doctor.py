@@ -13,7 +13,9 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+import timeit
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -55,6 +57,8 @@ _MODULES = (
 # docker gives 64 MB unless it is told otherwise.
 _LEAST_SHARED, _USUAL_SHARED = 1 << 20, 64 * 10**6
 _ROOM = 5 * 10**9  # bytes on the disk of the cache, for the largest decoders
+_READINGS = 1000
+_SLOW_READING_S = 1e-6
 
 
 def python(running: tuple[int, int] = sys.version_info[:2], system: str = sys.platform) -> Finding:
@@ -192,6 +196,35 @@ def cache() -> Finding:
 
 
 # Checks that a server needs, and that import no torch. A server checks its ports as it opens them.
+def clock(
+    now: Callable[[], float] = time.time,
+    reading: Callable[[], float] = time.monotonic,
+    root: Path = Path("/"),
+) -> Finding:
+    """Checks the date, by which certificates are valid, and how long the time takes to read."""
+    name = "clock"
+    if now() < Path(__file__).stat().st_mtime:
+        date = time.strftime("%Y-%m-%d", time.gmtime(now()))
+        return Finding(
+            name,
+            "error",
+            f"{date} is before this program was installed, so TLS refuses certificates; set the "
+            "clock, for example with chrony",
+        )
+    # the fastest of five rounds, because other processes may interrupt some of them
+    cost_s = min(timeit.repeat(reading, number=_READINGS, repeat=5)) / _READINGS
+    file = root / "sys/devices/system/clocksource/clocksource0/current_clocksource"
+    source = file.read_text().strip() if file.is_file() else "unknown source"
+    text = f"{1e6 * cost_s:.2f} µs a reading ({source})"
+    if cost_s > _SLOW_READING_S:
+        return Finding(
+            name,
+            "warning",
+            f"{text}, many in every chunk; boot with the clock source tsc, if the machine has it",
+        )
+    return Finding(name, "ok", text)
+
+
 BEFORE_START: dict[str, Check] = {
     "triton server": lambda: [triton_server()],
     "shared memory": lambda: [shared_memory()],
@@ -215,6 +248,7 @@ def _all_checks(options: argparse.Namespace) -> dict[str, Check]:
         "front": lambda: [front()],
         "ports": lambda: [ports(options.host, numbers)],
         "cache": lambda: [cache()],
+        "clock": lambda: [clock()],
     }
     if options.model is not None:
         checks["model"] = partial(_pulled_model, options)
@@ -253,7 +287,7 @@ def parser() -> CommandParser:
     program = CommandParser(
         prog=PROGRAM,
         description="Check whether this machine can run a server: Python, torch, GPU, Triton, "
-        "shared memory, ports, memory and cache. With a model, also check its folder and "
+        "shared memory, ports, memory, cache and clock. With a model, also check its folder and "
         "settings, and whether its memory suffices.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -6,6 +6,8 @@ import json
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -164,6 +166,22 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
+    ("now", "reading", "state", "part"),
+    [
+        (time.time, time.monotonic, "ok", "µs a reading"),
+        (time.time, lambda: time.sleep(2e-6), "warning", "boot with the clock source tsc"),
+        (lambda: 0.0, time.monotonic, "error", "1970-01-01 is before this program was installed"),
+    ],
+)
+def test_clock(
+    now: Callable[[], float], reading: Callable[[], float], state: str, part: str
+) -> None:
+    finding = doctor.clock(now, reading)
+    assert finding.state == state
+    assert part in finding.message
+
+
+@pytest.mark.parametrize(
     ("settings", "state", "part"),
     [
         ("{}", "ok", "; limits.streams is 64"),
@@ -200,7 +218,9 @@ def test_json_and_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
         port = taken.getsockname()[1]
         assert main(["doctor", "--json", f"--metrics-port={port}"]) == 3
     findings = {row["check"]: row for row in json.loads(capsys.readouterr().out)}
-    assert {"python", "packages", "torch", "triton server", "shared memory"} <= set(findings)
+    assert {"python", "packages", "torch", "triton server", "shared memory", "clock"} <= set(
+        findings
+    )
     assert findings["ports"]["state"] == "error"
 
 
