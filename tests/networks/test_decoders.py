@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from testkit.models.random_weights import fill
-from testkit.pieces import in_pieces
-from testkit.utterances import off
 from token2wav.families.pocket_tts.config import PocketSizes
 from token2wav.layers.streaming import OFFLINE, FreezableLayer
 from token2wav.networks.seanet_decoder import ELU, SeanetDecoder
@@ -92,32 +90,6 @@ def delay_of(decoder: Any) -> int:
 
 def latents(row: Row, count: int) -> torch.Tensor:
     return torch.randn(count, row.latents, FRAMES, dtype=torch.float64)
-
-
-def test_every_frame_has_its_samples(row: Row) -> None:
-    decoder = a_decoder(row)
-    delay_of(decoder)
-    audio = decoder(latents(row, 2), OFFLINE)
-    assert audio.shape == (2, 1, row.samples * FRAMES + row.extra)
-
-
-@pytest.mark.parametrize(
-    "lengths", [[24, 16, 10], [40, 1, 4, 5], [24, *[1] * 26], [FRAMES]], ids=str
-)
-def test_pieces_equal_the_whole(row: Row, lengths: list[int]) -> None:
-    """A stream starts with more latents than the delay of a symmetric decoder, 143 samples."""
-    decoder, x = a_decoder(row), latents(row, 2)
-    delay, whole = delay_of(decoder), decoder(x, OFFLINE)
-    audio = in_pieces(decoder, x, lengths, delay=delay, ratio=row.samples)
-    assert off(audio[:, :, : whole.shape[2]], whole) <= ROUNDING
-
-
-def test_a_batch_equals_each_row_alone(row: Row) -> None:
-    decoder, x = a_decoder(row), latents(row, 3)
-    delay_of(decoder)
-    assert off(decoder(x, OFFLINE), torch.cat([decoder(one, OFFLINE) for one in x.split(1)])) <= (
-        ROUNDING
-    )
 
 
 def test_the_delay_is_the_look_ahead(row: Row) -> None:

@@ -15,12 +15,16 @@ ROUNDING = 1e-5
 
 
 @pytest.mark.parametrize("kind", ["streaming", "full"])
-def test_public_velocity_with_a_long_skip_connection(kind: str) -> None:
+def test_public_velocity_with_a_long_skip_connection_and_in_half_precision(kind: str) -> None:
     golden = FamilyGolden("cosyvoice3", "long_skip")
     estimator = fill(DiT(EstimatorConfig(**golden.sizes)))
     inputs = {name: golden[name] for name in ("x", "mask", "mu", "t", "spks", "cond")}
-    result = estimator(**inputs, streaming=kind == "streaming")
-    torch.testing.assert_close(result, golden[f"velocity_{kind}"], atol=ROUNDING, rtol=0)
+    exact = estimator(**inputs, streaming=kind == "streaming")
+    torch.testing.assert_close(exact, golden[f"velocity_{kind}"], atol=ROUNDING, rtol=0)
+    estimator.halve()
+    rounded = estimator(**inputs, streaming=kind == "streaming")
+    assert (rounded.dtype, estimator.score_dtype) == (torch.float32, torch.float16)
+    assert 0 < float((rounded - exact).abs().max()) < 0.01 * float(exact.abs().max())
 
 
 def test_only_the_first_head_has_positions() -> None:
