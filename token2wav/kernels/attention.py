@@ -36,6 +36,7 @@ from token2wav.kernels.block_table import (
     rows_of,
     sizes_of,
 )
+from token2wav.kernels.dependent_launch import launch_options, wait_for_earlier_kernel
 
 # Score of a key that a query does not attend to. It is finite, so that a row without keys so far
 # gives no NaN. It is a power of two, so that its product with any scale is exact: a GPU computes
@@ -381,6 +382,7 @@ def _paged_attention(
     KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
+    wait_for_earlier_kernel()
     block = tl.program_id(2) % blocks
     # Every block brings as many programs as it needs alone. A chunk of several blocks needs fewer
     # programs than its blocks bring, so the last of them have nothing to do.
@@ -477,5 +479,6 @@ def paged_attention(
         num_warps=tile.warps,
         num_stages=tile.stages,
         **sizes_of(view),
+        **launch_options(),
     )
     return out
