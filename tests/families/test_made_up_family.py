@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, InputError, Token2Wav, Voice
 from token2wav.assembly import check_folder, exportable, family_for, flow_networks
 from token2wav.published.registry import read_config
-from token2wav_client import Client, ClientVoice, ServerError
+from token2wav_client import Client, ClientVoice
 
 AUDIO = 1e-5  # of float32; phases are summed in double precision
 TOKENS = np.random.default_rng(0).integers(0, 100, 47).astype(np.int32)
@@ -208,30 +207,6 @@ def test_one_stage_has_no_mel(codec: Token2Wav, codec_folder: Path) -> None:
     ):
         check_folder(codec_folder)
     (codec_folder / "elsewhere").rename(broken)
-
-
-@pytest.mark.usefixtures("_environment")
-def test_one_stage_is_served(codec_folder: Path, codec: Token2Wav, tmp_path: Path) -> None:
-    decoder: Any = codec.pipeline.stages["decoder"]
-
-    def heard(url: str, length: int) -> NDArray[np.float32]:
-        with Client(url) as client:
-            chunks = list(client.synthesize(np.array_split(CODES[:length], 3)))
-        return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
-
-    with Rig.start(codec_folder, tmp_path) as rig, ThreadPoolExecutor(3) as threads:
-        lengths = (53, 4, 20)
-        audio = threads.map(lambda length: heard(rig.server.grpc_url, length), lengths)
-        for length, samples in zip(lengths, audio, strict=True):
-            assert np.abs(samples - decoder.whole(CODES[:length]).numpy()).max() <= AUDIO
-        assert 'token2wav_chunk_seconds_count{stage="decoder"}' in rig.metrics()
-        with Client(rig.server.grpc_url) as client:
-            assert client.health().first_audio_s is not None
-            none, speaker = np.zeros((0, 2), np.float32), np.ones(5, np.float32)
-            some_voice = ClientVoice(none.astype(np.int32), none, speaker)
-            with pytest.raises(ServerError, match="prompt_tokens: given, but this model takes no"):
-                list(client.synthesize([CODES], some_voice))
-        rig.wait_until_empty()
 
 
 SHARED_SIZES = {

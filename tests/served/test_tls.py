@@ -147,17 +147,6 @@ def test_tls_without_certificates_of_clients(
     assert canary.start(url).result() is None
 
 
-def test_mutual_tls_accepts_clients_with_a_certificate(
-    server: Serving, authority: Authority
-) -> None:
-    assert speaks(server.url, tls=mutual(authority))
-
-
-def test_a_plain_client_is_refused_with_a_clear_error(server: Serving) -> None:
-    with pytest.raises(ServerUnavailable, match=r"it may require TLS or a client certificate"):
-        speaks(server.url)
-
-
 def test_clients_without_the_right_certificate_are_refused(
     server: Serving, authority: Authority, stranger: Authority
 ) -> None:
