@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-# Thresholds in milliseconds of the longest stall, as other speech servers count them.
-CONTINUITY_MS = (50, 100, 200)
+from token2wav_client.listening import THRESHOLDS_MS, Recording
+
 _STALLS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
 _SECONDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -104,7 +104,7 @@ class Metrics:
             ["threshold_ms"],
             registry=self.registry,
         )
-        for threshold in CONTINUITY_MS:
+        for threshold in THRESHOLDS_MS:
             self.continuity.labels(threshold)
         self.first_audio = Histogram(
             "token2wav_gateway_first_audio_seconds",
@@ -112,3 +112,18 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+
+    def count_playback(self, played: Recording) -> None:
+        """Counts a text whose audio is complete, as vLLM-Omni and SGLang-Omni count it.
+
+        Args:
+            played: audio as it arrived. Its end counts from the text.
+        """
+        if played.real_time_factor is not None:
+            self.rtf.observe(played.real_time_factor)
+        if (stall_s := played.largest_stall_s) is None:
+            return
+        self.underrun.observe(stall_s)
+        for threshold in THRESHOLDS_MS:
+            if stall_s <= threshold / 1000:
+                self.continuity.labels(threshold).inc()

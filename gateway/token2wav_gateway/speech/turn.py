@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from token2wav_client import AudioChunk, ClientError, ClientVoice, TokenError
 from token2wav_client.audio import EndReason, channels_of
+from token2wav_client.listening import Recording
 from token2wav_client.tokens import as_tokens
 from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import Encoder
@@ -31,7 +32,6 @@ from token2wav_gateway.settings import LimitSettings
 from token2wav_gateway.speech.backpressure import Backpressure
 from token2wav_gateway.speech.growing_text import GrowingText
 from token2wav_gateway.speech.language_model import Answer
-from token2wav_gateway.speech.playback import Playback
 from token2wav_gateway.speech.servers import Servers, codes_error, speech_error
 from token2wav_gateway.tracing import Span, span
 from token2wav_gateway.voices.voice_folder import Voice
@@ -333,7 +333,7 @@ class Turn:
     async def _synthesize(self, tokens: Tokens, request: Span) -> AsyncGenerator[AudioChunk, None]:
         said, servers, metrics = self._said, self._servers, self._metrics
         started, first_tokens_s = time.monotonic(), 0.0
-        pressure, playback = self._pressure, Playback()
+        pressure, arrivals_s, samples = self._pressure, list[float](), list[int]()
         deadline = started + servers.limits.seconds
         with span("speech server", request.headers) as call:
             # The client's task that sends tokens closes their generator.
@@ -354,19 +354,20 @@ class Turn:
                             with pressure.waiting(), anyio.fail_after(deadline - time.monotonic()):
                                 chunk = await anext(chunks)
                         except StopAsyncIteration:
-                            playback.count(metrics, first_tokens_s + playback.last_s)
-                            self._count_end()
+                            self._count_end(arrivals_s, samples, first_tokens_s)
                             return
                         pressure.take(chunk)
                         if chunk.end_reason is not None:
                             self._end_reason = chunk.end_reason
-                        if not playback.chunks and len(chunk.audio):
+                        if not samples and len(chunk.audio):
                             call.event("first audio")
                             first_audio_s = time.monotonic() - started
                             first_tokens_s = max(0.0, first_audio_s - chunk.arrival_s)
                             metrics.first_audio.observe(first_audio_s)
                             metrics.ttfp.observe(first_audio_s)
-                        playback.add(chunk)
+                        if len(chunk.audio):
+                            arrivals_s.append(chunk.arrival_s)
+                            samples.append(len(chunk.audio))
                         metrics.audio_seconds.inc(chunk.duration_s)
                         yield chunk
             except TimeoutError:
@@ -377,8 +378,20 @@ class Turn:
                 convert = speech_error if isinstance(said, Text) else codes_error
                 raise convert(error) from None
 
-    def _count_end(self) -> None:
-        """Counts a text that a limit of the operator has ended, and logs it."""
+    def _count_end(
+        self, arrivals_s: list[float], samples: list[int], first_tokens_s: float
+    ) -> None:
+        """Counts a text whose audio is complete.
+
+        Args:
+            arrivals_s: arrivals of the chunks with audio, since the first tokens.
+            samples: their samples of a channel.
+            first_tokens_s: time from the text to the first tokens.
+        """
+        if samples:
+            times, ended_s = np.array(arrivals_s), first_tokens_s + arrivals_s[-1]
+            played = Recording(times, np.array(samples), self._encoder.rate_hz, ended_s)
+            self._metrics.count_playback(played)
         reason = self._end_reason
         if reason is None or (reason == "length" and self._shortened):
             return
