@@ -172,7 +172,7 @@ class Item(Body):
 
     type: Literal["message"]
     role: Literal["user", "assistant"]
-    content: Annotated[list[Content], Field(min_length=1, max_length=_MOST_PARTS)]
+    content: Annotated[list[Content], Field(min_length=1, max_length=_MOST_PARTS, fail_fast=True)]
     id: Id | None = None
     object: Literal["realtime.item"] | None = None
     status: Literal["completed", "incomplete", "in_progress"] | None = None
@@ -201,7 +201,7 @@ class ResponseOptions(_Options):
     """
 
     conversation: Literal["auto", "none"] = "auto"
-    input: Annotated[list[Item], Field(max_length=_MOST_INPUTS)] | None = None
+    input: Annotated[list[Item], Field(max_length=_MOST_INPUTS, fail_fast=True)] | None = None
     metadata: Metadata | None = None
 
 

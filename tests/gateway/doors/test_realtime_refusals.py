@@ -56,7 +56,8 @@ def updated(**fields: Any) -> dict[str, Any]:
             "item.type: Input should be 'message'",
         ),
         (created(content=[]), "item.content: List should have at least 1 item"),
-        (created(content=[0] * 300_000), "item.content: List should have at most 64 items"),
+        (created(content=[0] * 300_000), "item.content: must be a JSON object"),
+        (created(content=ITEM["content"] * 65), "item.content: List should have at most 64 items"),
         (created(id="x" * 65), "item.id: expected 1 to 64 visible characters of ASCII"),
         (created(id=""), "item.id: expected 1 to 64 visible characters of ASCII"),
         (
