@@ -18,8 +18,9 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import numpy.typing as npt
 import pytest
 
@@ -27,10 +28,12 @@ from testkit.patience import PATIENCE_SECONDS, until
 from token2wav.commands import main
 from token2wav_client import (
     AsyncClient,
+    AudioChunk,
     Client,
     ClientVoice,
     InputError,
     OutputError,
+    ServerError,
     ServerUnavailable,
     __version__,
 )
@@ -121,6 +124,76 @@ def test_unusable_arguments_are_named_once_and_at_once(
     given = [f"--{name}={value}" for name, value in good.items()]
     assert main(["synth", *given, option]) == 2
     assert one_sentence(capsys).count(message) == 1
+
+
+def test_the_options_of_synth_are_those_of_the_client(
+    tmp_path: Path, tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def synthesize(
+        client: Client, pieces: Iterator[Any], voice: Any, **options: Any
+    ) -> Iterator[AudioChunk]:
+        asked.update(options, tokens=[np.asarray(piece).tolist() for piece in pieces], voice=voice)
+        yield AudioChunk(np.zeros(8, np.uint8), 0, True, 0, 0, None, sample_rate=8000)
+
+    monkeypatch.setattr(Client, "synthesize", synthesize)
+    given = {
+        "--audio-format": "mulaw",
+        "--steps": "3",
+        "--sample-rate": "8000",
+        "--decoder-noise": "off",
+        "--end-after-repeats": "8",
+        "--end-after-silence": "2",
+        "--speed": "1.25",
+    }
+    arguments = [word for pair in given.items() for word in pair]
+    files = [f"--tokens={tokens}", f"--out={tmp_path / 'out.wav'}"]
+    assert main(["synth", *files, "--codebooks=2", f"--voice-id={'0' * 64}", *arguments]) == 0
+    assert asked == {
+        "audio_format": "mulaw",
+        "steps": 3,
+        "sample_rate": 8000,
+        "decoder_noise": False,
+        "end_after_repeats": 8,
+        "end_after_silence_s": 2.0,
+        "speed": 1.25,
+        "tokens": [[[1, 2]]],
+        "voice": "0" * 64,
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "option", "shown"),
+    [
+        ("tokens: shape (5, 2), expected 1 dimension", "tokens", "tokens: shape (60, 2), expected"),
+        ("latents: sent, but this model takes no latents", "tokens", "latents: sent, but this"),
+        (
+            "speaker_embedding: shape (9,), expected (192,)",
+            "voice",
+            "speaker_embedding: shape (9,)",
+        ),
+    ],
+)
+def test_a_refused_input_is_named_by_its_file(
+    message: str,
+    option: str,
+    shown: str,
+    tmp_path: Path,
+    voice: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The shape is that of the file, not of the request with a part of its tokens."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise ServerError(message)
+
+    monkeypatch.setattr(Client, "synthesize", refuse)
+    files = {"tokens": str(tmp_path / "tokens.npy"), "voice": voice, "out": str(tmp_path / "o.wav")}
+    np.save(files["tokens"], np.ones((60, 2), np.int32))
+    assert main(["synth", *(f"--{name}={file}" for name, file in files.items())]) == 4
+    assert f"error: {files[option]}: {shown}" in one_sentence(capsys)
 
 
 def test_nobody_at_the_address_exits_with_3(

@@ -53,6 +53,14 @@ def test_codes_of_fewer_codebooks_are_padded() -> None:
     assert CODES.checked([]).shape == (0, 3)
 
 
+def test_the_codes_of_a_prompt_have_the_shape_of_the_tokens() -> None:
+    for prompt in ([1, 2], [[1, 2]]):
+        with pytest.raises(
+            InputError, match=r"^prompt_tokens: shape \(.*\), expected \(tokens, 3\)"
+        ):
+            CODES.check_prompt(np.array(prompt, np.int32))
+
+
 def test_an_empty_list_fits_every_format() -> None:
     for tokens in (NUMBERS, CODES, UNEVEN, LATENTS):
         empty = tokens.checked([])

@@ -399,6 +399,7 @@ def test_an_end_with_and_without_tokens(codec: Subject, hops: int) -> None:
         (portions(tokens, [1]), tokens[:0]),
     ):
         with codec.model.stream() as stream:
+            assert codec.decoder.open_streams == 1
             sent = [chunk for part in parts for chunk in stream.push(part)]
             if codec.sends_at_once and not len(last):
                 assert sum(len(chunk.audio) for chunk in sent) == samples

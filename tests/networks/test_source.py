@@ -26,7 +26,7 @@ def test_the_phase_goes_on_in_the_next_step() -> None:
     first, carry = frame_sines(increments[:, :20], SAMPLES, "exact", None)
     second, after = frame_sines(increments[:, 20:], SAMPLES, "exact", carry)
     assert torch.allclose(torch.cat((first, second), 1), whole, atol=1e-6)
-    assert torch.allclose(after, end)
+    assert torch.allclose(after, end, rtol=0, atol=1e-12)  # no step rounds the phase to float32
 
 
 def test_only_the_rounding_of_the_public_code_drifts() -> None:

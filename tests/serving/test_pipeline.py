@@ -38,6 +38,7 @@ def test_each_stage_reports_its_time(model: Token2Wav, voice: Voice) -> None:
 def test_a_dropped_request_is_closed_by_the_next_call(model: Token2Wav, voice: Voice) -> None:
     pipeline = model.pipeline
     dropped, utterance = (an_open_utterance(pipeline, voice, 4) for _ in range(2))
+    pipeline.close(pipeline.utterance(voice))  # an utterance that was never opened
     pipeline.drop(dropped)
     assert dropped.handles  # the garbage collector must never wait for a stage
     pipeline.advance([utterance])

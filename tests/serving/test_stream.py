@@ -115,6 +115,18 @@ def test_an_utterance_without_tokens_is_an_error(model: Token2Wav, voice: Voice)
             whole([], voice)
 
 
+def test_a_voice_that_does_not_fit_opens_nothing(model: Token2Wav, voice: Voice) -> None:
+    short = Voice(voice.prompt_tokens, voice.prompt_mel[:-1], voice.speaker_embedding)
+    for use in (
+        model.stream,
+        lambda bad: model.synthesize([1], bad),
+        lambda bad: model.mel([1], bad),
+    ):
+        with pytest.raises(InputError, match=r"^prompt_mel: shape \(49, 80\), expected \(50, 80\)"):
+            use(short)
+    assert model.pipeline.open_streams == 0
+
+
 # Lifetime.
 
 
@@ -211,8 +223,9 @@ def test_a_cancelled_stream_spares_the_state_of_the_next(
     [
         (RuntimeError("CUDA error:\n  out of memory"), "CUDA error: out of memory"),
         (float("nan"), "NaN or infinite"),
+        (float("inf"), "NaN or infinite"),
     ],
-    ids=["RuntimeError", "NaN"],
+    ids=["RuntimeError", "NaN", "infinity"],
 )
 @pytest.mark.parametrize("when", ["push", "finish"])
 def test_a_failing_engine_ends_its_stream_and_no_other(

@@ -40,6 +40,18 @@ def test_requests_are_answered_in_order_with_their_chunks(
     assert utterance.over
 
 
+def test_a_reply_that_is_kept_open_finishes_last(workers: WorkerPool, voice: Voice) -> None:
+    tokens, journal = demo_tokens(30), list[str]()
+    kept, middle, end = (RecordingReply(name, journal) for name in ("kept", "middle", "end"))
+    utterance = workers.utterances.open(voice)
+    workers.utterances.push(utterance, tokens[:FIRST], kept, end=False, keep_open=True)
+    workers.utterances.push(utterance, tokens[FIRST:], middle, end=False)
+    middle.succeeded()
+    workers.utterances.push(utterance, [], end, end=True)
+    kept.succeeded()
+    assert journal == ["kept0", "middle finished", "end1", "end finished", "kept finished"]
+
+
 def test_the_scheduler_gets_the_time_of_each_opening(
     make: Make, model: Token2Wav, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,6 +197,17 @@ def test_the_output_delay_is_sufficient_and_minimal(parts: Parts) -> None:
     )
 
 
+def test_early_audio_goes_on_with_the_last_frame(parts: Parts) -> None:
+    """A mel that stays as its last frame is what early audio expects, so the audio is exact."""
+    mel = torch.cat((a_mel(50), a_mel(50)[:, -1:].expand(-1, 30)), dim=1)
+    engine = WaveformStage(parts.hift, parts.source_noise, lookahead_frames=1)
+    handle = engine.open()
+    [audio] = engine.advance([(handle, FrameChunk(mel[:, :50], last=False))])
+    engine.close(handle)
+    assert len(audio) == SAMPLES * 49
+    assert float((audio - engine.whole(mel)[: len(audio)]).abs().max()) <= AUDIO
+
+
 # States of streams.
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from token2wav_client import AudioChunk
+from token2wav_client import AudioChunk, ServerError
 from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import AlignerSettings, LimitSettings, TextSettings
 from token2wav_gateway.speech import turn
+from token2wav_gateway.speech.servers import speech_error
 from token2wav_gateway.speech.turn import Audio, Ended, Started, Text, Turn, Words
 from token2wav_gateway.voices.voice_folder import Voice
 from token2wav_gateway.words.normaliser import Normaliser
@@ -56,6 +57,11 @@ class Found:
 
     def close(self) -> None:
         pass
+
+
+def test_a_speed_that_a_codec_refuses_is_an_error_of_the_request() -> None:
+    error = speech_error(ServerError("speed: 1.5, but this model has no mel"))
+    assert (error.status, error.param) == (400, "speed")
 
 
 def test_words_that_are_known_are_sent_before_the_others_are_given_up(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from testkit.batches import WHOLE_BLOCKS
 from testkit.models.codec_models import CODECS
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
@@ -20,6 +22,7 @@ from token2wav.errors import BackendError, CheckpointError, ConfigError, StreamC
 from token2wav.published.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
+from token2wav.serving.options import UtteranceOptions
 from token2wav.stages.stage import FrameChunk, TokenChunk
 from token2wav_server.ensemble.stage_streams import Label
 from token2wav_server.ensemble.stages import (
@@ -33,22 +36,32 @@ from token2wav_server.ensemble.stages import (
 LABEL = Label(1, 0, last=False, audio_format=AudioFormat())
 
 
-def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[FlowContent]:
+def contents(
+    model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps: int = 0
+) -> list[FlowContent]:
     """Returns the chunks of a whole utterance, as the accumulator sends them."""
     chunker = Chunker(voice.prompt_tokens, model.config, schedule_of(model.config))
     chunker.push(tokens, end=True)
     flow_contents: list[FlowContent] = []
     while (chunk := chunker.next_chunk) is not None:
-        flow_contents.append(FlowContent(chunk, None if flow_contents else voice))
+        flow_contents.append(FlowContent(chunk, None if flow_contents else voice, steps))
         chunker.finish_chunk()
     return flow_contents
 
 
-@pytest.mark.parametrize("prompt_tokens", [0, 25, 30])
-def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: int) -> None:
-    tokens, voice = demo_tokens(90), demo_voice(prompt_tokens)
+@pytest.fixture(scope="module")
+def two_steps() -> Token2Wav:
+    """The tiny model, whose streams may choose 2 ODE steps, and have 4 by default."""
+    return Token2Wav.load(TINY, stream=replace(WHOLE_BLOCKS, steps=(4, 2)))
+
+
+@pytest.mark.parametrize(("prompt_tokens", "steps"), [(0, 0), (25, 2), (30, 0)])
+def test_stages_give_the_audio_of_the_library(
+    two_steps: Token2Wav, prompt_tokens: int, steps: int
+) -> None:
+    model, tokens, voice = two_steps, demo_tokens(90), demo_voice(prompt_tokens)
     flow, vocoder = FlowStage(model), VocoderStage(model)
-    chunks = contents(model, tokens, voice)
+    chunks = contents(model, tokens, voice, steps)
     assert len(chunks) > 1
     flow_state, vocoder_state = (
         flow.open(LABEL, chunks[0]),
@@ -65,7 +78,9 @@ def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: i
         audio.append(chunk.audio)
     flow.close(flow_state)
     vocoder.close(vocoder_state)
-    assert np.array_equal(np.concatenate(audio), model.synthesize(tokens, voice))
+    expected = model.synthesize(tokens, voice, UtteranceOptions(steps))
+    assert np.array_equal(np.concatenate(audio), expected)
+    assert model.pipeline.open_streams == 0
 
 
 def test_broken_audio_is_found_and_stays_with_its_stream(

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from testkit.models.tiny_model import TINY, tiny_copy
 from token2wav_server import Ports, cli
+from token2wav_server.launcher.access import Access
 
 
 def port_arguments() -> list[str]:
@@ -121,6 +125,31 @@ def test_two_services_on_one_port(one: str, other: str, capfd: pytest.CaptureFix
     assert run(str(TINY), f"--{one}-port=9000", f"--{other}-port=9000") == 2
     assert_one_error(
         capfd, f"--{one}-port and --{other}-port are both 9000; give each its own port"
+    )
+
+
+def test_signals_and_triton_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first signal and a second Ctrl-C interrupt the server. All later ones are ignored."""
+
+    def serve(options: argparse.Namespace, extra_args: list[str]) -> int:
+        assert (options.model, options.verbose, extra_args) == ("m", True, ["--log-info=1", "--"])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.raise_signal(number)
+        return 0
+
+    monkeypatch.setattr(cli, "_serve", serve)
+    assert run("m", "--verbose", "--", "--log-info=1", "--") == 0
+
+
+def test_a_canary_without_a_model_is_off(capsys: pytest.CaptureFixture[str]) -> None:
+    server: Any = SimpleNamespace(access=Access(), canary_name="canary", models=("echo",))
+    assert cli._canary(30.0, 60.0, server) is None
+    assert capsys.readouterr().out == (
+        "token2wav: the canary is off, so a hanging model process is not detected: "
+        "no model token2wav or token2wav_ensemble is loaded\n"
     )
 
 
