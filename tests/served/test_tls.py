@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import socket
+import ssl
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ ADDRESS, OTHER = "127.0.0.2", "127.0.0.3"
 TOKEN = "a-token-for-tests-only"
 MESSAGE_BYTES = 200_000
 MODELS = ("token2wav",)
+HALF_OPEN, HANDSHAKES = 100, 300
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +148,65 @@ def test_tls_without_certificates_of_clients(
     )
     canary = Canary(60.0, 60.0, MODELS, certificates)
     assert canary.start(url).result() is None
+
+
+@pytest.mark.parametrize("name", ["TLSv1", "TLSv1_1", "TLSv1_2", "TLSv1_3"])
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+def test_versions_of_tls(name: str, servers: tuple[Serving, Serving], authority: Authority) -> None:
+    version, context = ssl.TLSVersion[name], trusting(authority)
+    context.set_ciphers("ALL:@SECLEVEL=0")  # so that this side refuses no version
+    context.minimum_version = context.maximum_version = version
+    if version >= ssl.TLSVersion.TLSv1_2:
+        with shaken(servers[1], context) as secured:
+            assert secured.selected_alpn_protocol() == "h2"
+        return
+    with pytest.raises(OSError, match=r"(?i)alert.protocol.version|eof occurred|reset by peer"):
+        shaken(servers[1], context)
+
+
+def test_attacks_on_the_port_with_tls(
+    servers: tuple[Serving, Serving], authority: Authority
+) -> None:
+    """Connections that stop half-way stay open during a flood of handshakes, and bytes that are no
+    TLS, or no HTTP/2 inside of TLS.
+    """
+    server, context = servers[1], trusting(authority)
+    before = server.traces.processes
+    with ExitStack() as held:
+        for _ in range(HALF_OPEN):
+            held.enter_context(connection(server))
+            held.enter_context(shaken(server, context)).sendall(b"PRI * HTTP/2.0")
+        for _ in range(HANDSHAKES):
+            shaken(server, context).close()
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", bytes(100_000), b"\x16\x03\x01\xff\xff" * 10_000):
+            for attack in (connection(server), shaken(server, context)):
+                with attack, suppress(OSError):  # the server hangs up early
+                    attack.sendall(junk)
+                    while attack.recv(1 << 16):
+                        pass
+        assert speaks(server.url, tls=Tls(ca=authority.ca, server_name="token2wav.test"))
+    assert server.traces.processes == before
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def connection(server: Serving) -> socket.socket:
+    address = (OTHER, server.ports.grpc)
+    return socket.create_connection(address, timeout=PATIENCE_SECONDS)
+
+
+def shaken(server: Serving, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """Returns a connection after the handshake."""
+    plain = connection(server)
+    try:
+        return context.wrap_socket(plain, server_hostname="token2wav.test")
+    except BaseException:
+        plain.close()
+        raise
 
 
 def test_clients_without_the_right_certificate_are_refused(
