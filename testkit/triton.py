@@ -41,6 +41,10 @@ class FakeTriton(SimpleNamespace):
             return name, array
 
     @staticmethod
+    def get_input_tensor_by_name(request: Any, name: str) -> Any:
+        return next((part for part in request.inputs() if part.name() == name), None)
+
+    @staticmethod
     def InferenceResponse(
         tensors: Sequence[tuple[str, Any]] = (), error: str | None = None
     ) -> object:

@@ -23,6 +23,7 @@ from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
 from testkit.patience import PATIENCE_SECONDS
 from testkit.triton import FakeTriton
 from token2wav.config import ServerConfig, StreamConfig
+from token2wav.serving.audio_output import AudioChunk
 from token2wav_server.ensemble.links import Mailbox, send
 from token2wav_server.ensemble.stage_streams import LONGEST_PASSAGE_S
 from token2wav_server.model_process import ENGINE_VARIABLE
@@ -157,6 +158,27 @@ def test_a_chunk_is_sent_when_the_one_before_it_was_reported(start: Callable[...
     assert sender.next() == (None, FINAL)
     for _ in range(2):
         assert stages.closed.get(timeout=PATIENCE_SECONDS) == [stream]
+
+
+def test_an_end_without_audio_reaches_the_client(start: Callable[..., Stages]) -> None:
+    """Audio that is silent from start to end is trimmed, so its only chunk is empty."""
+    stages, client = start(), Sender()
+    sender = stages.send(demo_tokens(1), START | END)
+    response, _ = sender.next()
+    mel = np.zeros((1, 2, 80), np.float32)
+    inputs = [_Tensor("label", response["label"]), _Tensor("mel", mel)]
+    request = SimpleNamespace(inputs=lambda: inputs, get_response_sender=lambda: client)
+    wire = importlib.import_module("token2wav_server.ensemble.wire")
+    wire.vocoder_part(request).answer(
+        AudioChunk(np.zeros(0, np.float32), 0, True, 24_000, 960, 960)
+    )
+    answer, flags = client.next()
+    assert (answer["audio"].shape, answer["samples_trimmed"].tolist(), flags) == (
+        (0,),
+        [960],
+        FINAL,
+    )
+    assert sender.next() == (None, FINAL)
 
 
 @pytest.mark.parametrize(
