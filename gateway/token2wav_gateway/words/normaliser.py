@@ -42,11 +42,12 @@ class Normaliser:
     def __init__(self, settings: TextSettings) -> None:
         self._settings = settings
         self._free = anyio.CapacityLimiter(1)
-        self._loading: asyncio.Task[list[str]] | None = None
+        self._loading: asyncio.Task[list[str] | None] | None = None
 
     def start(self) -> None:
-        """Loads the normaliser, so that the first text need not wait for it."""
-        if (name := self._settings.normalise) is not None:
+        """Loads the normaliser, unless it is being loaded. No text needs to wait for it then."""
+        name = self._settings.normalise
+        if name is not None and (self._loading is None or self._loading.done()):
             self._loading = asyncio.create_task(self._normalised(name, ["1"], "Auto", _LOAD_S))
 
     async def close(self) -> None:
@@ -69,11 +70,16 @@ class Normaliser:
             return text
         splitter = SentenceSplitter(len(text))
         sentences = [*splitter.feed(text), *splitter.close()]
-        return " ".join(await self._normalised(name, sentences, language, _WITHIN_S))
+        said = await self._normalised(name, sentences, language, _WITHIN_S)
+        if said is None:  # the process may be a new one, which takes longer to load than a text may
+            self.start()
+            return text
+        return " ".join(said)
 
     async def _normalised(
         self, name: str, sentences: list[str], language: str, within_s: float
-    ) -> list[str]:
+    ) -> list[str] | None:
+        """Returns sentences in words; None if the normaliser fails."""
         try:
             with anyio.fail_after(within_s):
                 return await to_process.run_sync(
@@ -88,7 +94,7 @@ class Normaliser:
             log.warning("normaliser: no answer within %g s", within_s)
         except Exception as error:  # its message may repeat the text, which is never logged
             log.error("normaliser: %s", type(error).__name__)
-        return sentences
+        return None
 
 
 def respelled(text: str, spellings: Mapping[str, str]) -> str:

@@ -7,8 +7,10 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import anyio
 import pytest
 
+from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.plugins import installed
 from token2wav_gateway.settings import Settings, SettingsError, TextSettings, check_plugin
 from token2wav_gateway.words import normaliser
@@ -33,6 +35,14 @@ def Fails(text, language):
         raise ValueError(text)
     return text.upper()
 
+loaded = []
+
+def SlowToLoad(text, language):
+    if not loaded:
+        time.sleep(3)
+    loaded.append(text)
+    return text.upper()
+
 def Prints(text, language):
     print("1 OK 4")
     os.write(2, b"bad")
@@ -43,7 +53,7 @@ def Prints(text, language):
 @pytest.fixture(scope="module")
 def made_up_normalisers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     site = tmp_path_factory.mktemp("site")
-    names = ("Hangs", "Dies", "Fails", "Prints")
+    names = ("Hangs", "Dies", "Fails", "Prints", "SlowToLoad")
     with installed(site, "made_up_normalisers", _CODE, "token2wav.normalisers", names):
         yield site
 
@@ -121,6 +131,23 @@ def test_a_text_that_fails_is_spoken_as_it_stands(
         assert spoken(TextSettings(normalise=name), ["bad text", "good"]) == ["bad text", "GOOD"]
     assert "normaliser" in caplog.text
     assert "bad" not in caplog.text
+
+
+@pytest.mark.usefixtures("made_up_normalisers")
+def test_a_process_that_loads_for_longer_than_a_text_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(normaliser, "_WITHIN_S", 1)
+
+    async def work() -> None:
+        normalise = Normaliser(TextSettings(normalise="SlowToLoad"))
+        assert await normalise("a", "Auto") == "a"
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while await normalise("a", "Auto") != "A":
+                pass
+        await normalise.close()
+
+    asyncio.run(work())
 
 
 @pytest.mark.usefixtures("made_up_normalisers")
