@@ -24,7 +24,7 @@ from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings, check_plugin
 from token2wav_gateway.speech.template import load_template
 from token2wav_gateway.words.aligners import ALIGNERS
-from token2wav_gateway.words.normaliser import NORMALISERS
+from token2wav_gateway.words.normaliser_worker import NORMALISERS
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
 
     Raises:
         SettingsError: the template of the language model is wrong, or the aligner or the normaliser
-            is not installed.
+            cannot be imported.
     """
 
     @asynccontextmanager
@@ -42,7 +42,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         app.state.gateway = gateway = Gateway(settings, access, metrics)
         app.state.sockets = Sockets(gateway)
         gateway.word_times.start()
-        gateway.servers.normaliser.start()
+        await gateway.servers.normaliser.start()
         try:
             yield
         finally:

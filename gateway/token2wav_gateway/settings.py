@@ -381,11 +381,21 @@ def check_voices(voices: VoiceSettings, path: Path) -> None:
 
 
 def check_plugin(setting: str, name: str | None, plugins: Plugins) -> None:
-    """Raises SettingsError if a setting names a plugin that is not installed; None names none."""
-    if name is not None and name not in (known := plugins.names()):
+    """Checks the plugin of a setting; None names no plugin.
+
+    Raises:
+        SettingsError: no plugin has this name, or a package that it needs is not installed.
+    """
+    if name is None:
+        return
+    if name not in (known := plugins.names()):
         raise SettingsError(
             f"{setting}: {name[:64]!r} is not one of the installed ones: {', '.join(known)}"
         )
+    try:
+        plugins.load(name)
+    except ImportError as error:
+        raise SettingsError(f"{setting}: {name} cannot be imported: {error}") from None
 
 
 def read_yaml(path: Path) -> Any:

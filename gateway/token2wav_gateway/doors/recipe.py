@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 from token2wav_gateway.encoding import FLOATS, Encoder
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.settings import Settings, SettingsError, read_settings
+from token2wav_gateway.settings import Settings, SettingsError, check_plugin, read_settings
 from token2wav_gateway.speech.servers import Servers
 from token2wav_gateway.speech.turn import Audio, Text, Turn
 from token2wav_gateway.voices.recorded_voices import RecordedVoices
+from token2wav_gateway.words.normaliser_worker import NORMALISERS
 
 _SETTINGS = "TOKEN2WAV_GATEWAY"  # variable that names the settings file of the gateway
 # Variable that names the gRPC endpoint of this server. The command token2wav serve sets it.
@@ -62,12 +63,14 @@ class RecipeService:
     """Service behind a Triton model. It speaks all texts in one event loop.
 
     Raises:
-        SettingsError: the settings name no model folder for voices.
+        SettingsError: the settings name no model folder for voices, or the normaliser cannot be
+            imported.
     """
 
     def __init__(self, settings: Settings, *, decoupled: bool) -> None:
         if settings.voices.model is None:
             raise SettingsError("voices.model: missing; recordings become voices by its front end")
+        check_plugin("text.normalise", settings.text.normalise, NORMALISERS)
         self._decoupled = decoupled
         self._longest_text = settings.limits.text_characters
         self._voices = RecordedVoices(settings.voices)
@@ -208,7 +211,9 @@ def _require_strings() -> None:
 
 async def _servers(settings: Settings) -> Servers:
     """Connects to the servers in the event loop that uses them."""
-    return Servers(settings, Metrics())
+    servers = Servers(settings, Metrics())
+    await servers.normaliser.start()
+    return servers
 
 
 def _recording(request: Any) -> NDArray[np.float32] | None:

@@ -41,6 +41,7 @@ _BodyT = TypeVar("_BodyT", bound=BaseModel)
 _MOST_WAITING = 256  # sentences that wait to be spoken
 _NEXT_S = 0.5  # in which the next sentence can be heard
 _SLICE = 256  # characters of a message that are split into sentences at once
+_NOWHERE = {"utterance_index": None, "sentence_index": None}
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Session(SocketSession[_Waiting]):
         super().__init__(caller, socket, ending, "socket")
         self._unspoken = 0  # sentences that wait
         self._speaking: asyncio.Task[None] | None = None
+        self._begun = False  # the client has the `audio.start` of this sentence
         self._playout = Playout()
         self._heard: dict[str, Any] | None = None  # by a cancel whose sentence has not stopped
         # The utterance whose text arrives.
@@ -263,8 +265,7 @@ class Session(SocketSession[_Waiting]):
             if self._speaking is not None and self._speaking.cancel():
                 self._heard = heard
             else:
-                nothing = {"utterance_index": None, "sentence_index": None}
-                await self._send("audio.cancelled", **nothing, **heard)
+                await self._send("audio.cancelled", **_NOWHERE, **heard)
         if self._closing:
             self._waiting.put_nowait(_Close())
 
@@ -279,6 +280,7 @@ class Session(SocketSession[_Waiting]):
                 )
             else:
                 self._unspoken -= 1
+                self._begun = False
                 self._speaking = asyncio.create_task(self._say(part))
                 await asyncio.wait({self._speaking})
                 task, self._speaking = self._speaking, None
@@ -286,7 +288,8 @@ class Session(SocketSession[_Waiting]):
                 if heard is None:
                     task.result()
                 else:
-                    await self._send("audio.cancelled", **part.position, **heard)
+                    position = part.position if self._begun else _NOWHERE
+                    await self._send("audio.cancelled", **position, **heard)
             self._waiting.task_done()
             self._watch_text()
             self._channel.restart_idle_clock()
@@ -308,6 +311,7 @@ class Session(SocketSession[_Waiting]):
         text = await turn.spoken_text()
         start: dict[str, Any] = {"sentence_text": text, "format": config.audio_format}
         start |= {"sample_rate": turn.rate_hz, "channels": 1}
+        self._begun = True
         await self._send("audio.start", **sentence.position, **start)
         sent, samples, error, playout = 0, 0, False, self._playout
         playout.begin(f"{text} ", sentence.utterance_index)

@@ -41,7 +41,7 @@ class Servers:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         server = settings.speech_server
         self.limits = settings.limits
-        self.normaliser = Normaliser(settings.text)
+        self.normaliser = Normaliser(settings.text, settings.limits.text_characters)
         self.metrics = metrics
         self.language_model = LanguageModel(
             settings.language_model,
@@ -82,6 +82,11 @@ class Servers:
         except ClientError as error:
             raise speech_error(error) from None
 
+    @property
+    def full(self) -> bool:
+        """Whether the next turn will be refused."""
+        return self._speaking >= self.limits.streams
+
     @contextmanager
     def busy(self) -> Iterator[None]:
         """Context manager in which a turn uses the servers.
@@ -89,7 +94,7 @@ class Servers:
         Raises:
             BusyError: too many turns use them.
         """
-        if self._speaking >= self.limits.streams:
+        if self.full:
             raise BusyError(
                 f"gateway: {self.limits.streams} texts are being spoken; try again later"
             )

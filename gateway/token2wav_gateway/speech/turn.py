@@ -27,7 +27,7 @@ from token2wav_client.listening import Recording
 from token2wav_client.tokens import as_tokens
 from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import Encoder
-from token2wav_gateway.errors import ModelError, ModelTimeoutError, RequestError
+from token2wav_gateway.errors import BusyError, ModelError, ModelTimeoutError, RequestError
 from token2wav_gateway.settings import LimitSettings
 from token2wav_gateway.speech.backpressure import Backpressure
 from token2wav_gateway.speech.growing_text import GrowingText
@@ -225,24 +225,33 @@ class Turn:
         Raises:
             BusyError: the key has too many requests within a minute.
         """
-        holder, self._holder = self._holder, None
-        if holder is not None:
-            holder.count_request()
+        if self._holder is not None:
+            self._holder.count_request()
+            self._holder = None
 
     async def spoken_text(self) -> str:
         """Returns the text as it is spoken, with the changes of the settings and of the client.
 
         All events of the turn are about this text. It is empty for codes. A text that grows stays
-        as it is, and so does a text that is too long, which `events` refuses.
+        as it is, and so does a text that `events` refuses.
         """
         said = self._said
         if self._text is None:
-            self._text = said.text if isinstance(said, Text) else ""
-            short = len(self._text) <= self._servers.limits.text_characters
-            if isinstance(said, Text) and said.growing is None and short:
-                normaliser = self._servers.normaliser
-                self._text = await normaliser(said.text, said.language, said.pronunciations)
+            text = said.text if isinstance(said, Text) else ""
+            if self._is_refused(text):
+                return text
+            if isinstance(said, Text) and said.growing is None:
+                text = await self._servers.normaliser(text, said.language, said.pronunciations)
+            self._text = text
         return self._text
+
+    def _is_refused(self, text: str) -> bool:
+        """Admits the turn, and returns whether it is too long, or one too many."""
+        try:
+            self.admit()
+        except BusyError:
+            return True
+        return self._servers.full or len(text) > self._servers.limits.text_characters
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yields the events: `Started`, `Audio` any number of times, and `Ended`. If words are

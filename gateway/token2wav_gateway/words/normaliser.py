@@ -1,59 +1,72 @@
-"""Texts as they are spoken: pronunciations of words, and numbers and abbreviations as words.
-
-`wetext` is an included normaliser. Another distribution adds one with an entry point of the group
-`token2wav.normalisers`, whose value is a function (text, language) that returns the text in words.
-The language is an English name, such as `German`, a code of another language, or `Auto`.
-"""
+"""Texts as they are spoken: pronunciations of words, and numbers and abbreviations as words."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import multiprocessing
+import os
 import re
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import anyio
-from anyio import to_process
 
-from token2wav_gateway.plugins import Plugins
 from token2wav_gateway.settings import TextSettings
-from token2wav_gateway.words.sentences import SentenceSplitter, has_words
+from token2wav_gateway.words.normaliser_worker import WITHIN_S, load, normalised
 
 log = logging.getLogger(__name__)
 
-NORMALISERS = Plugins(
-    "token2wav.normalisers", {"wetext": "token2wav_gateway.words.wetext_normaliser:normalise"}
-)
-# Characters of a sentence. The time of wetext grows with the square of the length.
-LONGEST = 300
-_WITHIN_S = 2.0  # for a text, with its wait for texts before it
-_LOAD_S = 60.0
+_PAUSE_S = 1.0  # before a process takes the place of another one
 _LETTER = r"[^\W\u1100-\uffdc]"  # of a script that writes words apart
 
 
 class Normaliser:
-    """Changes of the settings to texts that are about to be spoken.
+    """Spoken form of texts, by the pronunciations and the normaliser of the settings.
 
-    The normaliser runs in a process of its own, which is replaced if a text takes too long. A text
-    that it cannot change within 2 s is spoken as it stands, and so are its sentences of more than
-    300 characters. Create it in the event loop that uses it.
+    The normaliser runs in a process of its own, which changes one text after the other. A text that
+    is not changed within 2 s is spoken as it stands. If the process ends, another one is started.
+
+    Args:
+        longest: most characters of a text that is changed.
     """
 
-    def __init__(self, settings: TextSettings) -> None:
+    def __init__(self, settings: TextSettings, longest: int) -> None:
         self._settings = settings
-        self._free = anyio.CapacityLimiter(1)
-        self._loading: asyncio.Task[list[str] | None] | None = None
+        self._longest = longest
+        self._pool: ProcessPoolExecutor | None = None  # whose process has loaded the normaliser
+        self._process = 0
+        self._restarting: asyncio.Task[None] | None = None
+        self._closed = False
 
-    def start(self) -> None:
-        """Loads the normaliser, unless it is being loaded. No text needs to wait for it then."""
-        name = self._settings.normalise
-        if name is not None and (self._loading is None or self._loading.done()):
-            self._loading = asyncio.create_task(self._normalised(name, ["1"], "Auto", _LOAD_S))
+    async def start(self) -> None:
+        """Starts the process, and waits until it has loaded the normaliser."""
+        if (name := self._settings.normalise) is None:
+            return
+        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), load, (name,))
+        try:
+            self._process = await asyncio.wrap_future(pool.submit(os.getpid))
+            self._pool = pool
+        except (BrokenProcessPool, OSError):
+            log.error("normaliser %s: its process could not be started", name)
+        finally:
+            if self._pool is not pool:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     async def close(self) -> None:
-        if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.gather(self._loading, return_exceptions=True)
+        """Ends the process. Texts that wait for it are spoken as they stand."""
+        self._closed = True
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
+        if self._pool is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process, signal.SIGKILL)
+            self._pool.shutdown(wait=False)
+            self._pool = None
 
     async def __call__(
         self, text: str, language: str, pronunciations: Mapping[str, str] | None = None
@@ -64,37 +77,36 @@ class Normaliser:
             language: English name or code of the language, or `Auto`.
             pronunciations: spellings of the client, which replace those of the settings.
         """
-        spellings = {**self._settings.pronunciations, **(pronunciations or {})}
-        text = respelled(text, spellings)
-        if (name := self._settings.normalise) is None or not has_words(text):
+        text = respelled(text, {**self._settings.pronunciations, **(pronunciations or {})})
+        if self._settings.normalise is None or len(text) > self._longest:
             return text
-        splitter = SentenceSplitter(len(text))
-        sentences = [*splitter.feed(text), *splitter.close()]
-        said = await self._normalised(name, sentences, language, _WITHIN_S)
-        if said is None:  # the process may be a new one, which takes longer to load than a text may
-            self.start()
+        if (pool := self._pool) is None:
+            self._restart()
             return text
-        return " ".join(said)
-
-    async def _normalised(
-        self, name: str, sentences: list[str], language: str, within_s: float
-    ) -> list[str] | None:
-        """Returns sentences in words; None if the normaliser fails."""
         try:
-            with anyio.fail_after(within_s):
-                return await to_process.run_sync(
-                    normalised,
-                    name,
-                    sentences,
-                    language,
-                    cancellable=True,
-                    limiter=self._free,
-                )
+            with anyio.fail_after(WITHIN_S):
+                job = pool.submit(normalised, text, language)
+                text, problems = await asyncio.wrap_future(job)
+            if problems:  # without words of the text, which is never logged
+                log.warning("normaliser: %d sentences stay: %s", len(problems), problems[0])
         except TimeoutError:
-            log.warning("normaliser: no answer within %g s", within_s)
-        except Exception as error:  # its message may repeat the text, which is never logged
-            log.error("normaliser: %s", type(error).__name__)
-        return None
+            log.warning("normaliser: no answer within %g s", WITHIN_S)
+        except BrokenProcessPool:
+            if pool is self._pool:
+                log.error("normaliser: its process has ended")
+                self._pool = None
+                self._restart()
+        return text
+
+    def _restart(self) -> None:
+        """Starts another process in the background."""
+
+        async def start() -> None:
+            await asyncio.sleep(_PAUSE_S)
+            await self.start()
+
+        if not self._closed and (self._restarting is None or self._restarting.done()):
+            self._restarting = asyncio.create_task(start())
 
 
 def respelled(text: str, spellings: Mapping[str, str]) -> str:
@@ -104,12 +116,3 @@ def respelled(text: str, spellings: Mapping[str, str]) -> str:
     words = "|".join(re.escape(word) for word in sorted(spellings, key=len, reverse=True))
     pattern = f"(?<!{_LETTER})(?:{words})(?!{_LETTER})"
     return re.sub(pattern, lambda match: spellings[match[0]], text)
-
-
-def normalised(name: str, sentences: Sequence[str], language: str) -> list[str]:
-    """Returns sentences in words. It runs in the process of the normaliser."""
-    normalise = NORMALISERS.load(name)
-    return [
-        str(normalise(sentence, language)) if len(sentence) <= LONGEST else sentence
-        for sentence in sentences
-    ]

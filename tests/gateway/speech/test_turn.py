@@ -28,7 +28,7 @@ SECOND = np.zeros(RATE_HZ, np.int16)
 
 def servers() -> Any:
     parts = {"limits": LimitSettings(), "metrics": Metrics()}
-    return SimpleNamespace(**parts, normaliser=Normaliser(TextSettings()))
+    return SimpleNamespace(**parts, normaliser=Normaliser(TextSettings(), 4096), full=False)
 
 
 def new_turn(word_times: Any) -> Turn:

@@ -3,70 +3,96 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
-import anyio
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.plugins import installed
+from token2wav_gateway.plugins import Plugins
 from token2wav_gateway.settings import Settings, SettingsError, TextSettings, check_plugin
 from token2wav_gateway.words import normaliser
-from token2wav_gateway.words.normaliser import LONGEST, NORMALISERS, Normaliser, respelled
+from token2wav_gateway.words.normaliser import Normaliser, respelled
+from token2wav_gateway.words.normaliser_worker import LONGEST, NORMALISERS
 
-# Each does what its name says for a text with "bad", and writes other texts in capitals.
+_T = TypeVar("_T")
+
+# Writes sentences in capitals, but does what a word of a sentence says.
 _CODE = """
-import os, time
+import os, sys, time
 
-def Hangs(text, language):
-    if "bad" in text:
-        time.sleep(3600)
-    return text.upper()
-
-def Dies(text, language):
-    if "bad" in text:
-        os._exit(1)
-    return text.upper()
-
-def Fails(text, language):
-    if "bad" in text:
+def Capitals(text, language):
+    if "fail" in text:
         raise ValueError(text)
-    return text.upper()
-
-loaded = []
-
-def SlowToLoad(text, language):
-    if not loaded:
-        time.sleep(3)
-    loaded.append(text)
-    return text.upper()
-
-def Prints(text, language):
-    print("1 OK 4")
-    os.write(2, b"bad")
+    if "exit" in text:
+        sys.exit(text)
+    if "die" in text:
+        os._exit(1)
+    if "hang" in text:
+        time.sleep(3600)
+    if "slow" in text:
+        time.sleep(0.3)
+    print("print", text)
     return text.upper()
 """
 
 
 @pytest.fixture(scope="module")
-def made_up_normalisers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def capitals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextSettings]:
     site = tmp_path_factory.mktemp("site")
-    names = ("Hangs", "Dies", "Fails", "Prints", "SlowToLoad")
-    with installed(site, "made_up_normalisers", _CODE, "token2wav.normalisers", names):
-        yield site
+    with installed(site, "made_up", _CODE, "token2wav.normalisers", ["Capitals"]):
+        yield TextSettings(normalise="Capitals")
 
 
-def spoken(settings: TextSettings, texts: Sequence[str], language: str = "Auto") -> list[str]:
-    async def work() -> list[str]:
-        normalise = Normaliser(settings)
+@pytest.fixture(scope="module")
+def wetext() -> TextSettings:
+    return TextSettings(normalise="wetext")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a text take as long as a busy machine needs."""
+    monkeypatch.setattr(normaliser, "WITHIN_S", PATIENCE_SECONDS)
+    monkeypatch.setattr(normaliser, "_PAUSE_S", 0.0)
+
+
+def run(settings: TextSettings, work: Callable[[Normaliser], Awaitable[_T]]) -> _T:
+    """Runs work with a normaliser that is loaded, and checks that its process ends."""
+
+    async def running() -> _T:
+        normalise = Normaliser(settings, 4096)
+        await normalise.start()
         try:
-            return [await normalise(text, language) for text in texts]
+            return await work(normalise)
         finally:
             await normalise.close()
 
-    return asyncio.run(work())
+    before = set(multiprocessing.active_children())
+    result = asyncio.run(running())
+    for child in set(multiprocessing.active_children()) - before:
+        child.join(PATIENCE_SECONDS)
+        assert not child.is_alive()
+    return result
+
+
+def spoken(settings: TextSettings, *texts: str, language: str = "Auto") -> list[str]:
+    async def work(normalise: Normaliser) -> list[str]:
+        return [await normalise(text, language) for text in texts]
+
+    return run(settings, work)
+
+
+async def again(normalise: Normaliser) -> str:
+    """Returns the spoken form of a text, as soon as another process has taken the place of one."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (text := await normalise("good", "Auto")) == "good" and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return text
 
 
 @pytest.mark.parametrize(
@@ -92,72 +118,147 @@ def test_pronunciations_replace_whole_words(
     assert respelled(text, spellings) == said
 
 
-@pytest.mark.parametrize(
-    ("language", "text", "said"),
-    [
-        (
-            "Auto",
-            "It is $12.50. Dr. Ada is 21.",
-            "It is twelve point five dollars. doctor Ada is twenty one.",
-        ),
-        ("English", "1 \n\n 2  3", "one two three"),
-        ("Chinese", "12.5\u5143", "\u5341\u4e8c\u70b9\u4e94\u5143"),
-        ("German", "12 Uhr", "12 Uhr"),
-        ("English", "1" * (LONGEST + 1), "1" * (LONGEST + 1)),
-        ("English", "!?", "!?"),
-        ("English", " ", " "),
-    ],
-)
-def test_numbers_become_words(
-    language: str, text: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(normaliser, "_WITHIN_S", 60)
-    assert spoken(TextSettings(normalise="wetext"), [text], language) == [said]
+_SPOKEN = {
+    "It is $12.50. Dr. Ada is 21.": "It is twelve point five dollars. doctor Ada is twenty one.",
+    "1 \n\n 2  3\t!": "one \n\n two  three\t!",
+    "One.  Two 2.\nThree 3. ": "One.  Two two.\nThree three. ",
+    'He said "hello 5 times".': 'He said "hello five times".',
+    '"5"': '"five"',
+    "'5' \u201c6\u201d \u00ab7\u00bb": "'five' \u201csix\u201d \u00abseven\u00bb",
+    '"No." He has 5.': '"No." He has five.',
+    "No.": "No.",
+    "Dr. Ada came.": "Dr. Ada came.",
+    "*5* **6** _7_ `8`": "*five* **six** _seven_ `eight`",
+    "~5 #6 [7] {8} (9)": "~five #six [seven] {eight} (nine)",
+    "see [1] and 5 | 6": "see [one] and five | six",
+    "\u21165": "\u2116five",
+    "5\u00b2 +6 \u00b17": "five\u00b2 +six \u00b1seven",
+    "8\u00d79 2=2 2<3": "eight\u00d7nine two=two two<three",
+    "a\\5": "a\\five",
+    "at 5%, 20 km/h; or: 5-6?": "at five percent, twenty kilometers per hour; or: five to six?",
+    "5\u00a0km": "five\u00a0km",
+    "007": "oh oh seven",
+    "12.5\u5143": "\u5341\u4e8c\u70b9\u4e94\u5143",
+    '\u4ed6"5\u4e2a"\u3002 6\u4e2a\u3002': '\u4ed6"\u4e94\u4e2a"\u3002 \u516d\u4e2a\u3002',
+    "1" * (LONGEST + 1): "1" * (LONGEST + 1),
+    "!?": "!?",
+    " ": " ",
+    "": "",
+}
 
 
-def test_pronunciations_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normaliser, "_WITHIN_S", 60)
+@pytest.mark.usefixtures("patient")
+def test_numbers_become_words(wetext: TextSettings) -> None:
+    assert dict(zip(_SPOKEN, spoken(wetext, *_SPOKEN), strict=True)) == _SPOKEN
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("language", ["German", "nl"])
+def test_texts_in_other_languages_stay(language: str, wetext: TextSettings) -> None:
+    texts = ["Er zahlt 5,50 Euro.  Um 5 Uhr.\n\n*5*", "\u4e94 5\u3002 6\u3002"]
+    assert spoken(wetext, *texts, language=language) == texts
+
+
+@pytest.mark.usefixtures("patient")
+def test_pronunciations_come_first() -> None:
     settings = TextSettings(normalise="wetext", pronunciations={"NVIDIA": "en vidia 2"})
-    assert spoken(settings, ["NVIDIA has 3."]) == ["en vidia two has three."]
+    assert spoken(settings, "NVIDIA has 3.") == ["en vidia two has three."]
 
 
-@pytest.mark.usefixtures("made_up_normalisers")
-@pytest.mark.parametrize("name", ["Hangs", "Dies", "Fails"])
-def test_a_text_that_fails_is_spoken_as_it_stands(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_text_that_spellings_make_too_long_is_left_alone(wetext: TextSettings) -> None:
+    async def work(normalise: Normaliser) -> str:
+        return await normalise("q 5 " * 1000, "Auto", {"q": "A. " * 33})
+
+    assert run(wetext, work) == ("A. " * 33 + " 5 ") * 1000
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("word", ["fail", "exit"])
+def test_a_sentence_that_fails_stays_alone(
+    word: str, capitals: TextSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(normaliser, "_WITHIN_S", 10 if name == "Hangs" else 60)
-    with caplog.at_level(logging.WARNING):
-        assert spoken(TextSettings(normalise=name), ["bad text", "good"]) == ["bad text", "GOOD"]
-    assert "normaliser" in caplog.text
-    assert "bad" not in caplog.text
+    said = spoken(capitals, f"One. I {word}.  Two.", "good")
+    assert said == [f"ONE. I {word}.  TWO.", "GOOD"]
+    assert "1 sentences stay: " in caplog.text
+    assert word not in caplog.text
 
 
-@pytest.mark.usefixtures("made_up_normalisers")
-def test_a_process_that_loads_for_longer_than_a_text_may_take(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.usefixtures("patient")
+def test_another_process_takes_the_place_of_one_that_died(
+    capitals: TextSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(normaliser, "_WITHIN_S", 1)
+    async def work(normalise: Normaliser) -> list[str]:
+        waiting = asyncio.gather(*[normalise(text, "Auto") for text in ("I die", "two", "three")])
+        return [*await waiting, await again(normalise), await normalise("more", "Auto")]
 
-    async def work() -> None:
-        normalise = Normaliser(TextSettings(normalise="SlowToLoad"))
-        assert await normalise("a", "Auto") == "a"
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while await normalise("a", "Auto") != "A":
-                pass
+    assert run(capitals, work) == ["I die", "two", "three", "GOOD", "MORE"]
+    assert caplog.text.count("its process has ended") == 1
+    assert "die" not in caplog.text
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_interrupt_does_not_reach_the_process(capitals: TextSettings) -> None:
+    async def work(normalise: Normaliser) -> str:
+        os.kill(normalise._process, signal.SIGINT)
+        return await normalise("good", "Auto")
+
+    assert run(capitals, work) == "GOOD"
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_cancel_harms_no_other_text(capitals: TextSettings) -> None:
+    async def work(normalise: Normaliser) -> list[str]:
+        first = asyncio.create_task(normalise("slow", "Auto"))
+        others = [asyncio.create_task(normalise(f"text {n}", "Auto")) for n in range(3)]
+        await asyncio.sleep(0.1)
+        first.cancel()
+        others[1].cancel()
+        return [str(text) for text in await asyncio.gather(*others, return_exceptions=True)]
+
+    assert run(capitals, work) == ["TEXT 0", "", "TEXT 2"]
+
+
+def test_late_texts_of_a_burst_are_spoken_as_they_stand(
+    capitals: TextSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(normalise: Normaliser) -> tuple[list[str], str]:
+        texts = [normalise(f"slow {n}", "Auto") for n in range(30)]
+        return await asyncio.gather(*texts), await again(normalise)
+
+    texts, later = run(capitals, work)
+    late = [text for text in texts if text.islower()]
+    assert len(texts) == 30
+    assert late
+    assert texts[len(texts) - len(late) :] == late  # in order
+    assert later == "GOOD"
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_process_that_hangs_ends_with_the_gateway(capitals: TextSettings) -> None:
+    async def work(normalise: Normaliser) -> str:
+        hanging = asyncio.create_task(normalise("I hang", "Auto"))
+        await asyncio.sleep(0.1)
         await normalise.close()
+        return await hanging
 
-    asyncio.run(work())
+    assert run(capitals, work) == "I hang"  # and `run` finds no process
 
 
-@pytest.mark.usefixtures("made_up_normalisers")
-def test_output_of_a_normaliser_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normaliser, "_WITHIN_S", 60)
-    assert spoken(TextSettings(normalise="Prints"), ["a", "b"]) == ["A", "B"]
+def test_a_start_that_is_cancelled_leaves_no_process(capitals: TextSettings) -> None:
+    async def work(normalise: Normaliser) -> None:
+        for _ in range(5):
+            starting = asyncio.create_task(normalise.start())
+            await asyncio.sleep(0.05)
+            starting.cancel()
+
+    run(capitals, work)  # finds no process
 
 
 def test_a_normaliser_that_is_not_installed() -> None:
     with pytest.raises(SettingsError, match=r"text\.normalise: 'nothing' is not one of .*wetext"):
         check_plugin("text.normalise", "nothing", NORMALISERS)
+    missing = Plugins("token2wav.normalisers", {"mine": "no_such_package:normalise"})
+    with pytest.raises(SettingsError, match=r"mine cannot be imported: .*'no_such_package'"):
+        check_plugin("text.normalise", "mine", missing)
     with pytest.raises(ValueError, match="at most 100 characters"):
         Settings.model_validate({"text": {"pronunciations": {"a": "b" * 101}}})
