@@ -1,8 +1,10 @@
 """Guard of the tests: puts faults into the code, one at a time, and runs the tests that find them.
 
 Each row of `tests/faults/*.yaml` is a fault, of the past or made up: an edit, and its tests. The
-edits are made in copies of the tree, so your files stay as they are. `make faults` tries all rows,
-and `make faults ARGS="client gateway"` those of two tables. `ARGS=--list` prints the faults.
+edits are made in copies of the tree, so your files stay as they are. Model processes of
+tritonserver import the installed packages and not the copy. A fault in their code is therefore
+found only by tests without tritonserver. `make faults` tries all rows, and `make faults
+ARGS="client gateway"` those of two tables. `ARGS=--list` prints the faults.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Estimators and encoders of other families against the results of their public code."""
+"""Estimators and encoders of other families against the results of their public code, and in half
+precision.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,10 @@ def test_public_conditions_and_velocities(family: str, kind: str, block: int, si
     )
     bias = attention_bias(block_mask(BlockGrid(2 * block), mu.shape[2])) if block else None
     noise = FlowNoise(80).window(0, mu.shape[2]).expand(2, -1, -1)
-    velocity = estimator.velocity(
-        noise, estimator.project_conditions(mu, speakers, cond), modulation, bias
-    )
+    conditions = estimator.project_conditions(mu, speakers, cond)
+    velocity = estimator.velocity(noise, conditions, modulation, bias)
     torch.testing.assert_close(velocity, golden[f"velocity_{kind}"], atol=TOLERANCE, rtol=0)
+    estimator.halve()
+    rounded = estimator.velocity(noise, conditions, modulation, bias)
+    assert rounded.dtype == torch.float32
+    assert 0 < float((rounded - velocity).abs().max()) < 0.01 * float(velocity.abs().max())
