@@ -251,13 +251,25 @@ def cosyvoice1(sizes: public.Sizes, prompt: int) -> Golden:
     return {**utterance, "mel_full": whole, "mel_short": mel(short), "audio": audio}
 
 
+def glm4_voice(sizes: public.Sizes, prompt: int) -> Golden:
+    """mel of an utterance, which has neither a prompt nor a speaker."""
+    flow, tokens = fill(public.glm4_voice_flow(sizes)), inputs(0, 5, vocabulary=16384)["token"]
+    call = {"token": tokens, "prompt_token": torch.zeros(1, 0).long()}
+    call |= {"prompt_feat": torch.zeros(1, 0, 80), "embedding": torch.zeros(1, 192)}
+    with patch("torch.randn_like", lambda mu: flow_noise(mu.shape[2])):
+        mel = flow.inference(**call, **_lengths(call))
+    return {"token": tokens, "mel_full": mel}
+
+
 _FAMILIES: dict[str, Callable[[public.Sizes, int], Golden]] = {
     "cosyvoice1": cosyvoice1,
+    "glm4_voice": glm4_voice,
     "cosyvoice2": cosyvoice2,
     "moss_speech": moss_speech,
     "stepaudio2": stepaudio2,
     "chatterbox": chatterbox,
 }
+_PACKAGES = [name for name in _FAMILIES if name != "glm4_voice"]  # families of installed packages
 _PROMPTS = {"tiny": 25, "small": 32}  # tokens: whole blocks, and not
 
 
@@ -266,7 +278,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--family", nargs="+", choices=_FAMILIES, default=[*_FAMILIES])
+    parser.add_argument("--family", nargs="+", choices=_FAMILIES, default=_PACKAGES)
     options = parser.parse_args()
     folder: Path = options.folder
     public.prepare_imports()
@@ -274,7 +286,7 @@ def main() -> None:
     with torch.inference_mode():
         for family in options.family:
             for size, sizes in public.SIZES.items():
-                if family == "cosyvoice1" and size == "small":  # its data is large
+                if size == "small" and family in ("cosyvoice1", "glm4_voice"):  # large data
                     continue
                 if family == "chatterbox":  # its code has fixed sizes: always 8 heads
                     sizes = replace(sizes, heads=8, dim_head=sizes.channels // 8)

@@ -11,6 +11,12 @@ by empty modules:
     public/bin/pip install --no-deps cosyvoice-minicpmo==0.1.0 stepaudio2-minicpmo==0.1.1
     public/bin/pip install --no-deps chatterbox-tts==0.1.7 s3tokenizer
 
+GLM-4-Voice is a repository, not a package. Its modules replace those of CosyVoice:
+
+    git clone https://github.com/THUDM/GLM-4-Voice
+    PYTHONPATH=GLM-4-Voice public/bin/python -m lab.golden.golden_families tests/data/families \
+        --family glm4_voice
+
 `golden_families.py` makes the golden data of tests with it, and `lab/peers/peers.py` compares
 speed.
 """
@@ -189,29 +195,50 @@ def cosyvoice2_flow(
     )
 
 
-def cosyvoice1_flow(sizes: Sizes) -> Any:
-    """CosyVoice1's flow, without weights."""
+def glm4_voice_flow(sizes: Sizes) -> Any:
+    """Flow of GLM-4-Voice, without weights. Its code is a variant of CosyVoice1's."""
+    return cosyvoice1_flow(
+        sizes, "BlockConformerEncoder", "block_rel_selfattn", 16384, 12.5, block_size=2
+    )
+
+
+def cosyvoice1_flow(
+    sizes: Sizes,
+    encoder_class: str = "ConformerEncoder",
+    attention: str = "rel_selfattn",
+    vocabulary: int = 4096,
+    rate: float = 50,
+    **more: Any,
+) -> Any:
+    """CosyVoice1's flow, without weights.
+
+    Args:
+        rate: tokens per second.
+        more: further arguments of the encoder.
+    """
     from cosyvoice.flow.decoder import ConditionalDecoder
     from cosyvoice.flow.flow import MaskedDiffWithXvec
     from cosyvoice.flow.flow_matching import ConditionalCFM
     from cosyvoice.flow.length_regulator import InterpolateRegulator
-    from cosyvoice.transformer.encoder import ConformerEncoder
 
-    encoder = ConformerEncoder(
+    encoder = getattr(importlib.import_module("cosyvoice.transformer.encoder"), encoder_class)(
         output_size=sizes.encoder,
         attention_heads=sizes.encoder_heads,
         linear_units=sizes.encoder_units,
         num_blocks=sizes.encoder_layers[0],
         input_layer="linear",
         pos_enc_layer_type="rel_pos_espnet",
-        selfattention_layer_type="rel_selfattn",
+        selfattention_layer_type=attention,
         input_size=sizes.encoder,
         use_cnn_module=False,
         macaron_style=False,
+        **more,
     )
     unet = ConditionalDecoder(**{**_estimator(sizes), "channels": [sizes.channels] * 2})
     return MaskedDiffWithXvec(
         input_size=sizes.encoder,
+        vocab_size=vocabulary,
+        input_frame_rate=rate,
         encoder=encoder,
         length_regulator=InterpolateRegulator(channels=80, sampling_ratios=[1, 1, 1, 1]),
         decoder=ConditionalCFM(

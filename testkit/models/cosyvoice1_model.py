@@ -1,11 +1,13 @@
-"""Folders of CosyVoice1 models as they are published, at the sizes of golden sets and with their
-weights.
+"""Folders of CosyVoice1 and GLM-4-Voice models as they are published, at the sizes of golden sets
+and with their weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -112,21 +114,35 @@ def write_yaml(folder: Path, golden: FamilyGolden) -> Path:
     return path
 
 
+def write_glm4_voice_yaml(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes the model file of GLM-4-Voice for the sizes of a golden set."""
+    path = write_yaml(folder, golden)
+    text = path.read_text()
+    for old, new in (
+        ("vocab_size: 4096", "vocab_size: 16384"),
+        ("input_frame_rate: 50", "input_frame_rate: 12.5"),
+        ("encoder.ConformerEncoder", "encoder.BlockConformerEncoder"),
+        ("'rel_selfattn'", "'block_rel_selfattn'\n        block_size: 2"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    path.unlink()
+    path = path.with_name("config.yaml")
+    path.write_text(text)
+    return path
+
+
 def published_config() -> CosyVoice1Config:
-    """Makes the configuration of the published sizes."""
-    sizes: dict[str, Any] = {
-        "encoder": 512,
-        "encoder_heads": 8,
-        "encoder_units": 2048,
-        "encoder_layers": [6],
-    }
-    sizes |= {"channels": 256, "heads": 8, "dim_head": 64, "layers": [12, 4], "vocoder": [512, 512]}
+    """Makes the configuration of the published sizes of CosyVoice1."""
+    sizes: dict[str, Any] = {"encoder": 512, "encoder_heads": 8, "encoder_units": 2048}
+    sizes |= {"encoder_layers": [6], "channels": 256, "heads": 8, "dim_head": 64}
+    sizes |= {"layers": [12, 4], "vocoder": [512, 512]}
+    golden: Any = SimpleNamespace(sizes=sizes)
     with TemporaryDirectory() as folder:
-        (Path(folder) / "cosyvoice.yaml").write_text(_YAML.format(**sizes))
-        return read(Path(folder))
+        return read(write_yaml(Path(folder), golden).parent)
 
 
-def spoken(model: Token2Wav, tokens: Tokens, voice: Voice) -> tuple[Audio, torch.Tensor]:
+def spoken(model: Token2Wav, tokens: Tokens, voice: Voice | None) -> tuple[Audio, torch.Tensor]:
     """Synthesizes an utterance. Returns the audio, and the mel (bands, frames) of its vocoder."""
     [decoder] = model.pipeline.stages.values()
     vocoder: Any = decoder._vocoder  # type: ignore[attr-defined]
@@ -146,9 +162,18 @@ def spoken(model: Token2Wav, tokens: Tokens, voice: Voice) -> tuple[Audio, torch
     return audio, torch.cat(mels, dim=1)
 
 
-def write_model(folder: Path, golden: FamilyGolden) -> Path:
+def write_glm4_voice(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes a model of GLM-4-Voice with the weights of a golden set, and returns its folder."""
+    return write_model(folder, golden, write_glm4_voice_yaml)
+
+
+def write_model(
+    folder: Path,
+    golden: FamilyGolden,
+    write_file: Callable[[Path, FamilyGolden], Path] = write_yaml,
+) -> Path:
     """Writes a model with the weights of a golden set, and returns its folder."""
-    network = CosyVoice1(read(write_yaml(folder, golden).parent).sizes)
+    network = CosyVoice1(read(write_file(folder, golden).parent).sizes)
     torch.save(fill(network.flow).state_dict(), folder / "flow.pt")
     torch.save(fill(network.hift).state_dict(), folder / "hift.pt")
     return folder

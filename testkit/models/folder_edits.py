@@ -34,6 +34,9 @@ _FLOWS: dict[str, Callable[[Path], Path]] = {
     "cosyvoice1": lambda folder: cosyvoice1_model.write_model(
         folder, FamilyGolden("cosyvoice1", "tiny")
     ),
+    "glm4_voice": lambda folder: cosyvoice1_model.write_glm4_voice(
+        folder, FamilyGolden("glm4_voice", "tiny")
+    ),
     "cosyvoice3": tiny_model.tiny_copy,
     "few_convolutions": few_convolutions.a_tiny_model,
     "qwen25_omni": lambda folder: qwen25_omni_model.write_model(

@@ -637,7 +637,7 @@ _ratios: [1, 1, 1, 1] | _ratios: [1]\n        mode: 1 | flow.length_regulator.mo
 input_frame_rate: 50 | input_frame_rate: 48 | flow.input_frame_rate: 48 tokens per second have
 macaron_style: False | macaron_style: False\n        static_chunk_size: 25
     | flow.encoder.static_chunk_size: 25, but only 0 is supported
-transformer.encoder.Conformer | transformer.encoder.BlockConformer | flow.encoder: expected
+transformer.encoder.Conformer | transformer.encoder.Transformer | flow.encoder: expected
 sigma_min: | sigma: | flow.decoder.cfm_params.content.sigma: unknown key
 ConditionalCFM | CausalConditionalCFM | flow.decoder: expected '!new:...ConditionalCFM'
 in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, but only 320
@@ -647,6 +647,11 @@ channels: [32, 32] | channels: [36, 36] | flow.decoder.estimator.channels: 36 is
 dropout: 0.0 | drop: 0.0 | flow.decoder.estimator.drop: unknown key
 in_channels: 80\n    base | in_channels: 100\n    base | hift.in_channels: 100 mel bands
 cond_channels: 16 | cond: 16 | hift.f0_predictor.cond_channels: missing
+[glm4_voice: config.yaml]
+block_size: 2 | block_size: 0 | flow.encoder.block_size: 0 is not between 1 and 1000
+block_size: 2 | block: 2 | flow.encoder.block: unknown key
+'block_rel_selfattn' | 'rel_selfattn' | flow.encoder.selfattention_layer_type: 'rel_selfattn', but
+vocab_size: 16384 | vocab: 16384 | flow.vocab_size: missing
 [stepaudio2: flow.yaml]
 mlp_ratio: 4.0 | mlp_ratio: 2.0 | flow.decoder.estimator.mlp_ratio: 2.0, but only 4.0 is supported
 in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, but only 320

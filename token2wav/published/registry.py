@@ -114,7 +114,8 @@ def _reason(folder: Path, families: Sequence[Any]) -> str:
                 f"{CONFIG_JSON} has the model_type {shown(kind)}, expected one of "
                 f"{', '.join(types)}"
             )
-    files = ", ".join(file for family in families for file in _files(family))
+    named = [family for family in families if not _flow(family)]
+    files = ", ".join(file for family in named for file in _files(family))
     return (
         f"it contains none of {files}, nor a {CONFIG_JSON} with the model_type {', '.join(types)}"
     )
@@ -137,11 +138,9 @@ def find_remote_family(names: Set[str], config: Mapping[str, Any]) -> Any | None
         names: names of the files in the folder.
         config: content of its `config.json`; empty if it has none.
     """
-    # The content of a file that families share is not known here, and they need the same files.
-    families = sorted(
-        [*_own_families(), *_other_families()], key=lambda family: bool(_flow(family))
-    )
-    for family in families:
+    families = [*_own_families(), *_other_families()]
+    named = [family for family in families if not _flow(family)]
+    for family in named:
         if any(fnmatchcase(name, file) for file in _files(family) for name in names):
             return family
     for family in families:
@@ -150,7 +149,14 @@ def find_remote_family(names: Set[str], config: Mapping[str, Any]) -> Any | None
         keys = getattr(family, "CONFIG_KEYS", ())
         if keys and "model_type" not in config and config.keys() >= set(keys):
             return family
-    return None
+    # The flow in a file is not known here, so all files must have the names of the family.
+    return next((family for family in families if _flow(family) and _has_all(names, family)), None)
+
+
+def _has_all(names: Set[str], family: Any) -> bool:
+    """Returns whether files have all names that the decoder needs."""
+    choices = [item.split("|") for item in family.DOWNLOADS]
+    return all(names & {*choice} for choice in choices)
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""CosyVoice1: parity with the public code, streams in windows, and voices.
+"""CosyVoice1 and GLM-4-Voice: parity with the public code, streams in windows, and voices.
 
 The tests of a stream compare with an utterance that is pushed at once. `test_public_mel` compares
 that with the public code, for the windows of a whole utterance.
@@ -16,7 +16,7 @@ import torch
 
 from testkit.batches import spoken_together
 from testkit.door import Door
-from testkit.models.cosyvoice1_model import spoken, write_model
+from testkit.models.cosyvoice1_model import spoken, write_glm4_voice, write_model
 from testkit.models.cosyvoice2_model import write_yaml as write_cosyvoice2_yaml
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import SEED
@@ -27,6 +27,7 @@ from token2wav.assembly import load_network
 from token2wav.errors import ConfigError, InputError
 from token2wav.families.cosyvoice1.config import CosyVoice1Config
 from token2wav.published.registry import family_name, find_remote_family, read_config
+from token2wav.voice import voice_for
 
 GOLDEN = FamilyGolden("cosyvoice1", "tiny")
 CPU = RuntimeConfig(device="cpu")
@@ -45,6 +46,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Model:
     return Token2Wav.load(folder, runtime=CPU)
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of GLM-4-Voice."""
+    golden = FamilyGolden("glm4_voice", "tiny")
+    return write_glm4_voice(tmp_path_factory.mktemp("glm4_voice"), golden)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +82,41 @@ def test_public_mel(whole: Model) -> None:
     # 7 tokens have 12.06 frames. The public code leaves out the rest, which is silent here.
     assert len(audio) == 7 * 441
     assert not audio[12 * 256 :].any()
+
+
+def test_public_mel_of_glm4_voice(glm: Path) -> None:
+    """Its encoder attends in blocks, and frames repeat tokens. It has neither voice nor prompt."""
+    golden = FamilyGolden("glm4_voice", "tiny")
+    model = Token2Wav.load(glm, stream=WHOLE, runtime=CPU)
+    audio, mel = spoken(model, golden["token"].numpy(), None)
+    assert off(mel, golden["mel_full"]) <= MEL
+    assert len(audio) == 5 * 1764
+
+
+@pytest.mark.parametrize("sizes", [[1], [17, 3]], ids=str)
+def test_streams_of_glm4_voice(sizes: list[int], glm: Path) -> None:
+    model = Token2Wav.load(glm, runtime=CPU)
+    assert model.config.token_frame_rate == 12.5
+    tokens = tokens_of(model, 31)
+    expected = model.synthesize(tokens)
+    assert len(expected) == 31 * 1764
+    assert off(joined(chunks_of(model, portions(tokens, sizes))), expected) <= AUDIO
+    nobody = voice_for(model.config, None)
+    utterances = [(nobody, part, 0) for part in (tokens, tokens[:20], tokens[:3])]
+    for (_, part, _), audio in zip(
+        utterances, spoken_together(model.pipeline, utterances, 0), strict=True
+    ):
+        assert off(audio, model.synthesize(part)) <= AUDIO
+
+
+def test_a_window_of_glm4_voice_has_whole_attention_blocks(glm: Path) -> None:
+    config = read_config(glm)
+    assert isinstance(config, CosyVoice1Config)
+    assert (config.windows.block, config.windows.left) == (12, 24)
+    with pytest.raises(
+        ConfigError, match=r"^stream\.block_tokens: 15 is not a multiple of 2, the attention block"
+    ):
+        config.with_stream_settings(StreamConfig(block_tokens=15))
 
 
 def test_public_audio(folder: Path) -> None:
@@ -174,8 +217,20 @@ def test_the_class_of_the_flow_selects_the_family(folder: Path, tmp_path: Path) 
     assert family_name(read_config(folder)) == "cosyvoice1"
     remote = find_remote_family({"cosyvoice.yaml", "flow.pt", "hift.pt"}, {})
     assert remote is not None
+    assert remote.__name__.endswith("cosyvoice2")
     wanted = [choice.split("|") for choice in remote.DOWNLOADS]
     assert all(any(name in names for names in wanted) for name in ("cosyvoice.yaml", "flow.pt"))
+
+
+def test_the_folder_of_glm4_voice_on_the_hub() -> None:
+    """Its only name of a file, `config.yaml`, is one of many folders."""
+    remote = find_remote_family({"config.yaml", "flow.pt", "hift.pt", "README.md"}, {})
+    assert remote is not None
+    assert remote.__name__.endswith("cosyvoice1")
+    assert find_remote_family({"config.yaml", "flow.pt"}, {}) is None
+    moss_speech = find_remote_family({"config.yaml", "flow-chunk-5.pt", "hift.pt"}, {})
+    assert moss_speech is not None
+    assert moss_speech.__name__.endswith("cosyvoice2")
 
 
 def test_a_window_must_divide_a_part(folder: Path) -> None:

@@ -1,11 +1,14 @@
-"""Configuration of CosyVoice1 models, which is read as data from `cosyvoice.yaml`."""
+"""Configuration of CosyVoice1 models, which is read as data from `cosyvoice.yaml`, or from the
+`config.yaml` of the decoder of GLM-4-Voice.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.model_config import ENDINGS
 from token2wav.config.token_format import TokenFormat
@@ -15,7 +18,7 @@ from token2wav.errors import ConfigError, InputError
 from token2wav.families.cosyvoice2.config import ENCODER_ALWAYS, ENCODER_UNUSED
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.flow_config import check_flow_used, hift_from
-from token2wav.published.hyperyaml import HyperYaml, ModelNode
+from token2wav.published.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.published.registry import unfilled_network
 from token2wav.published.sizes import (
     ConformerConfig,
@@ -25,16 +28,18 @@ from token2wav.published.sizes import (
     Layers,
     Rates,
     TokenRate,
+    Tokens,
     UNetConfig,
     Vocabulary,
     Width,
 )
 from token2wav.published.window_config import WindowCodecConfig
 
-FILES = ("cosyvoice.yaml",)
+FILES = ("cosyvoice.yaml", "config.yaml")
 FLOW = "MaskedDiffWithXvec"  # class of the flow, which tells these files from those of CosyVoice2
 
 _STEPS = 10  # fixed in the public code
+_BLOCK_SIZE = 25  # attention block of an encoder whose file does not set it
 _PROMPT_SLACK = 4  # mel frames by which a prompt may be longer or shorter than its tokens
 # Seconds of the windows of a stream: block, context before and after, and overlap.
 _BLOCK, _LEFT, _RIGHT, _OVERLAP = 1.0, 2.0, 0.4, 0.2
@@ -48,6 +53,8 @@ class CosyVoice1Sizes(CodecSizes):
     Attributes:
         regulator_layers: convolutions of the length regulator.
         levels: resolutions of the U-Net.
+        block_size: tokens of an attention block of the encoder of GLM-4-Voice, which repeats the
+            nearest token in place of an interpolation; 0 for CosyVoice1.
     """
 
     vocab_size: Vocabulary
@@ -60,6 +67,7 @@ class CosyVoice1Sizes(CodecSizes):
     encoder: ConformerConfig
     estimator: UNetConfig
     hift: HiFTConfig
+    block_size: Annotated[int, Bounds(0, 1000)] = 0
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow")
@@ -117,7 +125,8 @@ class CosyVoice1Config(WindowCodecConfig):
 
     @property
     def speaker_size(self) -> int:
-        return self.sizes.spk_embed_dim
+        """Length of a speaker embedding; 0 for GLM-4-Voice, which has one voice."""
+        return self.sizes.spk_embed_dim if self.takes_prompt else 0
 
     @property
     def stream_bytes(self) -> int:
@@ -143,31 +152,47 @@ class CosyVoice1Config(WindowCodecConfig):
             left_blocks=left_blocks,
         )
 
+    def with_stream_settings(self, stream: StreamConfig) -> WindowCodecConfig:
+        """Applies the settings of windows. A window of GLM-4-Voice has whole attention blocks.
+
+        Raises:
+            ConfigError: settings do not fit the model, or each other.
+        """
+        block, size = stream.block_tokens, self.sizes.block_size
+        if block and size and block % size:
+            raise ConfigError(
+                f"stream.block_tokens: {block} is not a multiple of {size}, the attention block of "
+                "the encoder"
+            )
+        return super().with_stream_settings(stream)
+
     def check_speed(self, speed: float) -> None:
         if speed != 1:
             raise InputError("speed", f"{speed:g}, but this model decodes windows; expected 1")
 
 
 def read(folder: Path) -> CosyVoice1Config:
-    """Reads `cosyvoice.yaml` of a folder.
+    """Reads the model file of a folder.
 
     Raises:
         ConfigError: a key is missing or unknown, or its value has the wrong class or is out of
             range.
     """
-    path = folder / FILES[0]
+    path = next(path for name in FILES if (path := folder / name).is_file())
     document = HyperYaml.read(path)
     with prefixed(f"{path}: "):
         sizes = _sizes_from(document)
-        windows, whole = _windows(sizes.input_frame_rate)
-        return CosyVoice1Config.of(sizes, windows=windows, whole=whole)
+        windows, whole = _windows(sizes.input_frame_rate, sizes.block_size or 1)
+        has_voices = not sizes.block_size
+        return CosyVoice1Config.of(sizes, windows=windows, whole=whole, takes_prompt=has_voices)
 
 
-def _windows(rate: float) -> tuple[Windows, Windows]:
-    """Returns the windows of a stream, and those of a whole utterance, at a token rate."""
-    block, left, right, overlap = (
-        max(1, int(rate * seconds)) for seconds in (_BLOCK, _LEFT, _RIGHT, _OVERLAP)
-    )
+def _windows(rate: float, step: int) -> tuple[Windows, Windows]:
+    """Returns the windows of a stream, and of a whole utterance, at a token rate. Blocks and the
+    context before them are multiples of `step` tokens.
+    """
+    block, left = (max(1, int(rate * seconds / step)) * step for seconds in (_BLOCK, _LEFT))
+    right, overlap = (max(1, int(rate * seconds)) for seconds in (_RIGHT, _OVERLAP))
     part = _PART_BLOCKS * block
     whole = Windows(_WHOLE_BLOCKS * block, left, left, overlap, part)
     return Windows(block, left, right, overlap, part), whole
@@ -189,7 +214,7 @@ def _sizes_from(document: HyperYaml) -> CosyVoice1Sizes:
         inference_cfg_rate=solver.get("inference_cfg_rate", Guidance),
         regulator_layers=len(regulator.get("sampling_ratios", Rates)),
         levels=levels,
-        encoder=_encoder_from(flow),
+        **_encoder_from(flow),
         estimator=estimator,
         hift=hift_from(document, causal=False),
     )
@@ -198,11 +223,15 @@ def _sizes_from(document: HyperYaml) -> CosyVoice1Sizes:
     return sizes
 
 
-def _encoder_from(flow: ModelNode) -> ConformerConfig:
-    encoder = flow.child("encoder", "ConformerEncoder")
+def _encoder_from(flow: ModelNode) -> dict[str, Any]:
+    """Reads the encoder, and the attention block of GLM-4-Voice."""
+    section = flow.data.get("encoder")
+    in_blocks = isinstance(section, Tagged) and section.target.endswith(".BlockConformerEncoder")
+    encoder = flow.child("encoder", "BlockConformerEncoder" if in_blocks else "ConformerEncoder")
     size = encoder.get("output_size", Width)
+    attention = {"selfattention_layer_type": "block_rel_selfattn"} if in_blocks else {}
     flow.only({"input_size": size}, omitted=False)
-    encoder.only({"input_size": size, **ENCODER_ALWAYS}, omitted=False)
+    encoder.only({"input_size": size, **ENCODER_ALWAYS, **attention}, omitted=False)
     encoder.only({"activation_type": "swish", "key_bias": True, "positionwise_conv_kernel_size": 1})
     encoder.only({"static_chunk_size": 0, "use_dynamic_chunk": False})
     config = ConformerConfig(
@@ -211,8 +240,9 @@ def _encoder_from(flow: ModelNode) -> ConformerConfig:
         encoder.get("linear_units", Width),
         encoder.get("num_blocks", Layers),
     )
+    block = encoder.get_or("block_size", Tokens, _BLOCK_SIZE) if in_blocks else 0
     encoder.check_used(*ENCODER_UNUSED)
-    return config
+    return {"encoder": config, "block_size": block}
 
 
 def _estimator_from(decoder: ModelNode, bands: int) -> tuple[UNetConfig, int]:

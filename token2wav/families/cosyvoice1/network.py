@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from token2wav.config.block_grid import BlockGrid
 from token2wav.families.cosyvoice1.config import CosyVoice1Sizes
 from token2wav.families.flow_network import FlowNetwork
 from token2wav.layers.streaming import WaveformNetwork, state_specs
@@ -47,6 +48,7 @@ class CosyVoice1Flow(FlowNetwork[CentredUNet]):
         super().__init__()
         encoder, unet, bands = sizes.encoder, sizes.estimator, sizes.output_size
         self.mel_bands = bands
+        self._grid = BlockGrid(sizes.block_size) if sizes.block_size else None
         self.input_embedding = nn.Embedding(sizes.vocab_size, encoder.size)
         self.spk_embed_affine_layer = nn.Linear(sizes.spk_embed_dim, bands)
         self.encoder = FlatConformer(encoder.size, encoder.heads, encoder.units, encoder.layers)
@@ -71,7 +73,7 @@ class CosyVoice1Flow(FlowNetwork[CentredUNet]):
             places: (B, T) positions of the frames among the tokens, from 0 to n - 1. Between two
                 tokens the encoded tokens are interpolated.
         """
-        encoded = self.encoder_proj(self.encoder(self.input_embedding(tokens)))
+        encoded = self.encoder_proj(self.encoder(self.input_embedding(tokens), self._grid))
         places, before = places[..., None], places.long()[..., None]
         after = (before + 1).clamp(max=tokens.shape[1] - 1)
         left, right = (

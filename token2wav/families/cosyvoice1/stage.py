@@ -184,6 +184,8 @@ class CosyVoice1Decoder(StatefulStage[_Stream]):
             to_device(np.stack([getattr(voice, name) for voice in voices]), self._device)
             for name in ("prompt_mel", "speaker_embedding")
         )
+        if not self._config.takes_voice:
+            embeddings = mels.new_zeros(len(items), self._sizes.spk_embed_dim)
         cond[:, :, :prompt] = mels.transpose(1, 2)
         noise = [
             [
@@ -206,23 +208,25 @@ class CosyVoice1Decoder(StatefulStage[_Stream]):
     def _places(self, item: _WindowInput) -> NDArray[np.float64]:
         """Returns the position of every frame of the prompt and of a window among their tokens."""
         voice, tokens = item.stream.voice, len(item.tokens)
+        nearest = self._sizes.block_size > 0
         prompt = len(voice.prompt_tokens)
         if self._windows == self._config.whole:
             edge = self._sizes.mel_frames(_EDGE_TOKENS)
             parts = [(tokens, item.count)]
-            if tokens > 2 * _EDGE_TOKENS:
+            if tokens > 2 * _EDGE_TOKENS and not nearest:
                 inner = tokens - 2 * _EDGE_TOKENS, item.count - 2 * edge
                 parts = [(_EDGE_TOKENS, edge), inner, (_EDGE_TOKENS, edge)]
             places, position = [], prompt
             for part_tokens, part_frames in parts:
-                places.append(position + _stretched(part_tokens, part_frames))
+                places.append(position + _stretched(part_tokens, part_frames, nearest))
                 position += part_tokens
         else:
             ratio = self._sizes.hift.samples_per_frame / self._sizes.frame_samples
             frames = np.arange(item.start, item.start + item.count)
-            at = (frames + 0.5) * ratio - 0.5 - item.window.first
+            at = np.floor(frames * ratio) if nearest else (frames + 0.5) * ratio - 0.5
+            at -= item.window.first
             places = [prompt + at.clip(0, tokens - 1)]
-        return np.concatenate((_stretched(prompt, len(voice.prompt_mel)), *places))
+        return np.concatenate((_stretched(prompt, len(voice.prompt_mel), nearest), *places))
 
     def _join(
         self, stream: _Stream, items: Sequence[_WindowInput], mels: Iterator[torch.Tensor]
@@ -250,6 +254,13 @@ class CosyVoice1Decoder(StatefulStage[_Stream]):
         return torch.nn.functional.pad(audio, (0, missing))
 
 
-def _stretched(tokens: int, frames: int) -> NDArray[np.float64]:
-    """Returns the positions of frames that divide a number of tokens evenly."""
-    return ((np.arange(frames) + 0.5) * (tokens / max(1, frames)) - 0.5).clip(0, max(0, tokens - 1))
+def _stretched(tokens: int, frames: int, nearest: bool) -> NDArray[np.float64]:
+    """Returns the positions of frames that divide a number of tokens evenly.
+
+    Args:
+        nearest: whether a frame has the position of a token, rounded as in torch.
+    """
+    scale = tokens / max(1, frames)
+    if nearest:
+        return np.floor(np.arange(frames, dtype=np.float32) * np.float32(scale)).astype(float)
+    return ((np.arange(frames) + 0.5) * scale - 0.5).clip(0, max(0, tokens - 1))
