@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -108,6 +109,22 @@ def test_prefix_in_use_is_not_evicted() -> None:
         0,
         0,
     )
+
+
+def test_threads_share_one_computation() -> None:
+    voices, start = Voices(), threading.Barrier(4)
+
+    def compute() -> Numbered:
+        time.sleep(0.1)  # the other threads ask meanwhile
+        return voices._compute(0)
+
+    def acquire(_: int) -> Prefix[Numbered]:
+        start.wait(timeout=PATIENCE_SECONDS)
+        return voices.cache.acquire("voice", compute)
+
+    with ThreadPoolExecutor(4) as threads:
+        [prefix] = set(threads.map(acquire, range(4)))
+    assert (voices.made, prefix.references) == (1, 4)
 
 
 def test_most_prefixes_that_are_kept() -> None:

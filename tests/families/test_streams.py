@@ -5,10 +5,12 @@ The rows are the families, and CosyVoice3 with several codes for each token and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,8 @@ from token2wav.serving.hops import HopSchedule
 
 MEL = 2e-5  # tolerance between float32 results with values up to 7
 AUDIO = 1e-4
+# Weights that turn the ODE time into shifts, scales and gates.
+OF_TIME = re.compile(r"time_|t_embedder|attn_norm|norm_out|adaLN|\.0\.mlp\.1\.")
 SNR_DB = 40  # end to end, because F0 turns rounding of the mel into phase
 
 
@@ -106,6 +110,14 @@ def test_voices_and_lengths_mix_in_a_batch(model: Token2Wav) -> None:
     for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
         [alone] = streamed_mels(model, utterance)
         assert off(mel, alone) <= MEL
+
+
+def test_a_loaded_flow_has_no_weights_of_the_time(model: Token2Wav) -> None:
+    """Tables of the solver replace them: 43 % of the weights of CosyVoice3."""
+    flow: Any = model.pipeline.flow
+    names = [name for name, _ in flow._encoder.estimator.named_parameters()]
+    assert names
+    assert not [name for name in names if OF_TIME.search(name)]
 
 
 def test_prompts_are_shared(model: Token2Wav) -> None:
