@@ -11,6 +11,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Below these levels, libraries log texts, keys and addresses.
 _LEAST_LEVELS = {
     "aiohttp": logging.WARNING,
+    "opentelemetry.trace": logging.ERROR,  # which logs a wrong `tracestate`
     "python_multipart": logging.WARNING,
     "uvicorn": logging.INFO,
     "websockets": logging.INFO,

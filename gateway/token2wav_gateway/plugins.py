@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 
@@ -36,9 +36,9 @@ class Plugins:
             LookupError: no plugin has this name.
             ImportError: the module of the plugin, or a package that it needs, is missing.
         """
-        points: EntryPoints | list[EntryPoint] = entry_points(group=self.group, name=name)
         if name in self.included:
-            points = [EntryPoint(name, self.included[name], self.group)]
-        for point in points:
-            return point.load()
-        raise LookupError(f"no plugin of {self.group} has the name {name!r}")
+            return EntryPoint(name, self.included[name], self.group).load()
+        points = tuple(entry_points(group=self.group, name=name))
+        if not points:
+            raise LookupError(f"no plugin of {self.group} has the name {name!r}")
+        return points[0].load()

@@ -384,7 +384,8 @@ def check_plugin(setting: str, name: str | None, plugins: Plugins) -> None:
     """Checks the plugin of a setting; None names no plugin.
 
     Raises:
-        SettingsError: no plugin has this name, or a package that it needs is not installed.
+        SettingsError: no plugin has this name, or it cannot be imported, such as for a package that
+            is not installed.
     """
     if name is None:
         return
@@ -394,8 +395,10 @@ def check_plugin(setting: str, name: str | None, plugins: Plugins) -> None:
         )
     try:
         plugins.load(name)
-    except ImportError as error:
-        raise SettingsError(f"{setting}: {name} cannot be imported: {error}") from None
+    except Exception as error:
+        raise SettingsError(
+            f"{setting}: {name} cannot be imported: {type(error).__name__}: {error}"
+        ) from None
 
 
 def read_yaml(path: Path) -> Any:

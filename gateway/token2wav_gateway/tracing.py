@@ -26,11 +26,14 @@ _TRACER = trace.get_tracer("token2wav_gateway")
 def trace_headers(headers: Mapping[str, Any]) -> dict[str, str]:
     """Returns the trace context of a request: `traceparent`, and `tracestate` if it has one.
 
-    A context that the W3C's recommendation does not allow is no context.
+    A context that the W3C's recommendation does not allow is no context, and a `tracestate` with a
+    wrong member is left out.
     """
-    texts = {name: value for name, value in headers.items() if isinstance(value, str)}
+    values = {name: headers.get(name) for name in _PROPAGATOR.fields}
+    # A header of gRPC may be bytes.
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
     context: dict[str, str] = {}
-    _PROPAGATOR.inject(context, _PROPAGATOR.extract(texts))  # gRPC also has bytes
+    _PROPAGATOR.inject(context, _PROPAGATOR.extract(texts))
     return context
 
 

@@ -51,7 +51,8 @@ def use(url: str) -> None:
     key = {"authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=url, headers=key, timeout=PATIENCE_SECONDS) as http:
         assert http.get(f"/health/ready?key={KEY}").status_code == 200
-        assert http.post("/v1/audio/speech", json=body).status_code == 502
+        trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": WORDS}
+        assert http.post("/v1/audio/speech", json=body, headers=trace).status_code == 502
         wrong = {"authorization": "Bearer wrong-key"}
         assert http.post("/v1/audio/speech", json=body, headers=wrong).status_code == 401
         assert http.post("/v1/audio/speech", json={**body, WORDS: 1}).status_code == 400

@@ -23,6 +23,7 @@ from token2wav_gateway.forms import Pronunciations
 from token2wav_gateway.words.sentences import Granularity
 
 _FIELD = re.compile("[a-z0-9_]+")
+_MAPPINGS = ("metadata", "pronunciations")  # fields with names of the client's choice
 _PLACES = ("body", "query", "path")  # of a value in a request, which FastAPI puts before its name
 
 
@@ -116,7 +117,12 @@ _LANGUAGES = {
 }
 
 
-def _language_code(language: str) -> str | None:
+def code_of_language(language: str) -> str | None:
+    """Returns the ISO code of a language; None for `Auto`.
+
+    Raises:
+        ValueError: the text names no language.
+    """
     if language.lower() == "auto":
         return None
     code = _LANGUAGES.get(language.lower(), language.partition("-")[0].lower())
@@ -126,6 +132,12 @@ def _language_code(language: str) -> str | None:
             f"{language[:32]!r} is neither an ISO code, such as de, nor one of {names}"
         )
     return code
+
+
+def name_of_language(code: str | None) -> str:
+    """Returns the English name of a language, or its code if it is not one of vLLM-Omni's."""
+    names = {code: name.capitalize() for name, code in _LANGUAGES.items()}
+    return "Auto" if code is None else names.get(code, code)
 
 
 def _recording(url: Any) -> bytes:
@@ -213,8 +225,8 @@ class SpeechFields(AudioFields, Sampling):
     ref_text: Words = ""
     instructions: Words | None = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
-    max_new_tokens: Annotated[int | None, Field(ge=1)] = None
-    language: Annotated[str | None, AfterValidator(_language_code)] = None
+    max_new_tokens: Annotated[int | None, Field(ge=1, lt=2**31)] = None
+    language: Annotated[str | None, AfterValidator(code_of_language)] = None
     pronunciations: Pronunciations = Field(default_factory=dict)
     extra_params: Sampling = Sampling()
 
@@ -238,9 +250,8 @@ class SpeechFields(AudioFields, Sampling):
 
     @property
     def language_name(self) -> str:
-        """English name of the language, or its code if it is not one of vLLM-Omni's; or `Auto`."""
-        names = {code: name.capitalize() for name, code in _LANGUAGES.items()}
-        return "Auto" if self.language is None else names.get(self.language, self.language)
+        """English name of the language, or its code; `Auto` if it is unknown."""
+        return name_of_language(self.language)
 
     @property
     def sampling(self) -> dict[str, float]:
@@ -359,6 +370,8 @@ def problem(errors: list[Any], root: str = "body") -> tuple[str, str]:
     first = errors[0]
     unknown = first["type"] == "extra_forbidden"
     location = first["loc"][:-1] if unknown else first["loc"]
+    if mapping := next((part for part in location if part in _MAPPINGS), None):
+        location = location[: location.index(mapping) + 1]
     # The other parts of a path are positions, and names of the types that pydantic has tried.
     path = [part for part in location if _is_field(part) and part not in _PLACES]
     reason = first["msg"].removeprefix("Value error, ")

@@ -18,6 +18,7 @@ from riva.client.proto.riva_tts_pb2 import (
 )
 from riva.client.proto.riva_tts_pb2_grpc import RivaSpeechSynthesisServicer
 
+from token2wav_gateway.doors.requests import code_of_language, name_of_language
 from token2wav_gateway.encoding import FORMATS, RATE_HZ
 from token2wav_gateway.errors import RequestError, TooLargeError
 from token2wav_gateway.gateway import Caller, Gateway
@@ -170,12 +171,19 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
                     f"{_INSTRUCTIONS!r}",
                     param="custom_configuration",
                 )
+        try:
+            code = code_of_language(request.language_code or "auto")
+        except ValueError as error:
+            raise RequestError(f"language_code: {error}", param="language_code") from None
+        # Riva's clients send en-US if their user chooses nothing.
+        language = name_of_language(None if code == "en" else code)
         instructions = dict(request.custom_configuration).get(_INSTRUCTIONS)
         if not request.text.strip():  # before a recording is heard
             raise RequestError("text: empty; a text is needed", param="text")
         voice = await self._voice_of(request)
         request.zero_shot_data.ClearField("audio_prompt")  # megabytes, while the text is spoken
-        return Text(request.text, voice, instructions), audio_format, rate_hz
+        text = Text(request.text, voice, instructions, language=language)
+        return text, audio_format, rate_hz
 
     async def _voice_of(self, request: SynthesizeSpeechRequest) -> Voice:
         """Returns the voice of a request: that of its recording, the one that it names, or the

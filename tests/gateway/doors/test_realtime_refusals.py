@@ -105,6 +105,10 @@ def updated(**fields: Any) -> dict[str, Any]:
             },
             "response.metadata: 50000 names; at most 16 are allowed",
         ),
+        (
+            {"type": "response.create", "response": {"metadata": {"w" * 900: ""}}},
+            "response.metadata: Value should have at most 64 items",
+        ),
         ({"type": "response.cancel"}, "response.cancel: this response is not being spoken"),
         (
             {

@@ -85,8 +85,12 @@ def test_sampling_outside_extra_params_goes_first() -> None:
         ({"extra_params": {"a b": 1}}, "extra_params: 'a b' is not a known field"),
         ({"A-B": 1}, "A-B: is not a known field"),
         (
-            {"pronunciations": {"a": ""}},
-            "pronunciations.a: String should have at least 1 character",
+            {"pronunciations": {"a_word": ""}},
+            "pronunciations: String should have at least 1 character",
+        ),
+        (
+            {"pronunciations": {"w" * 900_000: "a"}},
+            "pronunciations: String should have at most 100 characters",
         ),
         (
             {"pronunciations": {str(n): "" for n in range(50_000)}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import threading
 import time
@@ -30,6 +31,12 @@ from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.raw_grpc import UnfinishedCall
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
+from token2wav_gateway.access import Access
+from token2wav_gateway.doors.riva import RivaSpeech
+from token2wav_gateway.gateway import Gateway
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech.turn import Text
 
 KEY = "a key"
 SLOW = "slow " * 200
@@ -197,6 +204,7 @@ def test_the_id_of_a_request_comes_back(client: riva.client.SpeechSynthesisServi
             "INVALID_ARGUMENT",
             "encoding: 99 is not one of LINEAR_PCM, OGGOPUS, MULAW, ALAW",
         ),
+        ({"language_code": "klingon"}, "INVALID_ARGUMENT", "language_code: 'klingon' is neither"),
         ({"custom_dictionary": "a  b"}, "INVALID_ARGUMENT", "custom_dictionary: not supported"),
         (
             {"custom_configuration": {"exaggeration": "2"}},
@@ -237,6 +245,20 @@ def test_a_wrong_request_gets_a_status_and_a_sentence(
         status, details = refusal(call)
         assert status == getattr(grpc.StatusCode, code), details
         assert sentence in details
+
+
+@pytest.mark.parametrize(
+    ("code", "language"), [("", "Auto"), ("en-US", "Auto"), ("de-DE", "German"), ("nl", "nl")]
+)
+def test_the_language_of_a_text(code: str, language: str) -> None:
+    async def checked() -> Text:
+        gateway = Gateway(Settings(), Access(()), Metrics())
+        try:
+            return (await RivaSpeech(gateway)._checked(request(language_code=code)))[0]
+        finally:
+            await gateway.close()
+
+    assert asyncio.run(checked()).language == language
 
 
 def test_instructions_reach_the_language_model(client: riva.client.SpeechSynthesisService) -> None:

@@ -258,7 +258,9 @@ def test_a_normaliser_that_is_not_installed() -> None:
     with pytest.raises(SettingsError, match=r"text\.normalise: 'nothing' is not one of .*wetext"):
         check_plugin("text.normalise", "nothing", NORMALISERS)
     missing = Plugins("token2wav.normalisers", {"mine": "no_such_package:normalise"})
-    with pytest.raises(SettingsError, match=r"mine cannot be imported: .*'no_such_package'"):
+    with pytest.raises(
+        SettingsError, match=r"mine cannot be imported: ModuleNotFoundError: .*'no_s"
+    ):
         check_plugin("text.normalise", "mine", missing)
     with pytest.raises(ValueError, match="at most 100 characters"):
         Settings.model_validate({"text": {"pronunciations": {"a": "b" * 101}}})
