@@ -56,13 +56,15 @@ def error_db(own: Mels, reference: Mels) -> float:
 
 
 def click(own: Mels, reference: Mels, frames: list[int]) -> float:
-    """Median over seams of the largest jump of the error near a seam."""
+    """Median over the seams of an utterance of the largest jump of the error near a seam, as a mean
+    over utterances.
+    """
     jumps = [
         np.abs(np.diff(a - b, axis=1)).mean(axis=0) / b.std()
         for a, b in zip(own, reference, strict=True)
     ]
-    near = [jump[frame - 2 : frame + 20].max() for jump in jumps for frame in frames]
-    return float(np.median(near))
+    near = [[jump[frame - 2 : frame + 20].max() for frame in frames] for jump in jumps]
+    return float(np.median(near, axis=1).mean())
 
 
 def main() -> None:
