@@ -58,6 +58,7 @@ def started(speaker: LanguageModel, folder: Path, settings: str = "") -> Iterato
             "language_model": {"url": f"http://127.0.0.1:{port}/v1", "template": "cosyvoice3"},
             "voices": {"model": str(DEMO / "model"), "longest_s": 12},
             "limits": {"text_characters": 2000},
+            "text": {"normalise": "wetext"},
         }
         (folder / "gateway.yaml").write_text(yaml.safe_dump(gateway))
         patch.setenv("TOKEN2WAV_GATEWAY", str(folder / "gateway.yaml"))
@@ -139,6 +140,13 @@ def streamed(
                 return chunks
             chunks.append(result.as_numpy("waveform").reshape(-1))
             heard()
+
+
+def test_numbers_are_spoken_as_words(
+    recipe: Rig, speaker: LanguageModel, recording: NDArray[np.float32]
+) -> None:
+    streamed(recipe, inputs_of(recording, REFERENCE_TEXT, "It costs $5."))
+    assert "It costs five dollars." in str(speaker.bodies[-1])
 
 
 def test_streamed_audio_equals_the_library(

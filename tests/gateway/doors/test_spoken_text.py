@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 import riva.client
 
+from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs import gateway_socket, realtime
 from testkit.rigs.gateway_rig import VOICE, GatewayRig
 from testkit.rigs.gateway_speech import body, events_of
 from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.realtime import events_until, say
+from token2wav_gateway.words.normaliser import Normaliser
 
 TEXT, SPOKEN = "SQL rains. Ada, too.", "sequel rains. Ada, too."
 SETTINGS = {
@@ -59,6 +63,25 @@ def test_websocket(gateway: GatewayRig, speaker: LanguageModel) -> None:
     assert said(speaker) == sentences
     assert [event["sentence_text"] for event in socket.of("audio.start")] == sentences
     assert cancelled["heard_text"] == SPOKEN
+
+
+def test_a_sentence_that_is_cancelled_before_it_begins_has_no_position(
+    gateway: GatewayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = threading.Event()
+
+    async def change(*_: object) -> None:
+        changing.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Normaliser, "__call__", change)
+    with gateway_socket.opened(gateway) as socket:
+        socket.send(type="input.text", text=f"{TEXT} Now.")
+        assert changing.wait(PATIENCE_SECONDS)
+        socket.send(type="cancel")
+        cancelled = socket.until("audio.cancelled")
+    assert cancelled["utterance_index"] is cancelled["sentence_index"] is None
+    assert not socket.of("audio.start")
 
 
 def test_realtime(gateway: GatewayRig, speaker: LanguageModel) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from token2wav_client import AudioChunk, ServerError
+from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.settings import AlignerSettings, LimitSettings, TextSettings
+from token2wav_gateway.settings import AlignerSettings, KeySettings, LimitSettings, TextSettings
 from token2wav_gateway.speech import turn
 from token2wav_gateway.speech.servers import speech_error
 from token2wav_gateway.speech.turn import Audio, Ended, Started, Text, Turn, Words
@@ -34,6 +35,22 @@ def servers() -> Any:
 def new_turn(word_times: Any) -> Turn:
     said = Text("abc", Voice("anna"))
     return Turn(servers(), said, Encoder("pcm", RATE_HZ), word_times=word_times)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_text_that_is_refused_is_not_changed(full: bool) -> None:
+    settings = KeySettings(name="shop", sha256="0" * 64, requests_per_minute=1)
+    holder = Holder(settings, lambda: 0.0)
+    behind = servers()
+    behind.full = full
+    behind.normaliser = Normaliser(TextSettings(pronunciations={"abc": "spoken"}), 4096)
+
+    async def spoken() -> str:
+        said = Text("abc", Voice("anna"))
+        return await Turn(behind, said, Encoder("pcm", RATE_HZ), holder=holder).spoken_text()
+
+    assert asyncio.run(spoken()) == ("abc" if full else "spoken")
+    assert asyncio.run(spoken()) == "abc"  # the second request of a minute
 
 
 class Found:
