@@ -4,8 +4,11 @@
 #     docker build --file docker/client.Dockerfile --target gateway --tag token2wav-gateway:0.1.0 .
 
 ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
+# Extras of the gateway. Append `,align` for times of words, and `,normalise` for numbers as words.
+ARG EXTRAS=riva
 
 FROM ${PYTHON_IMAGE} AS wheels
+ARG EXTRAS
 WORKDIR /src
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 COPY constraints.txt ./
@@ -19,14 +22,15 @@ COPY voices ./voices
 COPY server ./server
 RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && wheel=$(echo /wheels/token2wav-*.whl) \
-    && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels "${wheel}[client,riva]"
+    && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels "${wheel}[client,$EXTRAS]"
 
 FROM ${PYTHON_IMAGE} AS gateway
+ARG EXTRAS
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     python3 -m venv --without-pip /opt/token2wav/venv \
     && wheel=$(echo /wheels/token2wav-*.whl) \
     && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
-        "${wheel}[riva]" \
+        "${wheel}[$EXTRAS]" \
     && ! /opt/token2wav/venv/bin/python -c "import torch" 2>/dev/null
 ENV PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1

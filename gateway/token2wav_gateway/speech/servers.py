@@ -1,4 +1,4 @@
-"""Servers behind the gateway: the language model, and the speech server."""
+"""Servers behind the gateway: the language model, and the speech server; and the normaliser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHECK_S, _VOCABULARY_S = 1.0, 10.0
 
 
 class Servers:
-    """Connections to both servers, which all turns share.
+    """Connections to both servers, and the normaliser, which all turns share.
 
     Create it in the event loop that uses it.
 
