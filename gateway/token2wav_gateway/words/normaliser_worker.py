@@ -62,9 +62,14 @@ def normalised(text: str, language: str) -> tuple[str, list[str]]:
     """
     signal.alarm(_WORK_S)
     end_s, problems = time.monotonic() + WITHIN_S, list[str]()
-    changed = [_changed(part, language, end_s, problems) for part in segment("en", text)]
+    changed, start = list[str](), 0
+    for part in segment("en", text):
+        # Of more than 10,000 characters, sentencex drops some of the line breaks.
+        at = text.index(part, start)
+        changed += text[start:at], _changed(part, language, end_s, problems)
+        start = at + len(part)
     signal.alarm(0)
-    return "".join(changed), problems
+    return "".join(changed) + text[start:], problems
 
 
 def _changed(part: str, language: str, end_s: float, problems: list[str]) -> str:

@@ -8,8 +8,8 @@ import re
 import wetext
 
 # wetext fails at other white space than single spaces, and writes a backslash before quotation
-# marks. It reads the other marks wrongly, such as `*5*` as "asterisk five asterisk".
-_WORD = r"""[^\s\\"*~#^`|=<>_+\[\]{}±×№²³]+"""
+# marks. It fails at other marks, or reads them wrongly: `*5*` as "asterisk five asterisk".
+_WORD = r"""[^\s\\"*~#^`|=<>_+@§\[\]{}±×№²³]+"""
 _WORDS = re.compile(f"{_WORD}(?: {_WORD})*")
 _DIGIT = re.compile(r"\d")
 _CHINESE = re.compile("[\u4e00-\u9fff]")

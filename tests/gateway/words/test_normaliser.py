@@ -65,7 +65,7 @@ def run(settings: TextSettings, work: Callable[[Normaliser], Awaitable[_T]]) -> 
     """Runs work with a normaliser that is loaded, and checks that its process ends."""
 
     async def running() -> _T:
-        normalise = Normaliser(settings, 4096)
+        normalise = Normaliser(settings, 32_768)
         await normalise.start()
         try:
             return await work(normalise)
@@ -131,7 +131,7 @@ _SPOKEN = {
     "*5* **6** _7_ `8`": "*five* **six** _seven_ `eight`",
     "~5 #6 [7] {8} (9)": "~five #six [seven] {eight} (nine)",
     "see [1] and 5 | 6": "see [one] and five | six",
-    "\u21165": "\u2116five",
+    "\u21165 \u00a76 @7": "\u2116five \u00a7six @seven",
     "5\u00b2 +6 \u00b17": "five\u00b2 +six \u00b1seven",
     "8\u00d79 2=2 2<3": "eight\u00d7nine two=two two<three",
     "a\\5": "a\\five",
@@ -141,6 +141,7 @@ _SPOKEN = {
     "12.5\u5143": "\u5341\u4e8c\u70b9\u4e94\u5143",
     '\u4ed6"5\u4e2a"\u3002 6\u4e2a\u3002': '\u4ed6"\u4e94\u4e2a"\u3002 \u516d\u4e2a\u3002',
     "1" * (LONGEST + 1): "1" * (LONGEST + 1),
+    "It rains.\n\n" * 2000: "It rains.\n\n" * 2000,
     "!?": "!?",
     " ": " ",
     "": "",
