@@ -6,7 +6,7 @@ that with the public code, for the windows of a whole utterance.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import load_network
 from token2wav.errors import ConfigError, InputError
+from token2wav.families.cosyvoice1 import config as cosyvoice1_config
 from token2wav.families.cosyvoice1.config import CosyVoice1Config
 from token2wav.published.registry import family_name, find_remote_family, read_config
 from token2wav.voice import voice_for
@@ -177,6 +178,35 @@ def test_windows_with_all_context_are_close_to_the_whole(folder: Path, whole: Mo
         for model in (wide, narrow)
     ]
     assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize("family", ["cosyvoice1", "glm4_voice"])
+def test_frames_of_a_long_utterance_keep_their_times(
+    family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An utterance of several windows is not stretched, so its mel is that of a stream with the
+    same windows. Two blocks stand for the 60 of a whole window.
+    """
+    folder = request.getfixturevalue("folder" if family == "cosyvoice1" else "glm")
+    monkeypatch.setattr(cosyvoice1_config, "_WHOLE_BLOCKS", 2)
+    whole = Token2Wav.load(folder, stream=WHOLE, runtime=CPU)
+    config = whole.config
+    assert isinstance(config, CosyVoice1Config)
+    block, left, right, overlap, _ = astuple(config.whole)
+    settings = StreamConfig(
+        block_tokens=block,
+        left_blocks=left // block,
+        lookahead_frames=right,
+        overlap_tokens=overlap - 1,
+    )
+    stream = Token2Wav.load(folder, stream=settings, runtime=CPU)
+    voice = a_voice(config, 1, 30) if config.takes_voice else None
+    tokens = tokens_of(whole, 2 * block + block // 2)
+    mel, expected = (spoken(model, tokens, voice)[1] for model in (whole, stream))
+    for seam in (block, 2 * block):  # only these frames differ: they fade over other lengths
+        mel[:, slice(*map(config.sizes.mel_frames, (seam, seam + overlap)))] = 0
+        expected[:, slice(*map(config.sizes.mel_frames, (seam, seam + overlap)))] = 0
+    assert off(mel, expected) <= MEL
 
 
 def test_the_door_of_a_server_takes_voices_and_portions(model: Model) -> None:

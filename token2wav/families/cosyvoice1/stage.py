@@ -75,6 +75,11 @@ class _WindowInput:
     count: int
 
     @property
+    def has_all(self) -> bool:
+        """Whether the window is a whole utterance."""
+        return self.window.start == 0 and self.window.stop == self.window.last
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Key of a batch: windows with equal values run together."""
         voice = self.stream.voice
@@ -206,11 +211,14 @@ class CosyVoice1Decoder(StatefulStage[_Stream]):
         return self._solvers[steps]
 
     def _places(self, item: _WindowInput) -> NDArray[np.float64]:
-        """Returns the position of every frame of the prompt and of a window among their tokens."""
+        """Returns the position of every frame of the prompt and of a window among their tokens. A
+        whole utterance has the positions of the public code. A frame of any other window has its
+        own time, which is the same in both windows that fade into each other.
+        """
         voice, tokens = item.stream.voice, len(item.tokens)
         nearest = self._sizes.block_size > 0
         prompt = len(voice.prompt_tokens)
-        if self._windows == self._config.whole:
+        if self._windows == self._config.whole and item.has_all:
             edge = self._sizes.mel_frames(_EDGE_TOKENS)
             parts = [(tokens, item.count)]
             if tokens > 2 * _EDGE_TOKENS and not nearest:
@@ -221,11 +229,10 @@ class CosyVoice1Decoder(StatefulStage[_Stream]):
                 places.append(position + _stretched(part_tokens, part_frames, nearest))
                 position += part_tokens
         else:
-            ratio = self._sizes.hift.samples_per_frame / self._sizes.frame_samples
+            frame, token = self._sizes.hift.samples_per_frame, self._sizes.frame_samples
             frames = np.arange(item.start, item.start + item.count)
-            at = np.floor(frames * ratio) if nearest else (frames + 0.5) * ratio - 0.5
-            at -= item.window.first
-            places = [prompt + at.clip(0, tokens - 1)]
+            at = frames * frame // token if nearest else (frames + 0.5) * frame / token - 0.5
+            places = [prompt + (at - item.window.first).clip(0, tokens - 1)]
         return np.concatenate((_stretched(prompt, len(voice.prompt_mel), nearest), *places))
 
     def _join(
