@@ -72,10 +72,10 @@ def test_a_bad_argument_is_refused_by_name(field: str, value: Any, words: str) -
 MISFITS: list[tuple[str, Any, str]] = [
     (TOKENS, [0, 6560, 6561, 0], "6561 at index 2 .* 0 to 6560"),
     (TOKENS, [0, 0, 0, -1], "-1 at index 3 .* 0 to 6560"),
-    (TOKENS, [1, 2, 3], r"shape \(8, 80\), expected \(6, 80\)"),
-    (MEL, np.zeros((7, 80)), r"shape \(7, 80\), expected \(8, 80\): 2 frames of 80 bands"),
-    (MEL, np.zeros((80, 8)), r"shape \(80, 8\), expected \(8, 80\)"),
-    (MEL, np.zeros((0, 80)), r"shape \(0, 80\), expected \(8, 80\)"),
+    (TOKENS, [1, 2, 3], r"shape \(8, 80\), expected 6 frames of 80 bands for 3 prompt tokens"),
+    (MEL, np.zeros((7, 80)), r"shape \(7, 80\), expected 8 frames of 80 bands for 4"),
+    (MEL, np.zeros((80, 8)), r"shape \(80, 8\), expected 8 frames"),
+    (MEL, np.zeros((0, 80)), r"shape \(0, 80\), expected 8 frames"),
     (SPEAKER, np.ones(256), r"shape \(256,\), expected \(192,\)"),
     (SPEAKER, np.zeros(192), "all values are 0"),
 ]

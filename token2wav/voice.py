@@ -119,14 +119,12 @@ class Voice:
         tokens, bands = len(self.prompt_tokens), config.mel_bands
         frames = config.prompt_frames(tokens)
         if self.prompt_mel.shape not in [(count, bands) for count in frames]:
-            expected = (
-                f"{(frames[0], bands)}: {config.token_mel_ratio} frames of {bands} bands for each "
-                f"of {tokens} prompt tokens"
-                if len(frames) == 1
-                else f"{frames[0]} to {frames[-1]} frames of {bands} bands for {tokens} prompt "
-                "tokens"
+            count = f"{frames[0]}" if len(frames) == 1 else f"{frames[0]} to {frames[-1]}"
+            raise InputError(
+                "prompt_mel",
+                f"shape {self.prompt_mel.shape}, expected {count} frames of {bands} bands for "
+                f"{tokens} prompt tokens",
             )
-            raise InputError("prompt_mel", f"shape {self.prompt_mel.shape}, expected {expected}")
         if self.speaker_embedding.shape != (config.speaker_size,):
             raise InputError(
                 "speaker_embedding",

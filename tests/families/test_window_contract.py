@@ -126,7 +126,7 @@ def test_all_context_gives_the_whole_utterance(name: str, size: str, tmp_path: P
 # tiny model has parts of 10 tokens, and 5 after each.
 SETTINGS = table(
     """
-block_tokens: 3         | stream.block_tokens: 3 does not divide 10, the tokens that this model
+block_tokens: 3         | stream.block_tokens: 3 does not divide 10, the tokens of a part
 block_tokens: 20        | stream.block_tokens: 20 does not divide 10
 lookahead_frames: 6     | stream.lookahead_frames: 6, expected 0 to 5 for this model
 overlap_tokens: 6       | stream.overlap_tokens: 6 is more than the window, 10 tokens, or its

@@ -51,8 +51,8 @@ class Windows:
     def __post_init__(self) -> None:
         if self.part % self.block:
             raise ConfigError(
-                f"stream.block_tokens: {self.block} does not divide {self.part}, the tokens that "
-                "this model decodes at once"
+                f"stream.block_tokens: {self.block} does not divide {self.part}, the tokens of a "
+                "part"
             )
         if self.overlap > min(self.block, self.right):
             raise ConfigError(

@@ -221,7 +221,7 @@ def _files_of(folder: Path, family: Any) -> list[str]:
 def _has_flow(path: Path, family: Any) -> bool:
     with path.open("rb") as file:
         text = file.read(_MOST_BYTES_OF_A_MODEL_FILE).decode(errors="replace")
-    return re.search(rf"\.{_flow(family)}\s", text) is not None
+    return re.search(rf"(?m)^flow:\s*!new:\S*\.{_flow(family)}\s", text) is not None
 
 
 def _flow(family: Any) -> str:
