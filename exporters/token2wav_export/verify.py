@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from token2wav.backends import LoadContext
 from token2wav.config import RuntimeConfig
+from token2wav.config.model_config import ModelConfig
 from token2wav.execution.device import device_named
 from token2wav.model import Token2Wav
 from token2wav.serving.options import UtteranceOptions
@@ -159,14 +160,9 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     config = reference.config
     tokens = config.tokens.draw(round(seconds * config.token_frame_rate), random)
     if "decoder" in config.stages:
-        return _verify_decoder(reference, candidate, tokens, seconds)
-    voice = Voice(
-        config.tokens.draw(PROMPT_TOKENS, random),
-        random.standard_normal((config.token_mel_ratio * PROMPT_TOKENS, config.mel_bands)).astype(
-            np.float32
-        ),
-        random.standard_normal(config.speaker_size).astype(np.float32),
-    )
+        speaker = _random_voice(config, random) if config.takes_voice else None
+        return _verify_decoder(reference, candidate, tokens, speaker, seconds)
+    voice = _random_voice(config, random)
     bar = tqdm(total=4, desc="verify", unit="stage", leave=False)
     mel, other_mel = (stream_mel(model, tokens, voice) for model in (reference, candidate))
     bar.update()
@@ -190,11 +186,23 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     )
 
 
+def _random_voice(config: ModelConfig, random: np.random.Generator) -> Voice:
+    return Voice(
+        config.tokens.draw(PROMPT_TOKENS, random),
+        random.standard_normal((config.prompt_frames(PROMPT_TOKENS)[-1], config.mel_bands)),
+        random.standard_normal(config.speaker_size),
+    )
+
+
 def _verify_decoder(
-    reference: Token2Wav, candidate: Token2Wav, tokens: NDArray[Any], seconds: float
+    reference: Token2Wav,
+    candidate: Token2Wav,
+    tokens: NDArray[Any],
+    voice: Voice | None,
+    seconds: float,
 ) -> Report:
     """Compares the decoders of a codec in a stream of four parts."""
-    audio, other_audio = (_stream_audio(model, tokens) for model in (reference, candidate))
+    audio, other_audio = (_stream_audio(model, tokens, voice) for model in (reference, candidate))
     error = other_audio - audio
     return Report(
         backend=candidate.summary.name,
@@ -209,13 +217,15 @@ def _verify_decoder(
     )
 
 
-def _stream_audio(model: Token2Wav, tokens: NDArray[Any]) -> NDArray[np.float32]:
+def _stream_audio(
+    model: Token2Wav, tokens: NDArray[Any], voice: Voice | None
+) -> NDArray[np.float32]:
     """Computes the audio of a codec utterance in four parts.
 
     There are four because an exported decoder runs only the chunks between the first and the last
     one.
     """
-    with model.stream() as stream:
+    with model.stream(voice) as stream:
         chunks = [chunk for part in np.array_split(tokens, 4) for chunk in stream.push(part)]
         chunks += stream.finish()
     return np.concatenate([chunk.audio for chunk in chunks])

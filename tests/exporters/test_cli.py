@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from testkit.models.cosyvoice1_model import write_model
+from testkit.models.family_golden import FamilyGolden
 from testkit.models.golden import TINY
 from tests.exporters.rig import ARTIFACT, Export, add, engine
 from token2wav.errors import BackendUnavailableError, ConfigError
@@ -129,6 +131,14 @@ def test_verify_warns_that_it_compares_torch_with_itself(
     assert f"token2wav export onnx --model {TINY} --out {tmp_path}\n" in captured.err
     assert main(verify(tmp_path, "--backend=torch")) == 0
     assert "compared with itself" not in capsys.readouterr().err  # the option was given
+
+
+def test_verify_draws_a_voice_for_a_decoder_with_voices(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_model(tmp_path, FamilyGolden("cosyvoice1", "tiny"))
+    assert main(["verify", f"--model={tmp_path}", "--device=cpu", "--seconds=1"]) == 0
+    assert capsys.readouterr().out.startswith("torch, float32, cpu, against torch, float32: 1 s")
 
 
 def test_verify_does_not_skip_a_graph_that_cannot_be_used(
