@@ -307,10 +307,13 @@ class Assembly:
         """
         keep_arithmetic_exact(self.context.device)
         keep_compiled_operations(self.context.device)
-        is_codec = "decoder" in self.config.stages
+        precision: str = self.context.precision
+        if "decoder" in self.config.stages:
+            rounded = self.context.runtime.decoder_precision
+            precision = "float32" if self.config.ode_steps else rounded  # a flow is not rounded
         summary = StageSummary(
             self.backend.name,
-            self.context.runtime.decoder_precision if is_codec else self.context.precision,
+            precision,
             str(self.context.device),
             self.backend.most_streams,
             self.pool.summary if self.pool else GraphSummary(),

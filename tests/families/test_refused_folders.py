@@ -647,11 +647,15 @@ channels: [32, 32] | channels: [36, 36] | flow.decoder.estimator.channels: 36 is
 dropout: 0.0 | drop: 0.0 | flow.decoder.estimator.drop: unknown key
 in_channels: 80\n    base | in_channels: 100\n    base | hift.in_channels: 100 mel bands
 cond_channels: 16 | cond: 16 | hift.f0_predictor.cond_channels: missing
+input_frame_rate: 50 | input_frame_rate: 90 | input_frame_rate: a token has 245 samples, fewer than
+sample_rate: 22050 | sample_rate: 24000 | hift.sampling_rate: 24000, but only 22050 is supported
+upsample_rates: [8, 8] | upsample_rates: [8, 5] | hift: 160 samples per mel frame, but only 256
 [glm4_voice: config.yaml]
 block_size: 2 | block_size: 0 | flow.encoder.block_size: 0 is not between 1 and 1000
 block_size: 2 | block: 2 | flow.encoder.block: unknown key
 'block_rel_selfattn' | 'rel_selfattn' | flow.encoder.selfattention_layer_type: 'rel_selfattn', but
 vocab_size: 16384 | vocab: 16384 | flow.vocab_size: missing
+sample_rate: 22050 | sample_rate: 24000 | hift.sampling_rate: 24000, but only 22050 is supported
 [stepaudio2: flow.yaml]
 mlp_ratio: 4.0 | mlp_ratio: 2.0 | flow.decoder.estimator.mlp_ratio: 2.0, but only 4.0 is supported
 in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, but only 320

@@ -274,7 +274,8 @@ class StageSummary:
     """Backend, precision and device of a model's stages, for reports and logs.
 
     Attributes:
-        precision: dtype of the estimator's layers, or `decoder_precision` of a codec.
+        precision: dtype of the estimator's layers, or `decoder_precision` of a codec; float32 for a
+            flow in windows.
         most_streams: most chunks that the backend computes together. A larger batch runs in parts.
             0 if the number is large or unlimited.
     """

@@ -27,6 +27,8 @@ from token2wav.assembly import load_network
 from token2wav.errors import ConfigError, InputError
 from token2wav.families.cosyvoice1 import config as cosyvoice1_config
 from token2wav.families.cosyvoice1.config import CosyVoice1Config
+from token2wav.families.cosyvoice1.network import CosyVoice1
+from token2wav.families.cosyvoice1.stage import CosyVoice1Decoder
 from token2wav.published.registry import family_name, find_remote_family, read_config
 from token2wav.voice import voice_for
 
@@ -120,6 +122,37 @@ def test_a_window_of_glm4_voice_has_whole_attention_blocks(glm: Path) -> None:
         config.with_stream_settings(StreamConfig(block_tokens=15))
 
 
+@pytest.mark.parametrize("family", ["cosyvoice1", "glm4_voice"])
+def test_context_on_the_left_has_a_bound(family: str, request: pytest.FixtureRequest) -> None:
+    config: Any = read_config(
+        request.getfixturevalue("folder" if family == "cosyvoice1" else "glm")
+    )
+    for left in (-1, 59):
+        settings = StreamConfig(left_blocks=left)
+        assert config.with_stream_settings(settings).windows.left == 59 * config.windows.block
+    sentence = r"^stream\.left_blocks: 60, expected -1 to 59 for windows of \d+ tokens"
+    with pytest.raises(ConfigError, match=sentence):
+        config.with_stream_settings(StreamConfig(left_blocks=60))
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3])
+def test_a_window_starts_with_frames_that_all_levels_join(levels: int, model: Model) -> None:
+    config: Any = model.config
+    config = replace(config, sizes=replace(config.sizes, levels=levels))
+    decoder: Any = CosyVoice1Decoder(config, CosyVoice1(config.sizes))
+    for window in config.windows.over(0, 500, 520):
+        tokens = np.zeros(window.last - window.first)
+        item = decoder._input(None, window, tokens)
+        assert item.start % 2 ** (levels - 1) == 0
+        assert 0 <= config.sizes.mel_frames(window.first) - item.start < 2 ** (levels - 1)
+        assert item.start + item.count >= config.sizes.mel_frames(window.fade_stop)
+
+
+def test_the_flow_is_never_rounded(folder: Path) -> None:
+    runtime = RuntimeConfig(device="cpu", precision="float16", decoder_precision="float16")
+    assert Token2Wav.load(folder, runtime=runtime).summary.precision == "float32"
+
+
 def test_public_audio(folder: Path) -> None:
     """The vocoder continues phases from random starts, which are written into the source."""
     hift = load_network(folder, read_config(folder), "decoder").hift
@@ -188,8 +221,9 @@ def test_frames_of_a_long_utterance_keep_their_times(
     same windows. Two blocks stand for the 60 of a whole window.
     """
     folder = request.getfixturevalue("folder" if family == "cosyvoice1" else "glm")
-    monkeypatch.setattr(cosyvoice1_config, "_WHOLE_BLOCKS", 2)
-    whole = Token2Wav.load(folder, stream=WHOLE, runtime=CPU)
+    with monkeypatch.context() as patch:
+        patch.setattr(cosyvoice1_config, "_WHOLE_BLOCKS", 2)
+        whole = Token2Wav.load(folder, stream=WHOLE, runtime=CPU)
     config = whole.config
     assert isinstance(config, CosyVoice1Config)
     block, left, right, overlap, _ = astuple(config.whole)
@@ -236,7 +270,7 @@ def test_frames_of_a_prompt(frames: int, sound: bool, model: Model) -> None:
     ):
         model.synthesize(tokens_of(model, 3), voice)
     with pytest.raises(InputError, match="expected 0 frames of 80 bands for 0 prompt tokens"):
-        model.synthesize(tokens_of(model, 3), replace(voice, prompt_tokens=[]))
+        model.synthesize(tokens_of(model, 3), replace(voice, prompt_tokens=np.zeros(0, np.int32)))
 
 
 def test_the_class_of_the_flow_selects_the_family(folder: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +39,7 @@ FILES = ("cosyvoice.yaml", "config.yaml")
 FLOW = "MaskedDiffWithXvec"  # class of the flow, which tells these files from those of CosyVoice2
 
 _STEPS = 10  # fixed in the public code
+_AUDIO_RATE, _FRAME_SAMPLES = 22050, 256  # of the mel, fixed in the public code
 _BLOCK_SIZE = 25  # attention block of an encoder whose file does not set it
 _PROMPT_SLACK = 4  # mel frames by which a prompt may be longer or shorter than its tokens
 # Seconds of the windows of a stream: block, context before and after, and overlap.
@@ -75,6 +76,18 @@ class CosyVoice1Sizes(CodecSizes):
             raise ConfigError(
                 f"hift.in_channels: {self.hift.in_channels} mel bands, but the flow makes "
                 f"{self.output_size}"
+            )
+        if (rate := self.hift.sampling_rate) != _AUDIO_RATE:
+            raise ConfigError(f"hift.sampling_rate: {rate}, but only {_AUDIO_RATE} is supported")
+        if self.hift.samples_per_frame != _FRAME_SAMPLES:
+            raise ConfigError(
+                f"hift: {self.hift.samples_per_frame} samples per mel frame, but only "
+                f"{_FRAME_SAMPLES} are supported"
+            )
+        if self.frame_samples < _FRAME_SAMPLES:
+            raise ConfigError(
+                f"flow.input_frame_rate: a token has {self.frame_samples} samples, fewer than the "
+                f"{_FRAME_SAMPLES} of a mel frame"
             )
         if self.estimator.channels % 8:
             raise ConfigError(
@@ -155,15 +168,26 @@ class CosyVoice1Config(WindowCodecConfig):
     def with_stream_settings(self, stream: StreamConfig) -> WindowCodecConfig:
         """Applies the settings of windows. A window of GLM-4-Voice has whole attention blocks.
 
+        The memory of attention grows with the square of a window. So a window and the blocks before
+        it have at most as many tokens as a window of a whole utterance.
+
         Raises:
             ConfigError: settings do not fit the model, or each other.
         """
-        block, size = stream.block_tokens, self.sizes.block_size
-        if block and size and block % size:
+        block, size = stream.block_tokens or self.block_tokens, self.sizes.block_size
+        if size and block % size:
             raise ConfigError(
                 f"stream.block_tokens: {block} is not a multiple of {size}, the attention block of "
                 "the encoder"
             )
+        left, most = stream.left_blocks, max(0, self.whole.block // block - 1)
+        if left is not None and left > most:
+            raise ConfigError(
+                f"stream.left_blocks: {left}, expected -1 to {most} for windows of {block} tokens "
+                "of this model"
+            )
+        if left == -1 and stream.lookahead_frames != 0:
+            stream = replace(stream, left_blocks=most)
         return super().with_stream_settings(stream)
 
     def check_speed(self, speed: float) -> None:

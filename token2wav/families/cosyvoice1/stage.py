@@ -157,13 +157,15 @@ class CosyVoice1Decoder(StatefulStage[_Stream]):
         ]
 
     def _input(self, stream: _Stream, window: Window, tokens: NDArray[np.int32]) -> _WindowInput:
-        """Finds the frames of a window. The first one is even, so that the pairs of frames that the
-        U-Net joins are those of the whole utterance. All windows with a full context on the right
-        have equal numbers of frames, and extrapolate the last two at most. A window that ends the
-        utterance has the frames of its tokens.
+        """Finds the frames of a window. The U-Net joins pairs of frames at each level below the
+        first. The first frame of a window is chosen so that the joined frames are those of the
+        whole utterance. All windows with a full context on the right have equal numbers of frames,
+        and extrapolate only the last ones. A window that ends the utterance has the frames of its
+        tokens.
         """
-        start = self._sizes.mel_frames(window.first) // 2 * 2
-        count = self._sizes.mel_frames(len(tokens)) + 2
+        joined_frames = 2 ** (self._sizes.levels - 1)
+        start = self._sizes.mel_frames(window.first) // joined_frames * joined_frames
+        count = self._sizes.mel_frames(len(tokens)) + joined_frames
         if window.last - window.stop < self._windows.right:
             count = self._sizes.mel_frames(window.last) - start
         return _WindowInput(stream, window, tokens, start, count)
