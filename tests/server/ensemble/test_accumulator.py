@@ -23,7 +23,8 @@ from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
 from testkit.patience import PATIENCE_SECONDS
 from testkit.triton import FakeTriton
 from token2wav.config import ServerConfig, StreamConfig
-from token2wav.serving.audio_output import AudioChunk
+from token2wav.config.token_format import NO_TOKEN
+from token2wav.serving.audio_output import AudioChunk, AudioFormat
 from token2wav_server.ensemble.links import Mailbox, send
 from token2wav_server.ensemble.stage_streams import LONGEST_PASSAGE_S
 from token2wav_server.model_process import ENGINE_VARIABLE
@@ -139,6 +140,14 @@ def chunk_of(response: Any) -> tuple[int, int, bool, bool]:
     return stream, index, bool(last), bool(has_voice)
 
 
+def as_request(reader: str, tensors: dict[str, Any], sender: Sender) -> Any:
+    """Reads the response of a model as the request of the next one."""
+    inputs = [_Tensor(name, array) for name, array in tensors.items()]
+    request = SimpleNamespace(inputs=lambda: inputs, get_response_sender=lambda: sender)
+    wire = importlib.import_module("token2wav_server.ensemble.wire")
+    return getattr(wire, reader)(request)
+
+
 def test_a_chunk_is_sent_when_the_one_before_it_was_reported(start: Callable[..., Stages]) -> None:
     stages = start()
     sender = stages.send(demo_tokens(80), START | END)
@@ -165,11 +174,8 @@ def test_an_end_without_audio_reaches_the_client(start: Callable[..., Stages]) -
     stages, client = start(), Sender()
     sender = stages.send(demo_tokens(1), START | END)
     response, _ = sender.next()
-    mel = np.zeros((1, 2, 80), np.float32)
-    inputs = [_Tensor("label", response["label"]), _Tensor("mel", mel)]
-    request = SimpleNamespace(inputs=lambda: inputs, get_response_sender=lambda: client)
-    wire = importlib.import_module("token2wav_server.ensemble.wire")
-    wire.vocoder_part(request).answer(
+    mel = {"label": response["label"], "mel": np.zeros((1, 2, 80), np.float32)}
+    as_request("vocoder_part", mel, client).answer(
         AudioChunk(np.zeros(0, np.float32), 0, True, 24_000, 960, 960)
     )
     answer, flags = client.next()
@@ -245,10 +251,31 @@ def test_a_chunk_ends_with_a_block_of_the_settings(
     assert (begin, end) == (0, hop)
 
 
-def test_the_flow_gets_the_steps_of_the_request(start: Callable[..., Stages]) -> None:
-    stages = start(stream=replace(WHOLE_BLOCKS, steps=(10, 3)))
-    response, _ = stages.send(demo_tokens(80), START, steps=3).next()
-    assert response["chunk"].tolist()[0][4] == 3
+def test_the_flow_gets_the_chunk_and_the_options_of_the_request(
+    start: Callable[..., Stages],
+) -> None:
+    """The first chunk is provisional, so the second one repeats its tokens."""
+    stages, tokens = start(stream=StreamConfig(steps=(10, 3))), demo_tokens(80)
+    options: dict[str, Any] = {"steps": 3, "audio_format": "mulaw", "sample_rate": 8000}
+    sender, parts = stages.send(tokens[:11], START, **options), []
+    for _ in range(2):
+        response, _ = sender.next()
+        parts.append(as_request("flow_part", response, Sender()))
+        send("token_accumulator", {"stream": parts[-1].label.stream_id, "audio": [1, 8000, None]})
+        if len(parts) == 1:
+            assert sender.next() == (None, FINAL)
+            sender = stages.send(tokens[11:], END)
+    for index, part in enumerate(parts):
+        assert (part.label.index, part.content.steps) == (index, 3)
+        assert part.label.audio_format == AudioFormat("mulaw", 8000)
+    first, second = (part.content for part in parts)
+    assert first.voice.content_hash == demo_voice(0).content_hash
+    assert second.voice is None
+    early, block = first.chunk, second.chunk
+    assert (early.start, early.stop, early.skip, early.provisional) == (0, 9, 0, True)
+    assert early.tokens.tolist() == [*tokens[:11], NO_TOKEN]
+    assert (block.start, block.stop, block.skip, block.provisional) == (0, 25, 9, False)
+    assert block.tokens.tolist() == tokens[:28].tolist()
 
 
 @pytest.mark.parametrize(
