@@ -33,8 +33,8 @@ class ClientVoice:
     Attributes:
         prompt_tokens: speech tokens of the prompt, int32, shape (P,), or (P, codebooks) for models
             with several codes per token; P = 0 for a voice without a prompt.
-        prompt_mel: mel of the prompt, float32, shape (frames, bands), with the same number of
-            frames for each token; (2 * P, 80) for CosyVoice3.
+        prompt_mel: mel of the prompt, float32, shape (frames, bands); (2 * P, 80) for CosyVoice3.
+            The server checks whether the frames fit the tokens.
         speaker_embedding: float32, shape (size,); (192,) for CosyVoice3.
 
     Raises:

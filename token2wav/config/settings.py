@@ -53,11 +53,12 @@ class StreamConfig:
         left_blocks: past attention blocks (25 tokens each; 2 tokens in Audex) that a chunk sees,
             besides the prompt. -1 keeps all blocks, and is exact. 0 or more bounds memory and time,
             so that streams may have any length. None takes the value of the model: all blocks, or
-            for Step-Audio2 the last two, as published.
+            for Step-Audio2 the last two, as published, or the context of a decoder in windows.
         block_tokens: tokens of an attention block, for models that were trained on blocks of
             several lengths: `use_dynamic_chunk` in the file of a CosyVoice2 model, or weights for
             this block in a MOSS-Speech folder. 0 takes the value of the model. Any other value
-            runs on torch only. For a decoder that is not causal (XY-Tokenizer), tokens of a window;
+            runs on torch only. For a decoder that is not causal, such as XY-Tokenizer, NeuCodec,
+            WavTokenizer or the flow of CosyVoice1, tokens of a window;
             `left_blocks` and `lookahead_frames` are then its context on both sides, and
             `lookahead_frames: 0` decodes the whole utterance at once (docs/exactness.md).
         overlap_tokens: tokens over which the audio of a window fades into that of the next one, for
@@ -70,7 +71,7 @@ class StreamConfig:
             exact. With fewer frames audio is sent earlier, but the last samples of each chunk are
             computed as if the last frame were repeated. A codec uses later tokens instead, as far
             as they have arrived. None takes the value of the model: 0, or fewer frames than the
-            look-ahead for a codec with a long one.
+            look-ahead for a codec with a long one, or the context of a decoder in windows.
         decoder_noise: whether the decoder adds the noise that belongs to its model (SNAC). A
             request may choose otherwise. Models without such noise ignore this setting.
         trim_silence_ms: most milliseconds of leading silence that are removed before the first

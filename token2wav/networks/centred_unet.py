@@ -1,6 +1,7 @@
 """CosyVoice1's flow-matching estimator, a U-Net of several resolutions that reads all frames.
 
-Its convolutions are centred, and its norms average over all frames, so nothing of it can be cached.
+Its convolutions are centred, and its norms average over all frames. So a later frame changes every
+earlier one, and a stream cannot store the state of a layer.
 Parameters have the names of public `flow.pt` files below `decoder.estimator.`.
 """
 

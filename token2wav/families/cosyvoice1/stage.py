@@ -47,7 +47,8 @@ class _Stream:
     Attributes:
         vocoder: handle of its vocoder.
         past: last tokens before the next chunk, the context of the next window.
-        tail: (bands, n) mel after the last chunk, which fades into that of the next window.
+        tail: (bands, n) mel of the frames after the last chunk, from its last window. The mel of
+            the next window replaces it over these frames.
         position: tokens that were computed so far.
     """
 
@@ -240,7 +241,7 @@ class CosyVoice1Decoder(StatefulStage[_Stream]):
     def _join(
         self, stream: _Stream, items: Sequence[_WindowInput], mels: Iterator[torch.Tensor]
     ) -> torch.Tensor:
-        """Joins the mels of the windows of a chunk, and stores what fades into the next one."""
+        """Joins the mels of the windows of a chunk, and stores the tail of the last window."""
         parts = [stream.tail[:, :0]]
         for item in items:
             window, mel = item.window, next(mels)
