@@ -182,9 +182,14 @@ class Events(Http):
 
 
 class Socket(ReportingLine):
-    """WebSocket for text in pieces."""
+    """WebSocket for text in pieces.
+
+    Attributes:
+        cancelled: whether the gateway has said that the last text was cancelled.
+    """
 
     has_words = True
+    cancelled = False
 
     def _connect(self, gateway: GatewayRig) -> None:
         self._socket = connect(
@@ -233,6 +238,7 @@ class Socket(ReportingLine):
             if kind == "error":
                 self.error = event["message"]
             self.end_reason = event.get("end_reason", "")
+        self.cancelled = kind == "audio.cancelled"
 
     def close(self) -> None:
         self._socket.close()
