@@ -35,7 +35,7 @@ test: lint ## lint, then run all tests in five processes (many tests wait for se
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
 	$(BIN)/pytest -n 2 --ignore tests/client/with_server $(addprefix tests/,test_*.py config cache layers networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
 
-faults: ## [ARGS=]: put faults into the code, one at a time, and run the tests that find them (20 minutes)
+faults: ## [ARGS=]: put faults into the code, one at a time, and run the tests that find them (half an hour)
 	$(SETUP)
 	@$(BIN)/python -m tests.faults $(ARGS)
 
