@@ -45,7 +45,7 @@ class Caller:
 
     def turn(
         self,
-        said: Text | Codes,
+        content: Text | Codes,
         audio_format: str,
         rate_hz: int | None = None,
         *,
@@ -65,7 +65,7 @@ class Caller:
         """
         return Turn(
             self.gateway.servers,
-            said,
+            content,
             Encoder(audio_format, rate_hz, whole=whole, mono=mono),
             trace=self._trace,
             holder=self._holder if further else None,

@@ -48,7 +48,7 @@ class LineLimit(logging.Filter):
 
 
 def quiet_libraries() -> None:
-    """Raises the levels of libraries that would log words of clients, whatever the root's level."""
+    """Raises the levels of libraries that would log words of clients, at any level of the root."""
     for name, level in _LEAST_LEVELS.items():
         library = logging.getLogger(name)
         library.setLevel(max(level, library.getEffectiveLevel()))

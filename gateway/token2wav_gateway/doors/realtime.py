@@ -47,7 +47,7 @@ class _Item:
         text: text that no response has spoken yet; None for other items.
         message: the item as the client has sent it; empty for a speech.
         speech: the speech; None for an item of the client.
-        cut_ms: what the listener has heard of it, as the client said; None if it said nothing.
+        cut_ms: milliseconds of the speech that the client has played; None if it gave no number.
     """
 
     id: str
@@ -177,7 +177,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             await self._send("conversation.item.deleted", item_id=oldest.id)
 
     async def _truncate(self, event: ItemTruncate) -> None:
-        """Cuts a speech to what the listener has heard, and sends the client its text."""
+        """Cuts a speech at the place to which it was heard, and sends the client its text."""
         item = self._item(event.item_id)
         if item.speech is None:
             raise RequestError("item_id: only a speech can be truncated", param="item_id")
@@ -226,7 +226,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         voice_name = output.voice_name or self._voice_name
         in_conversation = options.conversation == "auto"
         instructions = options.instructions
-        said = Text(
+        content = Text(
             text,
             self._gateway.voices.get(voice_name),
             self._instructions if instructions is None else instructions or None,
@@ -237,7 +237,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         if in_conversation:
             await self._make_room()
         order = Order(
-            said,
+            content,
             voice_name,
             output.format or self._format,
             self._conversation_id if in_conversation else None,

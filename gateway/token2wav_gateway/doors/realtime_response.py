@@ -40,7 +40,7 @@ class Order:
         metadata: names and values of the client.
     """
 
-    said: Text
+    content: Text
     voice_name: str
     format: AudioFormat
     conversation_id: str | None
@@ -57,7 +57,7 @@ class SpokenResponse:
     Attributes:
         id: name of the response.
         item_id: name of the item that holds the speech.
-        playout: what the listener has heard.
+        playout: time line of the speech, which finds the text that was heard.
         status: status of its item.
     """
 
@@ -69,7 +69,7 @@ class SpokenResponse:
         self._send = send
         self._order = order
         splitter = SentenceSplitter(caller.gateway.settings.limits.text_characters)
-        self._sentences = [*splitter.feed(order.said.text), *splitter.close()]
+        self._sentences = [*splitter.feed(order.content.text), *splitter.close()]
         self._transcript = ""
         self._samples = self._tokens = 0
         self._rate_hz = order.format.rate_hz
@@ -124,9 +124,9 @@ class SpokenResponse:
 
     async def _speak(self) -> None:
         order = self._order
-        parts = _slices(order.said.text, self._sentences)
+        parts = _slices(order.content.text, self._sentences)
         for index, (sentence, part) in enumerate(zip(self._sentences, parts, strict=True)):
-            text = replace(order.said, text=sentence)
+            text = replace(order.content, text=sentence)
             # The first sentence was counted with its event.
             turn = self._caller.turn(
                 text,
@@ -168,7 +168,7 @@ class SpokenResponse:
         await self._send_of_conversation("conversation.item.done", item)
         await self._send_of_response("response.output_item.done", item=item)
         response = self._response(status)
-        characters = len(self._order.said.text)
+        characters = len(self._order.content.text)
         response |= {
             "output": [item],
             "status_details": {"type": status, **details} if details else None,

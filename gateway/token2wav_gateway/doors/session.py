@@ -48,7 +48,7 @@ _NOWHERE = {"utterance_index": None, "sentence_index": None}
 class _Sentence:
     """Sentence, or text that grows, that waits to be spoken, with its position."""
 
-    said: Text
+    content: Text
     config: SessionConfig
     utterance_index: int
     sentence_index: int
@@ -159,7 +159,7 @@ class Session(SocketSession[_Waiting]):
         self._gateway.check_model(config.model)
         voice = await self._gateway.voice_of(config.voice_name, config.ref_audio, config.ref_text)
         # A session may be long, and needs its recording no more.
-        said = Text(
+        content = Text(
             "",
             voice,
             config.instructions,
@@ -168,7 +168,7 @@ class Session(SocketSession[_Waiting]):
             language=config.language_name,
             pronunciations=config.pronunciations,
         )
-        self._config, self._said = config.model_copy(update={"ref_audio": None}), said
+        self._config, self._content = config.model_copy(update={"ref_audio": None}), content
         limit = self._limits.text_characters
         template = self._gateway.servers.language_model.template
         self._splitter: SentenceSplitter | WordFeeder = SentenceSplitter(
@@ -236,8 +236,8 @@ class Session(SocketSession[_Waiting]):
         for begun in sentences:
             growing = begun if isinstance(begun, GrowingText) else None
             text = begun.text if isinstance(begun, GrowingText) else begun
-            said = replace(self._said, text=text, growing=growing)
-            sentence = _Sentence(said, self._config, self._utterance_index, self._sentences)
+            content = replace(self._content, text=text, growing=growing)
+            sentence = _Sentence(content, self._config, self._utterance_index, self._sentences)
             self._waiting.put_nowait(sentence)
             self._sentences += 1
             self._unspoken += 1
@@ -295,9 +295,9 @@ class Session(SocketSession[_Waiting]):
             self._channel.restart_idle_clock()
 
     async def _say(self, sentence: _Sentence) -> None:
-        config, said = sentence.config, sentence.said
+        config, content = sentence.config, sentence.content
         turn = self._caller.turn(
-            said,
+            content,
             config.audio_format,
             config.sample_rate,
             whole=not config.stream_audio,
@@ -321,8 +321,8 @@ class Session(SocketSession[_Waiting]):
                     if isinstance(event, Audio):
                         seconds = (event.samples - samples) / turn.rate_hz
                         samples = event.samples
-                        if said.growing is not None:
-                            playout.extend(f"{said.growing.text} ")
+                        if content.growing is not None:
+                            playout.extend(f"{content.growing.text} ")
                         playout.add(seconds, turn.whole_s)
                         await self._send_audio(event, chunks, sentence)
                         sent += len(event.content)
@@ -334,8 +334,8 @@ class Session(SocketSession[_Waiting]):
             error = True
             await self._channel.send(error_event(failure, sentence.position))
         finally:
-            if said.growing is not None:
-                said.growing.end()  # further words begin another text
+            if content.growing is not None:
+                content.growing.end()  # further words begin another text
         await self._send(
             "audio.done",
             **sentence.position,
@@ -374,7 +374,7 @@ class Session(SocketSession[_Waiting]):
 
 
 def _heard(playout: Playout, played_ms: int | None = None) -> dict[str, Any]:
-    """Fields of an event: the utterance that was played last, and what was heard of it."""
+    """Fields of an event: the utterance that was played last, and the text of it that was heard."""
     played_s = None if played_ms is None else played_ms / 1000
     utterance_index, text = playout.heard(played_s)
     return {"heard_utterance_index": utterance_index, "heard_text": text.rstrip()}

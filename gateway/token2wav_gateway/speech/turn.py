@@ -173,7 +173,7 @@ class Turn:
     def __init__(
         self,
         servers: Servers,
-        said: Text | Codes,
+        content: Text | Codes,
         encoder: Encoder,
         *,
         trace: Mapping[str, str] | None = None,
@@ -184,7 +184,7 @@ class Turn:
         self.samples, self.rate_hz = 0, encoder.rate_hz
         self._servers = servers
         self._metrics = servers.metrics
-        self._said = said
+        self._content = content
         self._encoder = encoder
         self._trace = trace or {}
         self._holder = holder
@@ -192,7 +192,7 @@ class Turn:
         self._text: str | None = None  # as it is spoken
         self._word_times = word_times
         ahead_s, held_back = servers.limits.ahead_s, self._metrics.held_back
-        self._pressure = Backpressure(ahead_s, held_back, said.speed)
+        self._pressure = Backpressure(ahead_s, held_back, content.speed)
         self._tokens = self._spoken_tokens = 0
         self._end_reason: EndReason | str | None = None
         self._complete = False  # all tokens have arrived
@@ -211,7 +211,7 @@ class Turn:
     @property
     def ended(self) -> Ended:
         """End of the turn, also of one that was cancelled or has failed."""
-        characters = self._said.characters if isinstance(self._said, Text) else 0
+        characters = self._content.characters if isinstance(self._content, Text) else 0
         usage = {
             "input_tokens": characters,
             "output_tokens": self._tokens,
@@ -235,13 +235,14 @@ class Turn:
         All events of the turn are about this text. It is empty for codes. A text that grows stays
         as it is, and so does a text that `events` refuses.
         """
-        said = self._said
+        content = self._content
         if self._text is None:
-            text = said.text if isinstance(said, Text) else ""
+            text = content.text if isinstance(content, Text) else ""
             if self._is_refused(text):
                 return text
-            if isinstance(said, Text) and said.growing is None:
-                text = await self._servers.normaliser(text, said.language, said.pronunciations)
+            if isinstance(content, Text) and content.growing is None:
+                normaliser = self._servers.normaliser
+                text = await normaliser(text, content.language, content.pronunciations)
             self._text = text
         return self._text
 
@@ -268,7 +269,7 @@ class Turn:
         self.admit()
         text = await self.spoken_text()
         encoder, begun, spoken = self._encoder, False, None
-        if self._word_times is not None and isinstance(self._said, Text):
+        if self._word_times is not None and isinstance(self._content, Text):
             spoken = SpokenText(self._word_times, text, encoder.rate_hz)
         try:
             async with aclosing(self._speak()) as speech:
@@ -303,17 +304,17 @@ class Turn:
 
     async def _speak(self) -> AsyncGenerator[AudioChunk, None]:
         """Yields the audio as it arrives."""
-        said, servers = self._said, self._servers
-        codes = None if isinstance(said, Text) else _checked_codes(said.codes, servers.limits)
-        if isinstance(said, Text):
-            check_text(await self.spoken_text(), said.instructions, servers.limits)
+        content, servers = self._content, self._servers
+        codes = None if isinstance(content, Text) else _checked_codes(content.codes, servers.limits)
+        if isinstance(content, Text):
+            check_text(await self.spoken_text(), content.instructions, servers.limits)
         with (
             span("speech", self._trace, server=True) as request,
             servers.busy(),
             self._counted(),
         ):
-            if isinstance(said, Text):
-                tokens = self._tokens_of(said, request)
+            if isinstance(content, Text):
+                tokens = self._tokens_of(content, request)
             else:
                 assert codes is not None
                 self._tokens = len(codes)
@@ -340,7 +341,7 @@ class Turn:
             self._metrics.texts.labels(outcome).inc()
 
     async def _synthesize(self, tokens: Tokens, request: Span) -> AsyncGenerator[AudioChunk, None]:
-        said, servers, metrics = self._said, self._servers, self._metrics
+        content, servers, metrics = self._content, self._servers, self._metrics
         started, first_tokens_s = time.monotonic(), 0.0
         pressure, arrivals_s, samples = self._pressure, list[float](), list[int]()
         deadline = started + servers.limits.seconds
@@ -348,10 +349,10 @@ class Turn:
             # The client's task that sends tokens closes their generator.
             chunks = servers.client.synthesize(
                 pressure.hold_back(tokens),
-                said.voice.tensors if isinstance(said, Text) else said.voice,
+                content.voice.tensors if isinstance(content, Text) else content.voice,
                 audio_format=self._encoder.format.samples,
                 sample_rate=self._encoder.rate_hz,
-                speed=said.speed,
+                speed=content.speed,
                 headers=call.headers,
             )
             try:
@@ -384,7 +385,7 @@ class Turn:
                     f"gateway: the text took longer than {servers.limits.seconds:g} s"
                 ) from None
             except ClientError as error:
-                convert = speech_error if isinstance(said, Text) else codes_error
+                convert = speech_error if isinstance(content, Text) else codes_error
                 raise convert(error) from None
 
     def _count_end(
@@ -413,26 +414,26 @@ class Turn:
         if outside := skipped.get("outside"):
             log.warning("a text: %d numbers outside the vocabulary were skipped", outside)
 
-    async def _tokens_of(self, said: Text, request: Span) -> Tokens:
+    async def _tokens_of(self, content: Text, request: Span) -> Tokens:
         """Yields the speech tokens of the language model."""
-        servers, started, voice = self._servers, time.monotonic(), said.voice
+        servers, started, voice = self._servers, time.monotonic(), content.voice
         prompt: dict[str, Any] = {
             "text": await self.spoken_text(),
-            "instructions": said.instructions,
+            "instructions": content.instructions,
             "voice": voice.name,
-            "language": said.language,
-            "sampling": said.sampling,
+            "language": content.language,
+            "sampling": content.sampling,
             "prompt_text": voice.text,
             "prompt_tokens": voice.tensors.prompt_tokens if voice.tensors else _NO_PROMPT,
         }
         with span("language model", request.headers) as call:
             answer, vocabulary = Answer(), await servers.vocabulary.get()
             further = None
-            if said.growing is not None:
+            if content.growing is not None:
                 # The time-out of the server also runs while the client owes words.
                 pause_s = servers.language_model.token_timeout_s / 2
                 longest_s = servers.limits.seconds / 2
-                further = said.growing.rest(said.text, pause_s, longest_s)
+                further = content.growing.rest(content.text, pause_s, longest_s)
             batches = servers.language_model.tokens(
                 answer, vocabulary, call.headers, further, **prompt
             )
@@ -450,7 +451,7 @@ class Turn:
                 self._count_skipped(answer.skipped)
             if answer.cut_off:
                 self._end_reason = "length"
-                self._shortened = servers.language_model.template.is_shortened(said.sampling)
+                self._shortened = servers.language_model.template.is_shortened(content.sampling)
             call.set("tokens", self._tokens)
 
 
