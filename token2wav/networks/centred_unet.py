@@ -15,7 +15,6 @@ from torch import nn
 
 from token2wav.networks.estimator import AttentionContext, Modulation, Rope
 from token2wav.networks.unet import (
-    ConvolutionBlock,
     ResidualBlock,
     TimeMLP,
     TransformerLayer,
@@ -95,11 +94,11 @@ class CentredUNet(UNetEstimator):
         return self.final_proj(self.final_block(h).transpose(1, 2))
 
 
-class GroupedBlock(ConvolutionBlock):
+class GroupedBlock(nn.Module):
     """Centred convolution, and a norm over groups of channels and all frames."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         conv = nn.Conv1d(inputs, outputs, 3, padding=1)
         self.block = nn.ModuleDict({"0": conv, "1": nn.GroupNorm(_GROUPS, outputs)})
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -237,7 +238,7 @@ class ResidualBlock(nn.Module):
         inputs: int,
         outputs: int,
         time_channels: int,
-        block: Callable[[int, int], ConvolutionBlock] = ConvolutionBlock,
+        block: Callable[[int, int], Any] = ConvolutionBlock,
     ) -> None:
         super().__init__()
         self.mlp = nn.ModuleDict({"1": nn.Linear(time_channels, outputs)})
