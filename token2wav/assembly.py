@@ -42,7 +42,7 @@ from token2wav.execution.device import (
     keep_freed_memory,
 )
 from token2wav.exported.run import ExportedVocoder, signals_of
-from token2wav.families.family import Family
+from token2wav.families.family import Family, StageParts
 from token2wav.layers.packed_linear import pack_linears
 from token2wav.layers.streaming import WaveformNetwork, round_products
 from token2wav.networks.hift import HiFT
@@ -350,14 +350,9 @@ class Assembly:
             if network.packs_linears:
                 pack_linears(network, self.context.runtime.decoder_precision)
             round_products(network, self.context.runtime.decoder_precision)
+        longest_hop = self.config.hops(self.stream)[1]
         special_stage = self.family.own_stage(
-            self.config,
-            name,
-            network,
-            noise,
-            solvers,
-            longest_hop=self.config.hops(self.stream)[1],
-            graphs=self.pool,
+            StageParts(self.config, name, network, noise, solvers, longest_hop, self.pool)
         )
         if special_stage is not None:
             return special_stage

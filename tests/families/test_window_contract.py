@@ -25,6 +25,7 @@ from testkit.window_memory import kept_bytes
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import family_for
 from token2wav.execution.captured_sizes import CAPTURED_WINDOWS
+from token2wav.families.family import StageParts
 from token2wav.published.registry import read_config
 from token2wav.stages.decoder import TokenDecoder
 from token2wav.stages.windows import WindowStage
@@ -196,9 +197,8 @@ def test_graphs_are_captured_for_short_windows_only(
     """A window of 10 minutes would take gigabytes, and no window of a usual stream is so long."""
     model = Token2Wav.load(write_folder("neucodec", tmp_path), stream=settings, runtime=CPU)
     graphs: Any = Captures()
-    family_for(model.config).own_stage(
-        *(model.config, "decoder", decoder(model)._net, None, {}), longest_hop=25, graphs=graphs
-    )
+    parts = StageParts(model.config, "decoder", decoder(model)._net, None, {}, 25, graphs)
+    family_for(model.config).own_stage(parts)
     assert graphs.count == count
 
 

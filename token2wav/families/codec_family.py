@@ -4,7 +4,7 @@ published weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,8 @@ from torch import nn
 
 from token2wav.config.model_config import StageName
 from token2wav.execution.captured_sizes import CAPTURED_WINDOW_FRAMES, CAPTURED_WINDOWS
-from token2wav.execution.cuda_graphs import GraphPool
-from token2wav.families.family import Family
+from token2wav.families.family import Family, StageParts
 from token2wav.networks.codec_weights import codec_weights
-from token2wav.networks.ode import EulerSolver
 from token2wav.published.weight_names import WeightNames
 from token2wav.stages.decoder import TokenDecoder
 from token2wav.stages.stage import Stage
@@ -48,17 +46,8 @@ class WindowCodecFamily(CodecFamily):
 
     torch_only = "windows (a decoder that is not causal)"
 
-    def own_stage(
-        self,
-        config: Any,
-        stage: StageName,
-        network: Any,
-        noise: Any,
-        solvers: Mapping[int, EulerSolver],
-        *,
-        longest_hop: int,
-        graphs: GraphPool | None,
-    ) -> Stage | None:
-        short = config.windows.longest <= CAPTURED_WINDOW_FRAMES
+    def own_stage(self, parts: StageParts) -> Stage | None:
+        windows, graphs = parts.config.windows, parts.graphs
+        short = windows.longest <= CAPTURED_WINDOW_FRAMES
         rows = CAPTURED_WINDOWS if graphs and short else ()
-        return TokenDecoder(WindowStage(network, config.windows, rows=rows, graphs=graphs))
+        return TokenDecoder(WindowStage(parts.network, windows, rows=rows, graphs=graphs))

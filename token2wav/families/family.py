@@ -42,6 +42,30 @@ class ReferenceLoop:
     recomputes_audio: bool = False
 
 
+@dataclass(frozen=True)
+class StageParts:
+    """Parts that a stage is made of.
+
+    Attributes:
+        config: configuration of the model.
+        name: name of the stage.
+        network: network of the stage, on the device, with weights.
+        noise: result of `Family.noise`.
+        solvers: solvers of the estimator of a flow, by number of ODE steps; the default number
+            comes first. Empty for other stages.
+        longest_hop: tokens of the longest chunk.
+        graphs: memory pool for CUDA graphs; None to run eagerly.
+    """
+
+    config: Any
+    name: StageName
+    network: Any
+    noise: Any
+    solvers: Mapping[int, EulerSolver]
+    longest_hop: int
+    graphs: GraphPool | None
+
+
 class Family(ABC):
     """Family of models with one format of model folders.
 
@@ -88,24 +112,6 @@ class Family(ABC):
         """
         return None
 
-    def own_stage(
-        self,
-        config: Any,
-        stage: StageName,
-        network: Any,
-        noise: Any,
-        solvers: Mapping[int, EulerSolver],
-        *,
-        longest_hop: int,
-        graphs: GraphPool | None,
-    ) -> Stage | None:
-        """Makes a stage that only this family has. Returns None to use the shared stage.
-
-        Args:
-            network: network of the stage, on the device, with weights.
-            solvers: solvers of the estimator of a flow, by number of ODE steps; the default number
-                comes first. Empty for other stages.
-            longest_hop: tokens of the longest chunk.
-            graphs: memory pool for CUDA graphs; None to run eagerly.
-        """
+    def own_stage(self, parts: StageParts) -> Stage | None:
+        """Makes a stage that only this family has. Returns None to use the shared stage."""
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ import torch
 from torch import nn
 
 from token2wav.config.model_config import ENDINGS, StageName
-from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.families.cosyvoice1.network import CosyVoice1
 from token2wav.families.cosyvoice1.stage import CosyVoice1Decoder
-from token2wav.families.family import Family
+from token2wav.families.family import Family, StageParts
 from token2wav.networks.flow_weights import read_cosyvoice_weights
-from token2wav.networks.ode import EulerSolver
 from token2wav.published.checkpoint_files import weights_file
 from token2wav.stages.stage import Stage
 
@@ -37,18 +34,8 @@ class CosyVoice1Family(Family):
             for name, weight in read_cosyvoice_weights(getattr(network, part), file).items()
         }
 
-    def own_stage(
-        self,
-        config: Any,
-        stage: StageName,
-        network: Any,
-        noise: Any,
-        solvers: Mapping[int, EulerSolver],
-        *,
-        longest_hop: int,
-        graphs: GraphPool | None,
-    ) -> Stage | None:
-        return CosyVoice1Decoder(config, network)
+    def own_stage(self, parts: StageParts) -> Stage | None:
+        return CosyVoice1Decoder(parts.config, parts.network)
 
 
 FAMILY = CosyVoice1Family()

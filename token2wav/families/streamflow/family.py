@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
-from token2wav.config.model_config import StageName
-from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.families.cosyvoice3.family import CosyVoice3
+from token2wav.families.family import StageParts
 from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.families.streamflow.solver import GuidedSolver
-from token2wav.networks.ode import EulerSolver
 from token2wav.stages.stage import Stage
 
 
@@ -22,28 +17,23 @@ class StreamFlow(CosyVoice3):
     torch_only = "guided attention (one mask for each layer, no cached past)"
     paged_flow = False
 
-    def own_stage(
-        self,
-        config: Any,
-        stage: StageName,
-        network: Any,
-        noise: Any,
-        solvers: Mapping[int, EulerSolver],
-        *,
-        longest_hop: int,
-        graphs: GraphPool | None,
-    ) -> Stage | None:
-        if stage != "flow":
+    def own_stage(self, parts: StageParts) -> Stage | None:
+        if parts.name != "flow":
             return None
         with torch.inference_mode():
-            unconditional = network.unconditional()
+            unconditional = parts.network.unconditional()
         windows = {
-            steps: GuidedSolver(network.estimator, solver.tables, unconditional)
-            for steps, solver in solvers.items()
+            steps: GuidedSolver(parts.network.estimator, solver.tables, unconditional)
+            for steps, solver in parts.solvers.items()
         }
-        past = config.flow.past_tokens
         return WindowFlow(
-            config, network, noise, windows, past, graphs=graphs, longest_hop=longest_hop
+            parts.config,
+            parts.network,
+            parts.noise,
+            windows,
+            parts.config.flow.past_tokens,
+            graphs=parts.graphs,
+            longest_hop=parts.longest_hop,
         )
 
 

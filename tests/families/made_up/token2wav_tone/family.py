@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from token2wav.config.model_config import StageName
-from token2wav.execution.cuda_graphs import GraphPool
-from token2wav.families.family import Family
+from token2wav.families.family import Family, StageParts
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     FrameChunk,
@@ -51,20 +50,10 @@ class Tone(Family):
         loudness = float(json.loads(path.read_text())["loudness"])
         return {"loudness": torch.tensor(loudness)} if stage == "vocoder" else {}
 
-    def own_stage(
-        self,
-        config: Any,
-        stage: StageName,
-        network: Any,
-        noise: Any,
-        solvers: Mapping[int, Any],
-        *,
-        longest_hop: int,
-        graphs: GraphPool | None,
-    ) -> Stage | None:
+    def own_stage(self, parts: StageParts) -> Stage | None:
         return (
-            ToneVocoder(float(network.loudness), config.sample_rate)
-            if stage == "vocoder"
+            ToneVocoder(float(parts.network.loudness), parts.config.sample_rate)
+            if parts.name == "vocoder"
             else ToneFlow()
         )
 
