@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from testkit.patience import PATIENCE_SECONDS
+from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.plugins import installed
 from token2wav_gateway.plugins import Plugins
 from token2wav_gateway.settings import Settings, SettingsError, TextSettings, check_plugin
@@ -74,9 +74,8 @@ def run(settings: TextSettings, work: Callable[[Normaliser], Awaitable[_T]]) -> 
 
     before = set(multiprocessing.active_children())
     result = asyncio.run(running())
-    for child in set(multiprocessing.active_children()) - before:
-        child.join(PATIENCE_SECONDS)
-        assert not child.is_alive()
+    # `join` would return early where a thread of the pool is just reaping the process.
+    until(lambda: not set(multiprocessing.active_children()) - before)
     return result
 
 
