@@ -299,6 +299,10 @@ class Assembly:
         device = context.device
         self.pool = GraphPool(device) if graphs_enabled(device) else None
 
+    @property
+    def _half_convolution_inputs(self) -> bool:
+        return self.context.runtime.decoder_precision == "float16"
+
     def stages(self, names: Sequence[StageName] = ()) -> Stages:
         """Makes the stages `names`, by default all stages.
 
@@ -382,6 +386,7 @@ class Assembly:
         flow.estimator.drop_time_weights()
         if self.context.precision == "float16":
             flow.estimator.halve()
+            flow.estimator.half_convolution_inputs = self._half_convolution_inputs
         return solvers, provisional_tables
 
     def _flow_stage(
@@ -482,13 +487,11 @@ class Assembly:
             return None
         # Triton-language kernels
         from token2wav.kernels.channels_last import HiFTPlan
-        from token2wav.kernels.convolution import Precision
+        from token2wav.kernels.convolution import precision_beside
         from token2wav.stages.kernel_pieces import PlannedPieces
 
-        precision: Precision = "tf32x3"
-        if self.context.precision == "float16":
-            halved = self.context.runtime.decoder_precision == "float16"
-            precision = "float16" if halved else "tf32"
+        dtype = torch.float16 if self.context.precision == "float16" else torch.float32
+        precision = precision_beside(dtype, half_inputs=self._half_convolution_inputs)
         plan = HiFTPlan(vocoder, precision)
         sizes = kernel_sizes(vocoder.lookahead_frames, self.config, hops)
         log.info("the vocoder runs on kernels in %d CUDA graphs", len(sizes))

@@ -59,20 +59,20 @@ def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """
     storage = settings.storage
     pages = "" if storage == "auto" else f", {storage} pages"
-    vocoder = "" if settings.decoder_precision == "float32" else ", vocoder in float16"
+    halved = "" if settings.decoder_precision == "float32" else ", convolutions in float16"
     model, loaded = load(folder, settings, cache_storage=storage)
-    yield f"the model{pages}{vocoder}", lambda: loaded
+    yield f"the model{pages}{halved}", lambda: loaded
     for streams in settings.batches:
         cases = [(spoken_s, hop) for spoken_s in settings.histories for hop in settings.hops]
         for number, (spoken_s, hop) in enumerate([(0.0, settings.hops[0]), *cases]):
             yield (
-                chunk_key(streams, hop, spoken_s, storage) + vocoder,
+                chunk_key(streams, hop, spoken_s, storage) + halved,
                 partial(chunk, model, settings.repeats, streams, hop, spoken_s, settings.repeat_s),
             )
             if not number and streams in (1, max(settings.batches)):
                 at = 0.0 if streams == 1 else settings.histories[0]
                 yield (
-                    f"profile of {streams} streams after {at:g} s{pages}{vocoder}",
+                    f"profile of {streams} streams after {at:g} s{pages}{halved}",
                     partial(profiled_chunk, model, settings, streams, at),
                 )
 

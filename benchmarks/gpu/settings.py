@@ -49,7 +49,7 @@ class Settings:
     cache_mib: int = 0
     # of chunks: storage type of cached keys and values
     storage: Literal["auto", "int8", "float8"] = "auto"
-    # of chunks: `float16` lets the convolutions of the vocoder have float16 inputs
+    # of chunks: `float16` gives float16 inputs to convolutions of flow and vocoder
     decoder_precision: DecoderPrecision = "float32"
     # of first_audio: kernels of the flow are launched before the kernel before them has ended
     dependent_launch: bool = False

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import pytest
 import torch
 import torch.nn.functional as F
 import triton.language as tl
 
+from testkit.models.golden import TINY
 from testkit.tiles import tiles_of, use_tile
+from token2wav import RuntimeConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
+from token2wav.config.settings import DecoderPrecision
 from token2wav.execution.block_table import HEADER, Block, frame_positions
+from token2wav.families.cosyvoice3 import kernel_step
 from token2wav.kernels import products
+from token2wav.kernels.convolution import Precision
 from token2wav.kernels.norms import NormVectors, gated_norm, modulated_norm
 from token2wav.kernels.position_convolution import PositionConvolution
 from token2wav.kernels.products import project_heads
@@ -179,8 +186,16 @@ def check_heads(
     assert (view.data[:, :, untouched].float() == 72).all()
 
 
-@pytest.mark.parametrize("width", [3, pytest.param(16, marks=pytest.mark.slow)])
-def test_position_convolution(width: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "precision"),
+    [
+        (3, "tf32x3"),
+        (3, "float16"),
+        pytest.param(16, "tf32x3", marks=pytest.mark.slow),
+        pytest.param(16, "float16", marks=pytest.mark.slow),
+    ],
+)
+def test_position_convolution(width: int, precision: Precision) -> None:
     groups, taps = 4, 31  # more than two blocks, so that a block looks back on several
     conv = torch.nn.Conv1d(
         groups * width, groups * width, taps, groups=groups, device=DEVICE
@@ -191,15 +206,59 @@ def test_position_convolution(width: int) -> None:
     # chunk.
     state = random(CHUNKS + 1, 3, 2, 2, taps - 1, groups * width)[:, 1, 1].transpose(-1, -2)
     before = state.clone()
-    output = PositionConvolution(conv, "tf32x3")(x, state, a_table()).unflatten(0, (2, ROWS))
+    output = PositionConvolution(conv, precision)(x, state, a_table()).unflatten(0, (2, ROWS))
+    operands = torch.float16 if precision == "float16" else torch.float32
+    conv.weight.copy_(conv.weight.to(operands))
     for chunk in range(CHUNKS):
         rows = [(row, block) for row, block in enumerate(BLOCKS) if block.chunk == chunk]
         frames = torch.cat(
             [x.unflatten(0, (2, ROWS))[:, row, : block.valid] for row, block in rows], dim=1
         )
         extended = torch.cat((before[chunk], frames.transpose(1, 2)), dim=2)
-        expected = F.mish(conv(extended)).transpose(1, 2)
+        expected = F.mish(conv(extended.to(operands).float())).transpose(1, 2)
         result = torch.cat([output[:, row, : block.valid] for row, block in rows], dim=1)
         torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
         assert torch.equal(state[chunk], extended[:, :, -(taps - 1) :])
     assert torch.equal(state[CHUNKS], before[CHUNKS]), "a chunk that is not there"
+
+
+def test_position_convolution_beyond_the_range_of_float16() -> None:
+    """Operands become its largest number, also in the state, and NaN stays NaN."""
+    channels, taps, most = 2, 31, torch.finfo(torch.float16).max
+    conv = torch.nn.Conv1d(channels, channels, taps, groups=channels, device=DEVICE)
+    conv.requires_grad_(False).weight.zero_()
+    conv.bias.zero_()  # type: ignore[union-attr]
+    conv.weight[0, 0, -1], conv.weight[1, 0, 0] = 1, 1e6
+    x = torch.ones(2 * ROWS, BLOCK, channels, device=DEVICE)
+    x[0, :4, 0] = torch.tensor([1e6, most, -1e6, torch.nan], device=DEVICE)
+    state = torch.full((CHUNKS, 2, taps - 1, channels), 1e6, device=DEVICE).transpose(-1, -2)
+    output = PositionConvolution(conv, "float16")(x, state, a_table())
+    expected = torch.tensor([most, most, 0, torch.nan], device=DEVICE)
+    torch.testing.assert_close(output[0, :4, 0], expected, equal_nan=True)
+    assert (output[0, :BLOCK, 1] == most**2).all()
+
+
+@pytest.mark.parametrize(
+    ("precision", "decoder_precision", "inputs"),
+    [
+        ("float32", "float16", "tf32x3"),
+        ("float16", "float32", "tf32"),
+        ("float16", "float16", "float16"),
+    ],
+)
+def test_settings_choose_the_inputs_of_position_convolutions(
+    precision: Literal["float32", "float16"],
+    decoder_precision: DecoderPrecision,
+    inputs: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = []
+    monkeypatch.setattr(
+        kernel_step, "PositionConvolution", lambda conv, precision: chosen.append(precision)
+    )
+    runtime = RuntimeConfig("cpu", precision=precision, decoder_precision=decoder_precision)
+    flow: Any = Token2Wav.load(TINY, runtime=runtime).pipeline.flow
+    [runner] = flow._runners.values()
+    step: Any = runner.step
+    kernel_step.CosyVoice3KernelStep(step.estimator, step.tables, step.cache)
+    assert chosen == [inputs, inputs]

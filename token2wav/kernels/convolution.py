@@ -687,8 +687,13 @@ def rounded_weights(weights: torch.Tensor, precision: Precision) -> torch.Tensor
     return tf32(weights) if precision == "tf32" else weights.contiguous()
 
 
-def precision_beside(dtype: torch.dtype) -> Precision:
+def precision_beside(dtype: torch.dtype, *, half_inputs: bool = False) -> Precision:
     """Returns the arithmetic of float32 convolutions in a network whose other products have a
     dtype. TF32 has as many bits of mantissa as float16, and the range of float32.
+
+    Args:
+        half_inputs: round to float16 rather than to TF32.
     """
-    return "tf32" if dtype == torch.float16 else "tf32x3"
+    if dtype != torch.float16:
+        return "tf32x3"
+    return "float16" if half_inputs else "tf32"

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from token2wav.kernels.activations import mish
 from token2wav.kernels.block_table import BEFORE, CHUNK, OF_A_BATCH, VALID, rows_of
-from token2wav.kernels.convolution import Precision, rounded, tf32
+from token2wav.kernels.convolution import Precision, halved, rounded, rounded_weights
 from token2wav.kernels.convolution_state import store_state
 
 # On an H200 a first chunk takes 22 us with its state; tiles of 16 and 32 rows take 28 and 32 us.
@@ -71,9 +71,12 @@ def _convolve(
             )
             entry = ((tap * GROUPS + group) * WIDTH + channel)[None, :] * WIDTH + channel[:, None]
             weight = tl.load(weights + entry, mask=real[:, None] & real[None, :], other=0.0)
-            if PRECISION == "tf32":
-                inputs = rounded(inputs)
-            result += tl.dot(inputs, weight, input_precision=PRECISION)
+            if PRECISION == "float16":
+                result += tl.dot(halved(inputs), weight)
+            else:
+                if PRECISION == "tf32":
+                    inputs = rounded(inputs)
+                result += tl.dot(inputs, weight, input_precision=PRECISION)
     result = mish(result)
     element = (rows + frame)[:, None] * (GROUPS * WIDTH) + group_channel[None, :]
     tl.store(out + element, result, mask=(frame < BLOCK_FRAMES)[:, None] & real[None, :])
@@ -84,8 +87,8 @@ class PositionConvolution:
 
     Args:
         conv: convolution. Its weights are copied, in the order in which the kernel reads them.
-        precision: arithmetic of the products. With `tf32` inputs and weights are rounded; the three
-            products of `tf32x3` keep the precision of float32.
+        precision: arithmetic of the products. With `tf32` and `float16` inputs and weights are
+            rounded; the three products of `tf32x3` keep the precision of float32.
     """
 
     def __init__(self, conv: torch.nn.Conv1d, precision: Precision) -> None:
@@ -94,8 +97,7 @@ class PositionConvolution:
         self._taps = conv.kernel_size[0]
         # (groups, outputs, inputs, taps)
         weight = conv.weight.detach().unflatten(0, (self._groups, -1))
-        weight = weight.permute(3, 0, 1, 2).contiguous()
-        self._weights = tf32(weight) if precision == "tf32" else weight
+        self._weights = rounded_weights(weight.permute(3, 0, 1, 2).contiguous(), precision)
         self._bias = conv.bias.detach()
         self._sizes = {
             "GROUPS": self._groups,

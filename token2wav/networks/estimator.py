@@ -61,11 +61,13 @@ class Estimator(nn.Module, ABC):
         conv_state_shapes: channels and positions of the state of each convolution.
         masks_padding: whether streams may begin with padding (`BlockGrid.prompt_padding`).
             Convolutions then read zeros there.
+        half_convolution_inputs: whether convolutions of the state on kernels have float16 inputs.
     """
 
     attention: tuple[int, int, int]
     conv_state_shapes: list[tuple[int, int]]
     masks_padding = False
+    half_convolution_inputs = False
 
     @abstractmethod
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:

@@ -44,7 +44,9 @@ class CosyVoice3KernelStep(StepFunction):
         self._projections = [block.attn.projections() for block in self._blocks]
         positions = estimator.input_embed.conv_pos_embed
         assert positions is not None
-        precision = precision_beside(estimator.cache_type)
+        precision = precision_beside(
+            estimator.cache_type, half_inputs=estimator.half_convolution_inputs
+        )
         self._convolutions = [
             PositionConvolution(conv[0], precision)  # type: ignore[arg-type]
             for conv in (positions.conv1, positions.conv2)
