@@ -48,7 +48,7 @@ _ANSWER_S = 5.0
 _REPORT_S = 10.0
 _END_S = 40.0  # longer than the gateway and the server drain
 _PR_SET_PDEATHSIG = 1
-_LANGUAGE_MODEL = "--language-model"
+_LANGUAGE_MODEL, _VOICES = "--language-model", "--voices"
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,10 +161,14 @@ async def _run(
     """Starts the parts, and waits until one of them ends."""
     stand_in_port, *numbers = _free_ports(options)
     ports = Ports(*numbers)
+    names_folder = "folder" in settings.get("voices", {})
     settings = await _merged(settings, options, model, ports.grpc, stand_in_port)
     checked = validated(Settings, settings, Path(_LANGUAGE_MODEL))  # the file was checked before
-    origin = options.config or Path("--voices")
-    # Without its default voice, which may be the demo voice, before that is made.
+    origin = options.config or Path(_VOICES)
+    # The default voice is checked later, because it may be the demo voice, which is made first.
+    if not names_folder:
+        folder = checked.voices.model_copy(update={"default": None, "model": None})
+        check_voices(folder, Path(_VOICES))
     check_voices(checked.voices.model_copy(update={"default": None}), origin)
     if options.model is None:
         await _make_demo_voice(checked)
@@ -355,7 +359,7 @@ def parser() -> CommandParser:
         help="settings of the gateway (YAML), such as the template of the language model",
     )
     parser.add_argument(
-        "--voices",
+        _VOICES,
         type=Path,
         default=Path("voices"),
         metavar="FOLDER",
