@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from token2wav.serving.policy import AHEAD_SECONDS, RESERVE_SECONDS, Policy
+from token2wav.serving.policy import AHEAD_SECONDS, RESERVE_SECONDS, Policy, ReadyChunk
 
 
-@dataclass(frozen=True)
-class Ready:
-    """Utterance with a name, as far as the policy reads it."""
-
-    name: str
-    ready_since: float = 0.0
-    plays_until: float | None = None
-    next_tokens: int = 25
-    ode_steps: int = 10
-    next_provisional: bool = False
-    next_divisible: bool = True
-    seconds_sent: float = 0.0
+def ready(
+    name: Any,
+    since: float,
+    plays_until: float | None,
+    tokens: int = 25,
+    *,
+    sent: float = 0.0,
+    divisible: bool = True,
+) -> ReadyChunk:
+    """Returns a chunk of an utterance, in whose place is a name."""
+    return ReadyChunk(name, since, plays_until, sent, tokens, 10, False, divisible)
 
 
 def heard(
     name: str, plays_until: float, tokens: int = 25, since: float = 0.0, sent: float = 1.0
-) -> Ready:
-    return Ready(name, since, plays_until, tokens, seconds_sent=sent)
+) -> ReadyChunk:
+    return ready(name, since, plays_until, tokens, sent=sent)
 
 
-def fresh(name: str, since: float, tokens: int = 25) -> Ready:
-    return Ready(name, since, None, tokens)
+def fresh(name: str, since: float, tokens: int = 25) -> ReadyChunk:
+    return ready(name, since, None, tokens)
 
 
-def names(batch: list[Ready]) -> str:
-    return "".join(utterance.name for utterance in batch)
+def names(batch: list[ReadyChunk]) -> str:
+    return "".join(str(chunk.utterance) for chunk in batch)
 
 
-def first_batch(utterances: list[Ready], most: int = 8, now: float = 0.0) -> str:
-    return names(Policy[Ready](most).next_batch(utterances, now))
+def first_batch(utterances: list[ReadyChunk], most: int = 8, now: float = 0.0) -> str:
+    return names(Policy(most).next_batch(utterances, now))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,7 @@ def first_batch(utterances: list[Ready], most: int = 8, now: float = 0.0) -> str
         ([heard("a", 8), heard("b", 7)], "ba"),  # streams far ahead share a batch of their own
     ],
 )
-def test_order_of_requests_and_members_of_a_batch(chunks: list[Ready], batch: str) -> None:
+def test_order_of_requests_and_members_of_a_batch(chunks: list[ReadyChunk], batch: str) -> None:
     assert first_batch(chunks) == batch
 
 
@@ -69,7 +68,7 @@ def test_a_batch_is_bounded() -> None:
 @pytest.mark.parametrize(("workers", "batch"), [(1, "abcde"), (2, "abc"), (4, "ab"), (9, "a")])
 def test_idle_workers_share_the_ready_chunks(workers: int, batch: str) -> None:
     utterances = [fresh(name, since) for since, name in enumerate("abcde")]
-    assert names(Policy[Ready](8).next_batch(utterances, 0.0, workers)) == batch
+    assert names(Policy(8).next_batch(utterances, 0.0, workers)) == batch
 
 
 @pytest.mark.parametrize(
@@ -90,10 +89,10 @@ def test_batches_of_equal_length_if_the_model_needs_them(
     chunks: str, batch: str, tokens: int
 ) -> None:
     utterances = [
-        Ready(word[0], 0.0, at / 100, int(word[1]), next_divisible=not word.endswith("!"))
+        ready(word[0], 0.0, at / 100, int(word[1]), divisible=not word.endswith("!"))
         for at, word in enumerate(chunks.split())
     ]
-    policy = Policy[Ready](3 if "h" in chunks else 8, equal_block=1)
+    policy = Policy(3 if "h" in chunks else 8, equal_block=1)
     selected = policy.next_batch(utterances, 0.0)
     assert (names(selected), policy.common_tokens(selected)) == (batch, tokens)
 
@@ -107,9 +106,9 @@ def test_batches_of_equal_length_if_the_model_needs_them(
     ],
 )
 def test_every_second_batch_begins_with_the_stream_that_has_sent_least(
-    others: list[Ready], fair: str
+    others: list[ReadyChunk], fair: str
 ) -> None:
-    policy, utterances = Policy[Ready](1), [heard("long", -9.0, since=-50.0, sent=8.0), *others]
+    policy, utterances = Policy(1), [heard("long", -9.0, since=-50.0, sent=8.0), *others]
     heads = [names(policy.next_batch(utterances, 0.0)) for _ in range(4)]
     assert heads == ["long", fair] * 2
 
@@ -134,14 +133,14 @@ def test_every_second_batch_begins_with_the_stream_that_has_sent_least(
 def test_chunks_that_have_time_leave_the_last_worker_to_others(
     in_hand: float, tokens: int, due: list[float], workers: int, batch: str
 ) -> None:
-    policy = Policy[Ready](8)
+    policy = Policy(8)
     policy.record_batch(100, 1.0)
     ready = [heard(name, in_hand, tokens) for name in "abcd"]
     assert names(policy.next_batch(ready, 0.0, workers, due)) == batch
 
 
 def test_the_speed_of_a_worker_is_learned() -> None:
-    policy = Policy[Ready](8)
+    policy = Policy(8)
     utterances = [heard(name, 4.0, 100) for name in "abcd"]
     # for 100 tokens
     for seconds, most in ((2.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 3)):
@@ -150,7 +149,7 @@ def test_the_speed_of_a_worker_is_learned() -> None:
 
 
 def test_a_batch_that_only_ends_streams_teaches_nothing() -> None:
-    policy = Policy[Ready](8)
+    policy = Policy(8)
     policy.record_batch(100, 1.0)
     policy.record_batch(0, 50.0)
     assert len(policy.next_batch([heard(name, 3.5, 100) for name in "abcd"], 0.0)) == 3

@@ -21,9 +21,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import NamedTuple
 
 from token2wav.config.model_config import ModelConfig
+from token2wav.serving.utterance import Utterance
 
 RESERVE_SECONDS = 0.25
 AHEAD_SECONDS = 5.0
@@ -39,40 +40,41 @@ _NEWEST = 0.2  # weight of the latest batch in the mean compute time per token
 _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
 
 
-class Schedulable(Protocol):
-    """Properties of a ready chunk that the policy reads. Times are those of the scheduler."""
+class ReadyChunk(NamedTuple):
+    """Next chunk of an utterance, as the policy reads it. Times are on the clock of the scheduler.
 
-    @property
-    def ready_since(self) -> float:
-        """Time at which the next chunk became ready: its tokens have arrived, and no earlier chunk
-        of the utterance is running.
-        """
+    Attributes:
+        ready_since: time at which the chunk became ready: its tokens have arrived, and no earlier
+            chunk of the utterance is running.
+        plays_until: time at which the listener runs out of audio; None if no audio was sent yet.
+        seconds_sent: seconds of audio that were sent so far.
+        ode_steps: ODE steps. All chunks of a batch have the same number.
+        provisional: whether the chunk is provisional, so that it may have fewer ODE steps.
+        divisible: whether the chunk may be shortened: it lies between the first and the last chunk.
+    """
 
-    @property
-    def plays_until(self) -> float | None:
-        """Time at which the listener runs out of audio; None if no audio was sent yet."""
+    utterance: Utterance
+    ready_since: float
+    plays_until: float | None
+    seconds_sent: float
+    tokens: int
+    ode_steps: int
+    provisional: bool
+    divisible: bool
 
-    @property
-    def seconds_sent(self) -> float:
-        """Seconds of audio that were sent so far."""
-
-    @property
-    def next_tokens(self) -> int: ...
-
-    @property
-    def ode_steps(self) -> int:
-        """ODE steps. All chunks of a batch have the same number."""
-
-    @property
-    def next_provisional(self) -> bool:
-        """Whether the next chunk is provisional, so that it may have fewer ODE steps."""
-
-    @property
-    def next_divisible(self) -> bool:
-        """Whether the next chunk may be shortened: it lies between the first and the last chunk."""
-
-
-ChunkT = TypeVar("ChunkT", bound=Schedulable)
+    @classmethod
+    def of(cls, utterance: Utterance) -> ReadyChunk:
+        chunker, playback = utterance.chunker, utterance.playback
+        return cls(
+            utterance,
+            utterance.ready_since,
+            playback.plays_until,
+            playback.seconds_sent,
+            chunker.next_tokens,
+            utterance.stream_options.steps,
+            chunker.next_provisional,
+            chunker.next_divisible,
+        )
 
 
 def has_interruptions(config: ModelConfig, workers: int) -> bool:
@@ -95,7 +97,7 @@ def chunks_at_once(config: ModelConfig, batch_streams: int, workers: int = 1) ->
     return workers * batch_streams + interrupting * has_interruptions(config, workers)
 
 
-class Policy(Generic[ChunkT]):
+class Policy:
     """Policy that forms batches.
 
     Args:
@@ -125,11 +127,11 @@ class Policy(Generic[ChunkT]):
 
     def next_batch(
         self,
-        ready: Sequence[ChunkT],
+        ready: Sequence[ReadyChunk],
         now: float,
         idle_workers: int = 1,
         waiting: Iterable[float] = (),
-    ) -> list[ChunkT]:
+    ) -> list[ReadyChunk]:
         """Forms the next batch, which may be empty. Idle workers share the ready chunks equally.
 
         Only first chunks can interrupt a running batch. So a batch of relaxed or ahead chunks is
@@ -166,13 +168,13 @@ class Policy(Generic[ChunkT]):
             return _within(batch, fitting)
         return _within(batch, max(fitting, _SHORT_TOKENS)) or [head]
 
-    def common_tokens(self, batch: Sequence[ChunkT]) -> int:
+    def common_tokens(self, batch: Sequence[ReadyChunk]) -> int:
         """Returns the tokens to which the chunks of a batch are shortened; 0 if they stay as they
         are.
         """
-        if not (self._equal_block and batch and batch[0].next_divisible):
+        if not (self._equal_block and batch and batch[0].divisible):
             return 0
-        return _common_length(min(chunk.next_tokens for chunk in batch), self._equal_block)
+        return _common_length(min(chunk.tokens for chunk in batch), self._equal_block)
 
     def may_interrupt(
         self, tokens: int, ran: float, spent: float, ends: Iterable[float | None], now: float
@@ -196,13 +198,13 @@ class Policy(Generic[ChunkT]):
         )
 
     def fits_interruption(self, tokens: int, batches: int, spent: float) -> bool:
-        """Returns whether interruptions have time left for so many tokens in so many batches."""
+        """Returns whether interruptions have time left for `tokens` tokens in `batches` batches."""
         least = batches * self._least_interruption
         return max(least, tokens * self._token_seconds) <= _HARMLESS_SECONDS - spent
 
-    def interrupting(self, first: Sequence[ChunkT], spent: float) -> list[ChunkT]:
+    def interrupting(self, first: Sequence[ReadyChunk], spent: float) -> list[ReadyChunk]:
         """Forms a batch of first chunks that interrupts another batch; it may be empty."""
-        fitting = [chunk for chunk in first if self.fits_interruption(chunk.next_tokens, 1, spent)]
+        fitting = [chunk for chunk in first if self.fits_interruption(chunk.tokens, 1, spent)]
         together = _together(sorted(fitting, key=lambda chunk: chunk.ready_since))
         most = min(self._most, _INTERRUPTING_CHUNKS)
         return _within(together[:most], self._tokens_in(_HARMLESS_SECONDS - spent))
@@ -216,7 +218,7 @@ class Policy(Generic[ChunkT]):
         half = _HARMLESS_SECONDS / 2
         return min(self._interruption_seconds or half, half)
 
-    def _fitting_tokens(self, head: ChunkT, now: float, waiting: Iterable[float]) -> float:
+    def _fitting_tokens(self, head: ReadyChunk, now: float, waiting: Iterable[float]) -> float:
         """Estimates how many tokens a worker can compute before a listener needs audio."""
         due = [] if head.plays_until is None else [head.plays_until]
         # A listener that has long been without audio does not count.
@@ -245,7 +247,7 @@ def _kind(plays_until: float | None, now: float) -> int:
     )
 
 
-def _rank(chunk: Schedulable, now: float, *, fair: bool) -> tuple[float, ...]:
+def _rank(chunk: ReadyChunk, now: float, *, fair: bool) -> tuple[float, ...]:
     if fair and not has_time(chunk.plays_until, now):
         return _URGENT, chunk.seconds_sent, chunk.ready_since
     if chunk.plays_until is None:
@@ -253,30 +255,30 @@ def _rank(chunk: Schedulable, now: float, *, fair: bool) -> tuple[float, ...]:
     return _kind(chunk.plays_until, now), chunk.plays_until
 
 
-def _together(ranked: Sequence[ChunkT]) -> list[ChunkT]:
+def _together(ranked: Sequence[ReadyChunk]) -> list[ReadyChunk]:
     """Selects the chunks that can run in one batch with the first one."""
     return [
         chunk
         for chunk in ranked
         if chunk.ode_steps == ranked[0].ode_steps
-        and chunk.next_provisional == ranked[0].next_provisional
-        and chunk.next_tokens <= ranked[0].next_tokens
+        and chunk.provisional == ranked[0].provisional
+        and chunk.tokens <= ranked[0].tokens
     ]
 
 
-def _alike(candidates: Sequence[ChunkT], block: int, room: int) -> list[ChunkT]:
+def _alike(candidates: Sequence[ReadyChunk], block: int, room: int) -> list[ReadyChunk]:
     """Selects the chunks that run together with the first one if all of them have equal lengths.
 
     Divisible chunks get the length with which the batch has the most tokens.
     """
     head = candidates[0]
-    alike = [chunk for chunk in candidates if chunk.next_divisible == head.next_divisible]
-    if not head.next_divisible:
-        return [chunk for chunk in alike if chunk.next_tokens == head.next_tokens]
-    lengths = sorted((_common_length(chunk.next_tokens, block) for chunk in alike), reverse=True)
+    alike = [chunk for chunk in candidates if chunk.divisible == head.divisible]
+    if not head.divisible:
+        return [chunk for chunk in alike if chunk.tokens == head.tokens]
+    lengths = sorted((_common_length(chunk.tokens, block) for chunk in alike), reverse=True)
     totals = {length: length * min(at + 1, room) for at, length in enumerate(lengths)}
     chosen = max(reversed(totals), key=lambda length: totals[length])  # the shortest of the best
-    return [chunk for chunk in alike if chunk.next_tokens >= chosen]
+    return [chunk for chunk in alike if chunk.tokens >= chosen]
 
 
 def _common_length(tokens: int, block: int) -> int:
@@ -290,7 +292,7 @@ def _common_length(tokens: int, block: int) -> int:
     return (blocks >> shift << shift) * block
 
 
-def _within(batch: Sequence[ChunkT], tokens: float) -> list[ChunkT]:
+def _within(batch: Sequence[ReadyChunk], tokens: float) -> list[ReadyChunk]:
     """Cuts a batch after the last chunk with which it has at most `tokens` tokens in total."""
-    sums = itertools.accumulate(chunk.next_tokens for chunk in batch)
+    sums = itertools.accumulate(chunk.tokens for chunk in batch)
     return [chunk for chunk, total in zip(batch, sums, strict=True) if total <= tokens]

@@ -13,7 +13,7 @@ the lock of the `UtterancePool`, and pass the time of its clock. A turn of a wor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -29,7 +29,7 @@ from token2wav.errors import (
     Token2WavError,
     to_public_error,
 )
-from token2wav.serving.policy import Policy, has_interruptions, has_time
+from token2wav.serving.policy import Policy, ReadyChunk, has_interruptions, has_time
 from token2wav.serving.turn import Answer, Delivery, ResultT, Turn, hang_seconds
 from token2wav.serving.utterance import PendingMessage, Reply, Status, Utterance
 
@@ -38,33 +38,6 @@ from token2wav.serving.utterance import PendingMessage, Reply, Status, Utterance
 MAX_WAITING_MESSAGES = 64
 # Total time of openings in a row by which they may always delay a chunk that has waited longer.
 _HARMLESS_SECONDS = 0.05
-
-
-class ReadyChunk(NamedTuple):
-    """Next chunk of an utterance, with the properties that the policy reads (`Schedulable`)."""
-
-    utterance: Utterance
-    ready_since: float
-    plays_until: float | None
-    seconds_sent: float
-    next_tokens: int
-    ode_steps: int
-    next_provisional: bool
-    next_divisible: bool
-
-    @classmethod
-    def of(cls, utterance: Utterance) -> ReadyChunk:
-        chunker, playback = utterance.chunker, utterance.playback
-        return cls(
-            utterance,
-            utterance.ready_since,
-            playback.plays_until,
-            playback.seconds_sent,
-            chunker.next_tokens,
-            utterance.stream_options.steps,
-            chunker.next_provisional,
-            chunker.next_divisible,
-        )
 
 
 class Scheduler:
@@ -93,7 +66,7 @@ class Scheduler:
         self._limits = limits
         self._open_seconds = limits.open_seconds(config.token_frame_rate)
         equal_block = config.block_tokens if config.equal_chunks else 0
-        self._policy: Policy[ReadyChunk] = Policy(limits.batch_streams, equal_block)
+        self._policy = Policy(limits.batch_streams, equal_block)
         self._opening_debt = 0.0  # seconds of openings that no batches have made up for
         self._has_interruptions = has_interruptions(config, workers)
         self._prompt_batches = prompt_batches
