@@ -1,8 +1,8 @@
-"""Metrics of the scheduler and the ensemble's stages, for Prometheus.
+"""Metrics of a model process, the engine or a stage of the ensemble, for Prometheus.
 
-The launcher sets PROMETHEUS_MULTIPROC_DIR. Then prometheus_client stores each value in a file of
-this folder, and the launcher reads the files of all processes (`MetricsFolder`). Without the
-variable, the values stay in the memory of the process.
+The launcher sets PROMETHEUS_MULTIPROC_DIR, the path of a folder. Then prometheus_client stores each
+value in a file of the folder, and the launcher reads the files of all processes (`MetricsFolder`).
+Without the variable, the values stay in the memory of the process.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
 _START_KINDS = {False: "whole", True: "provisional"}
-# Gauge that is the sum over the processes that run. The other gauge modes add a label `pid`.
+# Gauge whose exported value is the sum over the running processes. Modes of prometheus_client that
+# do not combine the processes would add a label `pid`.
 _SumGauge = partial(Gauge, multiprocess_mode="livesum")
-# Families that the one-process model and the ensemble's stages both have.
+# Metric families that the engine and the stages of the ensemble share.
 _OPEN_STREAMS = partial(
     _SumGauge,
     "token2wav_open_streams",
@@ -62,9 +63,7 @@ _BATCH_STREAMS = partial(
 
 
 class ServerMetrics(Observer):
-    """Metrics of the one-process model and its cache.
-
-    It also logs one line for each utterance that ends.
+    """Metrics of the engine and of its cache, and one line in the log for each ended utterance.
 
     Attributes:
         registry: registry of these metrics, for a metrics port of this process.
@@ -73,8 +72,8 @@ class ServerMetrics(Observer):
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self.registry = registry = CollectorRegistry()
-        # The gauge of open streams is created first, so that its values come first in its file.
-        # `MetricsFolder` explains why.
+        # The gauge of open streams is created before all other metrics, so that its values are the
+        # first in the file; `MetricsFolder` gives the reason.
         opened = _OPEN_STREAMS(registry=registry)
         self._admitted, self._opened = opened.labels("scheduler"), opened.labels("engine")
         pages = _SumGauge(
@@ -149,7 +148,7 @@ class ServerMetrics(Observer):
         self.changed(0)
 
     def admitted(self, open_utterances: int) -> None:
-        # A server that drains must not seem to be empty.
+        # Updated at once: `TritonServer.drain` ends the server as soon as this gauge is 0.
         self._admitted.set(open_utterances)
 
     def changed(self, open_utterances: int) -> None:
@@ -161,8 +160,8 @@ class ServerMetrics(Observer):
             self._prompts[result].inc(count - self._prompts_counted[result])
             self._prompts_counted[result] = count
         self._provisional.set(self._pipeline.load.provisional_streams)
-        # These gauges are set last. Once a reader of the metrics port sees that no stream is open,
-        # all other values are up to date.
+        # The gauges of open streams are set last. Once a reader of the metrics port sees that no
+        # stream is open, all other values are up to date.
         self._opened.set(self._pipeline.open_streams)
         self._admitted.set(open_utterances)
 
@@ -212,12 +211,13 @@ class ServerMetrics(Observer):
                 playback.underruns,
             ),
         )
-        # This counter is last, because a new label may fail: its file may have to grow.
+        # The counter comes last, because a new label may fail: the file of the metrics may have to
+        # grow, and the disk may be full.
         self._ended.labels(reason).inc()
 
 
-# A stage of the ensemble calls the following functions without a registry, because only the
-# launcher exports its metrics.
+# A stage of the ensemble calls the following functions without a registry, because the launcher
+# alone exports the metrics of a stage.
 
 
 def open_streams(owner: str) -> Callable[[int], None]:
@@ -252,7 +252,7 @@ def starts(registry: CollectorRegistry | None = None) -> Callable[[bool], None]:
     """Creates the counter of the first chunks of utterances, by their kind.
 
     Returns:
-        A function that counts a first chunk. Its argument is whether the chunk is provisional.
+        A function that counts a first chunk. The argument is whether the chunk is provisional.
     """
     family = Counter(
         "token2wav_starts_total",
@@ -270,8 +270,8 @@ def refusals(registry: CollectorRegistry | None = None) -> Callable[[Token2WavEr
     Errors are counted by the field or limit with which their message begins.
 
     Returns:
-        A function that counts an error. It never fails, because it is called before the error is
-        returned to the client.
+        A function that counts an error. The function never raises, because the error is returned to
+        the client only after the call.
     """
     family = Counter(
         "token2wav_refused_total",

@@ -76,7 +76,7 @@ class UtterancePool:
         self._hung = set[Turn]()  # turns that were found to hang, so their utterances have failed
         self._ended = 0  # utterances whose end the observer knows
         self._changed = False
-        # It keeps the numbers of open utterances that the observer gets in their order.
+        # Keeps the reports to the observer in order.
         self._observing = threading.Lock()
 
     @property
@@ -293,10 +293,10 @@ class UtterancePool:
             self.cancel(utterance, error)
 
     def report_changes(self) -> None:
-        """Tells the observer of the changes since the last call, if there were any.
+        """Reports the open utterances to the observer, if the state has changed since the last call.
 
-        An observer may take longer than the opening of an utterance, so it does not hear of each
-        one.
+        One report may cover many changes, because a call of the observer may take longer than the
+        opening of an utterance.
         """
         with self._observing:
             if self._changed:

@@ -1,4 +1,4 @@
-"""Connection between the engine and its front, over which both send and read frames."""
+"""Connection between the engine and the front, over which both send and read frames."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Connection:
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait to be sent, those included that the kernel has not taken yet."""
+        """Bytes that wait to be sent, including the bytes that a running call sends."""
         return self._unsent
 
     def send(self, frame: bytes) -> int:

@@ -39,13 +39,14 @@ CONNECTED = ".connected"
 
 
 class Engine:
-    """Engine of one model. It serves one front at a time.
+    """Engine of one model, which serves one front at a time.
 
-    When a front disconnects, nobody can hear its utterances any more, so all of them end.
+    When a front disconnects, no client can receive the audio of open utterances any more, so the
+    engine ends all utterances.
 
     Args:
-        path: path of the Unix socket. Its folder decides who may connect. A socket that an earlier
-            engine has left there is replaced.
+        path: path of the Unix socket. The permissions of the folder decide which processes may
+            connect. A socket that an earlier engine has left at the path is replaced.
     """
 
     def __init__(self, service: Service, path: Path) -> None:
