@@ -31,8 +31,6 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving import end_limits
 from token2wav.serving.audio_output import AudioFormat, AudioOutput
 from token2wav.serving.end_limits import EndReason, RepeatLimit, SilenceLimit
-from token2wav.serving.observer import Observer
-from token2wav.serving.utterance import Utterance
 
 CONFIG = CosyVoice3Config.read(TINY)
 REPEATS = 8
@@ -208,14 +206,6 @@ def test_settings_are_the_default_and_a_request_may_choose(voice: Voice) -> None
 
 
 # Requests of a server.
-
-
-class Reasons(Observer):
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-
-    def ended(self, utterance: Utterance, reason: str) -> None:
-        self.reasons.append(reason)
 
 
 @pytest.mark.parametrize("end", [False, True])

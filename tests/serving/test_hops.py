@@ -26,11 +26,6 @@ from token2wav.serving.hops import (
 CONFIG = CosyVoice3Config.read(TINY)
 
 
-def test_hops_double_up_to_the_longest() -> None:
-    schedule = HopSchedule.of(StreamConfig(), CONFIG)
-    assert [schedule.hop(index) for index in range(5)] == [25, 50, 100, 100, 100]
-
-
 @pytest.mark.parametrize(("withheld_tokens", "expected"), [(0, 6), (3, 6), (4, 7), (10, 13)])
 def test_a_first_chunk_has_audio_for_half_of_its_tokens(
     withheld_tokens: int, expected: int

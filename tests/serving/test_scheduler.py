@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
@@ -109,32 +108,6 @@ class Rig:
         return sum(len(answer.replies) for answers in steps for answer in answers)
 
 
-def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
-    rig = Rig()
-    utterance = rig.admitted()
-    assert utterance.status is Status.UNOPENED
-    assert rig.push(utterance, 0) == []
-    [[answer]] = rig.finish(rig.opens(utterance))
-    assert (len(answer.replies), answer.ended) == (1, "")
-    seen = [utterance.status]
-    assert rig.push(utterance, FIRST - 1) == [0]  # consumed: the tokens complete no chunk
-    seen.append(utterance.status)
-    assert rig.push(utterance, 1) == []
-    seen.append(utterance.status)
-    assert rig.push(utterance, SECOND - FIRST) == []  # waits for the chunk of an earlier message
-    for _ in range(2):
-        assert rig.run_chunk(utterance) == 1
-        seen.append(utterance.status)
-    assert rig.push(utterance, 0, end=True) == []
-    assert rig.run_chunk(utterance) == 1
-    seen.append(utterance.status)
-    ready, waiting = Status.READY, Status.WAITING
-    assert seen == [waiting, waiting, ready, ready, waiting, Status.FINISHED]
-    assert rig.scheduler.utterances == []
-    with pytest.raises(StreamClosedError):
-        rig.push(utterance, 1)
-
-
 def test_requests_open_in_order_behind_older_chunks() -> None:
     rig = Rig()
     rig.push(debt := rig.admitted(), 0)
@@ -186,31 +159,6 @@ def test_a_canary_is_served_first_and_no_limit_refuses_it() -> None:
     rig.finish(rig.computes(old), Sample())
     rig.scheduler.fail(old, LimitError("cache: full"))
     rig.admitted()  # the canary takes no room
-
-
-def test_a_message_stays_until_its_request_is_open() -> None:
-    rig = Rig()
-    utterance = rig.admitted()
-    assert rig.push(utterance, 1) == []
-    assert utterance.status is Status.UNOPENED
-    answer = rig.scheduler.fail(utterance, error := LimitError("cache: full"))
-    assert answer is not None
-    assert (len(answer.replies), answer.error, answer.ended) == (1, error, "LimitError")
-    assert (utterance.status, utterance.why_closed) == (
-        Status.FAILED,
-        "stream: it failed: cache: full",
-    )
-    assert rig.scheduler.fail(utterance, LimitError("again")) is None
-
-
-def test_requests_during_a_computation_are_answered() -> None:
-    rig = Rig()
-    utterance = rig.opened()
-    rig.push(utterance, FIRST)
-    turn = rig.computes(utterance)
-    assert rig.push(utterance, 1) == []
-    [[answer]] = rig.finish(turn)
-    assert len(answer.replies) == 2
 
 
 def test_a_message_that_arrives_while_replies_end_is_answered_by_the_same_worker() -> None:
@@ -292,22 +240,6 @@ def test_only_as_many_turns_are_computed_as_there_are_workers() -> None:
     assert (rig.scheduler.idle_workers, rig.scheduler.has_work) == (0, False)
 
 
-def test_a_turn_that_takes_too_long_hangs() -> None:
-    rig = Rig()
-    rig.push(utterance := rig.opened(), FIRST)
-    rig.clock.now += 0.5
-    turn = rig.computes(utterance)
-    assert (turn.tokens, turn.waited, turn.started) == (2 * HOP, [0.5], rig.clock.now)
-    rig.clock.now += 180.0
-    assert rig.scheduler.hung(rig.clock()) == []
-    rig.clock.now += 1.0
-    assert rig.scheduler.hung(rig.clock()) == [turn]
-    with pytest.raises(BackendError, match="no batch has finished for 181 s; the server hangs"):
-        rig.admitted()
-    rig.finish(turn)
-    rig.admitted()
-
-
 @pytest.mark.parametrize(("admitted", "chunks"), [(1.0, 2), (2.0, 3), (9.0, 4)])
 def test_a_waiting_stream_without_audio_counts_by_its_admission(
     admitted: float, chunks: int
@@ -353,16 +285,6 @@ def test_only_a_request_that_awaits_tokens_is_idle() -> None:
     assert all(isinstance(error, IdleError) for _, error in overdue)
 
 
-def test_a_request_that_was_ended_gets_no_result() -> None:
-    rig = Rig()
-    rig.push(utterance := rig.opened(), FIRST)
-    rig.scheduler.fail(utterance, StreamClosedError("stream: it was cancelled"))
-    for record in (utterance.hear, utterance.finish_chunk):
-        with pytest.raises(StreamClosedError, match=r"^stream: it was cancelled$"):
-            record(Sample())
-    assert (utterance.playback.started, utterance.chunker.chunks) == (None, 0)
-
-
 @pytest.mark.parametrize("result", [None, Sample(0.0)])
 def test_a_result_without_audio_does_not_start_playback(result: Sample | None) -> None:
     rig = Rig()
@@ -386,16 +308,6 @@ def test_a_dry_listener_gets_available_audio_if_a_reply_is_open(
     turn = rig.scheduler.next_turn(WORKER, rig.clock())
     assert (turn is not None) == keep_open
     assert utterance.chunker.next_tokens == (25 if keep_open else 0)
-
-
-def test_kept_replies_are_finished_with_their_request_each_once() -> None:
-    rig = Rig()
-    utterance = rig.opened()
-    assert rig.push(utterance, 1, keep_open=True) == []
-    assert len(utterance.messages) == 0
-    assert rig.push(utterance, 1, end=True, keep_open=True) == []
-    assert rig.run_chunk(utterance) == 2
-    assert np.array_equal([utterance.chunker.new_tokens, utterance.chunker.chunks], [2, 1])
 
 
 # Interruptions of a batch between its ODE steps.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -27,7 +26,6 @@ from testkit.replies import (
     refused,
 )
 from token2wav import (
-    BackendError,
     InputError,
     LimitError,
     StreamClosedError,
@@ -37,7 +35,6 @@ from token2wav import (
 from token2wav.serving.observer import Observer
 from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
 from token2wav.serving.turn import Computed
-from token2wav.serving.utterance import Utterance
 from token2wav.serving.utterance_pool import UtterancePool
 from token2wav.serving.worker import WorkerPool
 
@@ -291,29 +288,6 @@ def test_observer_sees_no_open_stream_after_a_cancellation(
     until(lambda: counts[-1:] == [0])
     workers.close()
     assert counts[-1] == 0
-
-
-def test_a_request_whose_turn_fails_ends_alone(model: Token2Wav, voice: Voice) -> None:
-    """The pool without workers: this thread is the worker of a request."""
-    limits, reasons = replace(LIMITS, streams=2), list[str]()
-
-    class Onlooker(Observer):
-        def ended(self, utterance: Utterance, reason: str) -> None:
-            reasons.append(reason)
-
-    pool = UtterancePool(model.pipeline, limits, Onlooker(), time.monotonic, Counter())
-    failing, other = pool.open(voice), pool.open(voice)
-    pool.push(failing, [1], reply := RecordingReply(), end=False)
-    turn = pool.next_turn(WORKER)
-    assert turn is not None
-    assert turn.utterances == [failing]
-    model.pipeline.open(failing)
-    pool.finish_turn(turn, Computed([error := BackendError("backend: a bug")], 0.1, {}))
-    assert reply.failed() is error
-    assert (failing.over, failing.handles, other.over) == (True, (), False)
-    pool.cancel(other)
-    assert reasons == ["BackendError", "cancelled"]
-    assert pool.open_utterances == 0
 
 
 def test_a_worker_that_hangs_in_an_interruption_is_one_worker(

@@ -27,7 +27,6 @@ from testkit.replies import (
 )
 from token2wav import BackendError, LimitError, StreamClosedError, Token2Wav, Voice
 from token2wav.errors import ExpiredError, IdleError
-from token2wav.serving.worker import WorkerPool
 
 
 def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice) -> None:
@@ -87,22 +86,6 @@ def test_a_request_that_takes_long_is_not_idleness(
     time.sleep(0.2)  # several polls; idle time counts from the end of the work
     workers.utterances.push(utterance, demo_tokens(30)[FIRST:], rest, end=True)
     assert np.array_equal(joined(slow, rest), expected(30))
-
-
-def test_a_client_that_vanishes_ends_its_utterance(
-    workers: WorkerPool, model: Token2Wav, voice: Voice
-) -> None:
-    reply, closed = GatedReply(), Counter()
-    workers.utterances.push(
-        workers.utterances.open(voice, closed), demo_tokens(SECOND + 100), reply, end=True
-    )
-    assert reply.reached.wait(WAIT_SECONDS)
-    reply.cancelled = True
-    assert isinstance(reply.failed(), StreamClosedError)
-    reply.gate.set()
-    until(lambda: model.pipeline.open_streams == 0)  # the worker that was sending frees it
-    assert len(reply.chunks) == 1
-    assert closed.count == 1
 
 
 def test_idle_streams_are_freed_while_the_worker_hangs(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from testkit.batches import WHOLE_BLOCKS
 from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from testkit.patience import until
 from testkit.replies import (
@@ -29,24 +25,12 @@ from testkit.replies import (
     joined,
     speak,
 )
-from testkit.stages import two_stages
 from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
-from token2wav.config.model_config import ModelConfig
-from token2wav.config.token_format import TokenFormat
 from token2wav.errors import DeviceLostError
 from token2wav.serving import pipeline
 from token2wav.serving.observer import Observer
 from token2wav.serving.turn import Answer, Turn
 from token2wav.serving.worker import WorkerPool
-from token2wav.stages.stage import (
-    DEFAULT_OPTIONS,
-    FlowStage,
-    FrameChunk,
-    StatefulStage,
-    StreamOptions,
-    TokenChunk,
-    VocoderStage,
-)
 
 
 @pytest.mark.parametrize(
@@ -213,64 +197,6 @@ def test_an_interruption_has_the_time_of_its_own_work_on_the_device(
     monkeypatch.setattr(workers.utterances, "next_interruption", lambda turn, spent: turn)
     turn: Any = "a turn"
     assert workers._interrupt(turn, 0.0) == 0.375
-
-
-class FlowWithoutLookahead(StatefulStage[Voice], FlowStage):
-    """Flow without look-ahead, so that no token is left for a last chunk at a chunk's border."""
-
-    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
-        return self.register(voice)
-
-    def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
-        return [torch.zeros(1, 2 * (chunk.stop - chunk.start)) for _, chunk in batch]
-
-    def whole(
-        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
-    ) -> torch.Tensor:
-        return torch.zeros(1, 2 * len(tokens))
-
-
-class TenSamplesOfEachFrame(StatefulStage[None], VocoderStage):
-    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
-        return self.register(None)
-
-    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
-        return [self.whole(chunk.frames) for _, chunk in batch]
-
-    def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        return mel[0].repeat_interleave(10)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneBandConfig(ModelConfig):
-    token_mel_ratio: int = 2
-    mel_bands: int = 1
-    speaker_size: int = 3
-
-
-def test_an_end_alone_at_a_chunks_border_is_no_fault(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = OneBandConfig(
-        tokens=TokenFormat.numbers(100),
-        block_tokens=5,
-        sample_rate=500,
-        samples_per_token=20,
-        stages=("flow", "vocoder"),
-    )
-    workers = make(
-        Token2Wav(config, two_stages(FlowWithoutLookahead(), TenSamplesOfEachFrame()), WHOLE_BLOCKS)
-    )
-    utterance = workers.utterances.open(
-        Voice(np.zeros(0, np.int32), np.zeros((0, 1), np.float32), np.ones(3, np.float32))
-    )
-    first, end = RecordingReply(), RecordingReply()
-    workers.utterances.push(utterance, np.arange(5), first, end=False)
-    assert [len(chunk.audio) for chunk in first.succeeded()] == [100]
-    workers.utterances.push(utterance, [], end, end=True)
-    assert [(len(chunk.audio), chunk.final) for chunk in end.succeeded()] == [(0, True)]
-    workers.close()  # after its last turn
-    assert not caplog.records
 
 
 def broken(*_: object) -> None:

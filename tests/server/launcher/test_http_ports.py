@@ -9,7 +9,6 @@ import urllib.request
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS
-from token2wav_server import PortInUseError
 from token2wav_server.launcher.http_ports import Status, StatusPort
 from token2wav_server.launcher.ports import Ports
 
@@ -37,13 +36,3 @@ def test_status_port_answers_with_the_latest_status() -> None:
             assert asked(port) == answer
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
-
-
-def test_a_port_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(
-            PortInUseError,
-            match=rf"^status port {port} on 127.0.0.1 cannot be used \(Address already",
-        ):
-            StatusPort("127.0.0.1", port)

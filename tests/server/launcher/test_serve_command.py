@@ -13,12 +13,8 @@ from typing import Any
 import pytest
 
 from testkit.models.tiny_model import TINY, tiny_copy
-from token2wav_server import Ports, cli
+from token2wav_server import cli
 from token2wav_server.launcher.access import Access
-
-
-def port_arguments() -> list[str]:
-    return [f"--{name}-port={port}" for name, port in vars(Ports.free()).items()]
 
 
 def test_model_folder_that_cannot_be_served(

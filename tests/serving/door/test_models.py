@@ -112,7 +112,7 @@ def subject(
 
 def test_streams_side_by_side_in_random_portions(subject: Subject) -> None:
     """Flows get their voice by name, as tensors, or by its id. If a decoder adds noise, every third
-    stream turns it off.
+    stream turns it off. Every second stream ends with a message without tokens.
     """
     voice, config = subject.voice, subject.door.model.config
     voices: list[Voice | VoiceInputs | str | None] = [None]
@@ -125,7 +125,7 @@ def test_streams_side_by_side_in_random_portions(subject: Subject) -> None:
     sent = at_once(
         [
             subject.door.speak(
-                random_portions(tokens, seed % 8),
+                [*random_portions(tokens, seed % 8), *[tokens[:0]] * (seed % 2)],
                 voices[seed % len(voices)],
                 **options[seed % len(options)],
             )

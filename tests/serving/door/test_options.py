@@ -84,9 +84,3 @@ def test_requests_after_the_end_by_a_limit(door: Door, voice: Voice, keep_open: 
         assert door.refusal([1], None, "loops", end=end) == ENDED
     again = door.send(LOOP[:30], voice, "loops", start=True, end=True)
     assert len(audio_of([again])) == 960 * 30
-
-
-def test_a_stream_without_a_limit_has_no_reason(door: Door, voice: Voice) -> None:
-    chunks = door.heard([LOOP], voice)
-    assert {chunk.end_reason for chunk in chunks} == {None}
-    assert sum(len(chunk.audio) for chunk in chunks) == 960 * len(LOOP)

@@ -26,19 +26,6 @@ def test_owners_are_distinguished_by_name_and_key() -> None:
     assert "key" not in repr(ALICE).replace("stream_key", "")
 
 
-def test_a_stream_is_found_by_its_owner_only() -> None:
-    sequences: Sequences[str] = Sequences(30.0)
-    assert sequences.started_by(1, ALICE) is None
-    sequences.add(1, ALICE, "stream")
-    assert sequences.find(1, ALICE) == sequences.started_by(1, ALICE) == "stream"
-    with pytest.raises(InputError, match="'1' is an open stream of another client"):
-        sequences.find(1, BOB)
-    with pytest.raises(InputError, match="'1' is in use by an open stream of another client"):
-        sequences.started_by(1, BOB)
-    with pytest.raises(StreamClosedError, match="'2' is no open stream"):
-        sequences.find(2, ALICE)
-
-
 def test_one_warning_of_streams_that_anybody_can_continue(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -97,13 +84,6 @@ def test_a_contested_id_is_refused_while_requests_arrive() -> None:
     assert sequences.started_by(1, NOBODY) is None
 
 
-def test_an_owner_with_a_key_may_start_its_id_again() -> None:
-    sequences: Sequences[str] = Sequences(30.0, FakeClock())
-    sequences.add(1, ALICE, "first")
-    sequences.remove(1, "first", str(sequences.start_twice(1, ALICE)))
-    assert sequences.started_by(1, ALICE) is None
-
-
 def test_contested_ids_are_bounded() -> None:
     sequences: Sequences[int] = Sequences(30.0, FakeClock())
     for number in range(1, 10_001):
@@ -111,10 +91,3 @@ def test_contested_ids_are_bounded() -> None:
     assert sequences.started_by(1, NOBODY) is None
     with pytest.raises(InputError, match="'10000' was started a second time"):
         sequences.started_by(10_000, NOBODY)
-
-
-def test_whole_utterances_have_no_id() -> None:
-    sequences: Sequences[str] = Sequences(30.0)
-    for nothing in (0, ""):
-        sequences.add(nothing, ALICE, "whole")
-        assert sequences.started_by(nothing, ALICE) is None

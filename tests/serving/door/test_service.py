@@ -12,7 +12,7 @@ import pytest
 
 from testkit.door import Door
 from testkit.models.tiny_model import FaultyVocoder, demo_tokens
-from testkit.replies import Expected, RecordingReply
+from testkit.replies import RecordingReply
 from token2wav import Token2Wav, Voice
 from token2wav.cache.block_pool import OutOfBlocksError
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig, StreamConfig
@@ -25,19 +25,6 @@ from token2wav.serving.observer import Observer
 def door(faulty: tuple[Token2Wav, FaultyVocoder]) -> Iterator[Door]:
     with Door.open(faulty[0]) as door:
         yield door
-
-
-def test_the_audio_is_that_of_the_library(door: Door, voice: Voice, expected: Expected) -> None:
-    [chunk] = door.send(demo_tokens(4), voice).succeeded()
-    assert chunk.final
-    assert (chunk.audio == expected(4)).all()
-
-
-def test_a_message_continues_the_utterance_of_its_id(door: Door, voice: Voice) -> None:
-    opened = door.send(demo_tokens(4), voice, 7, start=True)
-    rest = door.send(demo_tokens(4), None, 7, end=True)
-    assert sum(chunk.token_count for chunk in rest.succeeded()) == 8
-    assert opened.succeeded() == []
 
 
 def test_an_error_of_the_reader_refuses_the_message(door: Door) -> None:

@@ -76,14 +76,6 @@ def test_a_file_that_cannot_be_used_is_named(
     assert str(refused.value).startswith(f"voices: {tmp_path / name}: {message}")
 
 
-def test_a_prompt_beyond_the_limit_is_refused(tmp_path: Path) -> None:
-    files = (saved(tmp_path / "anna.safetensors", 751),)
-    with pytest.raises(
-        ConfigError, match=r"anna\.safetensors: prompt_tokens: 751 tokens; at most 750 are allowed"
-    ):
-        voices_in(ServerConfig(voices=files), CosyVoice3Config.read(TINY))
-
-
 def test_equal_ids_for_equal_content_only() -> None:
     voice = a_voice(4, 0)
     assert a_voice(4, 0).content_hash == voice.content_hash
@@ -106,19 +98,6 @@ def test_the_client_computes_the_same_id(prompt_tokens: int) -> None:
         ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding).id
         == voice.content_hash
     )
-
-
-def test_a_registered_voice_is_found_by_its_id() -> None:
-    registry, voice = VoiceRegistry(2), a_voice(4, 0)
-    assert registry.register(voice) == voice.content_hash
-    assert registry.get(voice.content_hash) is voice
-
-
-def test_an_unknown_id_is_refused_by_name() -> None:
-    with pytest.raises(
-        InputError, match=r"^voice_id: 'abc' is not registered here; send the voice itself once$"
-    ):
-        VoiceRegistry(2).get("abc")
 
 
 def test_the_least_recently_used_voice_goes_first() -> None:
