@@ -195,7 +195,6 @@ def cache() -> Finding:
     return Finding(name, "ok", f"{text}; {token} for {constants.ENDPOINT}{offline}")
 
 
-# Checks that a server needs, and that import no torch. A server checks its ports as it opens them.
 def clock(
     now: Callable[[], float] = time.time,
     reading: Callable[[], float] = time.monotonic,
@@ -225,6 +224,7 @@ def clock(
     return Finding(name, "ok", text)
 
 
+# Checks that a server needs, and that import no torch. A server checks its ports as it opens them.
 BEFORE_START: dict[str, Check] = {
     "triton server": lambda: [triton_server()],
     "shared memory": lambda: [shared_memory()],

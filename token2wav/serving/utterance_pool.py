@@ -293,10 +293,10 @@ class UtterancePool:
             self.cancel(utterance, error)
 
     def report_changes(self) -> None:
-        """Reports the open utterances to the observer, if the state has changed since the last call.
+        """Reports the open utterances to the observer, if anything has changed since the last call.
 
-        One report may cover many changes, because a call of the observer may take longer than the
-        opening of an utterance.
+        One report may cover many changes, because a call of the observer may take longer than an
+        utterance takes to open.
         """
         with self._observing:
             if self._changed:
