@@ -88,7 +88,7 @@ class Token2Wav:
             stream or StreamConfig(),
             runtime or RuntimeConfig(),
         )
-        config = _config_under(folder, stream)
+        config = config_under(folder, stream)
         made = assemble(folder, config, stream, runtime, streams, stages)
         log.info(
             "configuration %s of %s: %s %s", config_hash(config, stream), folder, config, stream
@@ -236,13 +236,16 @@ def check_settings(folder: Path, stream: StreamConfig, runtime: RuntimeConfig) -
         ConfigError: a setting does not fit the model, or this machine lacks the device, the backend
             or the memory.
     """
-    check_runtime(folder, _config_under(folder, stream), stream, runtime)
+    check_runtime(folder, config_under(folder, stream), stream, runtime)
 
 
-def _config_under(folder: Path, stream: StreamConfig) -> ModelConfig:
-    """Reads the configuration of a model folder, and applies the settings of streams."""
+def config_under(folder: Path, stream: StreamConfig) -> ModelConfig:
+    """Reads the configuration of a model folder, and applies the settings of streams.
+
+    Raises:
+        ConfigError: a setting does not fit the model.
+    """
     config = read_config(folder).with_stream_settings(stream)
     config.check(stream)
     HopSchedule.of(stream, config)
-    config.allowed_steps(stream.steps)
     return config

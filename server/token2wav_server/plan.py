@@ -20,7 +20,7 @@ from token2wav.config import LimitConfig, StreamConfig
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.hub import MODEL_HELP, model_folder
-from token2wav.published.registry import read_config
+from token2wav.model import config_under
 from token2wav.serving.policy import chunks_at_once
 from token2wav_server.plan_graphs import NODE_BYTES, graph_nodes, vocoder_bytes
 from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
@@ -66,7 +66,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         max_hop_tokens=options.max_hop_tokens,
         block_tokens=options.block_tokens,
     )
-    model = read_config(model_folder(options.model, "config")).with_stream_settings(stream)
+    model = config_under(model_folder(options.model, "config"), stream)
     rate = model.token_frame_rate
     prompt, length = (
         round(options.prompt_seconds * rate),
