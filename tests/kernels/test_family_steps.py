@@ -42,7 +42,7 @@ MAKERS = {
     "mean flow": lambda: UNet(
         BANDS, 16, 2, 16, mid_blocks=1, layers=1, block_frames=BLOCK, mean_flow=True
     ),
-    "step audio": lambda: StepAudioDiT(BANDS, 32, 2, 16, layers=1),
+    "step audio": lambda: StepAudioDiT(BANDS, 32, 2, 16, layers=2),
 }
 STEP_MAKERS: dict[str, Callable[[Any, OdeTables, PagedKVCache], StepFunction]] = {
     "unet": CosyVoice2KernelStep,
