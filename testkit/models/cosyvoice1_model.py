@@ -12,15 +12,18 @@ from typing import Any
 
 import torch
 
+from testkit.models.cosyvoice2_model import CFM_YAML, HIFT_22_KHZ, HIFT_YAML
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill
+from testkit.models.yaml_edits import edit_text
 from testkit.utterances import Audio, Tokens
 from token2wav import Token2Wav, Voice
 from token2wav.families.cosyvoice1.config import CosyVoice1Config, read
 from token2wav.families.cosyvoice1.network import CosyVoice1
 from token2wav.stages.stage import FrameChunk
 
-_YAML = """\
+_YAML = (
+    """\
 __set_seed1: !apply:random.seed [1986]
 
 sample_rate: 22050
@@ -57,18 +60,9 @@ flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
     length_regulator: !new:cosyvoice.flow.length_regulator.InterpolateRegulator
         channels: 80
         sampling_ratios: [1, 1, 1, 1]
-    decoder: !new:cosyvoice.flow.flow_matching.ConditionalCFM
-        in_channels: 240
-        n_spks: 1
-        spk_emb_dim: 80
-        cfm_params: !new:omegaconf.DictConfig
-            content:
-                sigma_min: 1e-06
-                solver: 'euler'
-                t_scheduler: 'cosine'
-                training_cfg_rate: 0.2
-                inference_cfg_rate: 0.7
-                reg_loss_type: 'l1'
+"""
+    + CFM_YAML
+    + """\
         estimator: !new:cosyvoice.flow.decoder.ConditionalDecoder
             in_channels: 320
             out_channels: 80
@@ -79,57 +73,29 @@ flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
             num_mid_blocks: {layers[0]}
             num_heads: {heads}
             act_fn: 'gelu'
-
-hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
-    in_channels: 80
-    base_channels: {vocoder[0]}
-    nb_harmonics: 8
-    sampling_rate: !ref <sample_rate>
-    nsf_alpha: 0.1
-    nsf_sigma: 0.003
-    nsf_voiced_threshold: 10
-    upsample_rates: [8, 8]
-    upsample_kernel_sizes: [16, 16]
-    istft_params:
-        n_fft: 16
-        hop_len: 4
-    resblock_kernel_sizes: [3, 7, 11]
-    resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
-    source_resblock_kernel_sizes: [7, 11]
-    source_resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5]]
-    lrelu_slope: 0.1
-    audio_limit: 0.99
-    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.ConvRNNF0Predictor
-        num_class: 1
-        in_channels: 80
-        cond_channels: {vocoder[1]}
 """
+    + HIFT_YAML
+)
 
 
 def write_yaml(folder: Path, golden: FamilyGolden) -> Path:
     """Writes the model file for the sizes of a golden set."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "cosyvoice.yaml"
-    path.write_text(_YAML.format(**golden.sizes))
+    path.write_text(_YAML.format(cfm="ConditionalCFM", **HIFT_22_KHZ, **golden.sizes))
     return path
 
 
 def write_glm4_voice_yaml(folder: Path, golden: FamilyGolden) -> Path:
     """Writes the model file of GLM-4-Voice for the sizes of a golden set."""
-    path = write_yaml(folder, golden)
-    text = path.read_text()
-    for old, new in (
+    return edit_text(
+        write_yaml(folder, golden),
         ("vocab_size: 4096", "vocab_size: 16384"),
         ("input_frame_rate: 50", "input_frame_rate: 12.5"),
         ("encoder.ConformerEncoder", "encoder.BlockConformerEncoder"),
         ("'rel_selfattn'", "'block_rel_selfattn'\n        block_size: 2"),
-    ):
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    path.unlink()
-    path = path.with_name("config.yaml")
-    path.write_text(text)
-    return path
+        name="config.yaml",
+    )
 
 
 def published_config() -> CosyVoice1Config:

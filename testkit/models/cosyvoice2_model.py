@@ -12,12 +12,28 @@ from torch import nn
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill
+from testkit.models.yaml_edits import edit_text
 from token2wav import Voice
 from token2wav.families.cosyvoice2.config import read
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
 from token2wav.networks.hift import HiFT
 
-_YAML = """\
+CFM_YAML = """\
+    decoder: !new:cosyvoice.flow.flow_matching.{cfm}
+        in_channels: 240
+        n_spks: 1
+        spk_emb_dim: 80
+        cfm_params: !new:omegaconf.DictConfig
+            content:
+                sigma_min: 1e-06
+                solver: 'euler'
+                t_scheduler: 'cosine'
+                training_cfg_rate: 0.2
+                inference_cfg_rate: 0.7
+                reg_loss_type: 'l1'
+"""
+_YAML = (
+    """\
 __set_seed1: !apply:random.seed [1986]
 
 sample_rate: 24000
@@ -56,18 +72,9 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
         use_cnn_module: False
         macaron_style: False
         static_chunk_size: !ref <chunk_size>
-    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
-        in_channels: 240
-        n_spks: 1
-        spk_emb_dim: 80
-        cfm_params: !new:omegaconf.DictConfig
-            content:
-                sigma_min: 1e-06
-                solver: 'euler'
-                t_scheduler: 'cosine'
-                training_cfg_rate: 0.2
-                inference_cfg_rate: 0.7
-                reg_loss_type: 'l1'
+"""
+    + CFM_YAML
+    + """\
         estimator: !new:cosyvoice.flow.decoder.CausalConditionalDecoder
             in_channels: 320
             out_channels: 80
@@ -81,25 +88,26 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
             static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
             num_decoding_left_chunks: !ref <num_decoding_left_chunks>
 """
+)
 HIFT_YAML = """\
 
 hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
     in_channels: 80
     base_channels: {vocoder[0]}
     nb_harmonics: 8
-    sampling_rate: 24000
+    sampling_rate: {sampling_rate}
     nsf_alpha: 0.1
     nsf_sigma: 0.003
     nsf_voiced_threshold: 10
-    upsample_rates: [8, 5, 3]
-    upsample_kernel_sizes: [16, 11, 7]
+    upsample_rates: {rates}
+    upsample_kernel_sizes: {kernels}
     istft_params:
         n_fft: 16
         hop_len: 4
     resblock_kernel_sizes: [3, 7, 11]
     resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
-    source_resblock_kernel_sizes: [7, 7, 11]
-    source_resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
+    source_resblock_kernel_sizes: {source_kernels}
+    source_resblock_dilation_sizes: {source_dilations}
     lrelu_slope: 0.1
     audio_limit: 0.99
     f0_predictor: !new:cosyvoice.hifigan.f0_predictor.ConvRNNF0Predictor
@@ -107,33 +115,42 @@ hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
         in_channels: 80
         cond_channels: {vocoder[1]}
 """
+_DILATIONS = [1, 3, 5]
+HIFT = {  # sizes of the vocoder
+    "sampling_rate": 24000,
+    "rates": [8, 5, 3],
+    "kernels": [16, 11, 7],
+    "source_kernels": [7, 7, 11],
+    "source_dilations": [_DILATIONS] * 3,
+}
+HIFT_22_KHZ = {
+    "sampling_rate": "!ref <sample_rate>",
+    "rates": [8, 8],
+    "kernels": [16, 16],
+    "source_kernels": [7, 11],
+    "source_dilations": [_DILATIONS] * 2,
+}
 
 
 def write_yaml(folder: Path, golden: FamilyGolden) -> Path:
     """Writes the model file for the sizes of a golden set."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "cosyvoice2.yaml"
-    path.write_text((_YAML + HIFT_YAML).format(**golden.sizes))
+    path.write_text((_YAML + HIFT_YAML).format(cfm="CausalConditionalCFM", **HIFT, **golden.sizes))
     return path
 
 
 def write_moss_speech_yaml(folder: Path, golden: FamilyGolden) -> Path:
     """Writes the model file of MOSS-Speech for the sizes of a golden set."""
-    path = write_yaml(folder, golden)
-    text = path.read_text()
-    for old, new in (
+    return edit_text(
+        write_yaml(folder, golden),
         ("token_frame_rate: 25", "token_frame_rate: 12.5"),
         ("token_mel_ratio: 2", "token_mel_ratio: 4"),
         ("chunk_size: 25", "chunk_size: 5"),
         ("vocab_size: 6561", "vocab_size: 20480"),
         ("        use_cnn_module", "        upsample_stride: 4\n        use_cnn_module"),
-    ):
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    path.unlink()
-    path = path.with_name("config.yaml")
-    path.write_text(text)
-    return path
+        name="config.yaml",
+    )
 
 
 def write_model(

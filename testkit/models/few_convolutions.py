@@ -12,6 +12,7 @@ import torch
 
 from testkit.models.golden import TINY
 from testkit.models.random_weights import fill
+from testkit.models.yaml_edits import edit_text
 from token2wav.networks.hift import HiFT
 from token2wav.published.registry import read_config
 
@@ -28,11 +29,8 @@ def with_few_convolutions(config: Path) -> Path:
     Args:
         config: YAML file of the folder.
     """
-    text = config.read_text()
-    for key, published, fewer in _FEWER:
-        assert text.count(f"{key}: {published}") == 1
-        text = text.replace(f"{key}: {published}", f"{key}: {fewer}")
-    config.write_text(text)
+    changes = ((f"{key}: {published}", f"{key}: {fewer}") for key, published, fewer in _FEWER)
+    edit_text(config, *changes)
     folder = config.parent
     model: Any = read_config(folder)
     (folder / "hift.safetensors").unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testkit.models.cosyvoice2_model import HIFT_YAML, write_weights
+from testkit.models.cosyvoice2_model import HIFT, HIFT_YAML, write_weights
 from testkit.models.family_golden import FamilyGolden
 from token2wav.families.stepaudio2.config import read
 from token2wav.families.stepaudio2.flow import stepaudio2_flow
@@ -58,7 +58,7 @@ def write_yaml(folder: Path, golden: FamilyGolden, *, hift: bool = True) -> Path
             sizes in itself.
     """
     path = folder / "flow.yaml"
-    path.write_text((_YAML + HIFT_YAML * hift).format(**golden.sizes))
+    path.write_text((_YAML + HIFT_YAML * hift).format(**HIFT, **golden.sizes))
     return path
 
 

@@ -15,13 +15,15 @@ from benchmarks.gpu.settings import SETTINGS
 from testkit.models.codec_models import CODECS, WRITERS
 from testkit.models.cosyvoice2_model import write_yaml
 from testkit.models.family_golden import FamilyGolden
+from testkit.models.folder_edits import write_folder
 from testkit.models.golden import TINY
 from testkit.models.sized import public_configs
+from testkit.models.yaml_edits import edit_text
 from testkit.utterances import a_voice, portions, some_tokens
 from testkit.window_memory import kept_bytes
 from tests.benchmarks.test_gpu_report import chunk, good, row
 from tests.stages.rig import CheapSolver, FlowStream, Parts
-from token2wav import LimitError, StreamConfig, Token2Wav
+from token2wav import ConfigError, LimitError, StreamConfig, Token2Wav
 from token2wav.assembly import flow_networks, load_network
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -348,14 +350,11 @@ def test_a_codec_takes_what_its_engine_takes(
 
 def test_blocks_of_the_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The plan is that of a model whose file has these blocks."""
-    text = write_yaml(tmp_path / "edited", FamilyGolden("cosyvoice2", "tiny")).read_text()
-    (tmp_path / "dynamic").mkdir()
     for name, old, new in (
         ("dynamic", "macaron", "use_dynamic_chunk: True\n        macaron"),
         ("edited", "chunk_size: 25", "chunk_size: 10"),
     ):
-        assert text.count(old) == 1
-        (tmp_path / name / "cosyvoice2.yaml").write_text(text.replace(old, new))
+        edit_text(write_yaml(tmp_path / name, FamilyGolden("cosyvoice2", "tiny")), (old, new))
     plans = []
     for name, *options in (("edited",), ("dynamic", "--block-tokens=10"), ("dynamic",)):
         assert main(["--model", str(tmp_path / name), "--gpu", "L4", "--json", *options]) == 0
@@ -386,3 +385,14 @@ def test_errors_are_one_sentence(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert message in error
+
+
+@pytest.mark.parametrize("family", ["cosyvoice1", "dac"])
+def test_a_hop_that_a_load_refuses(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(family, tmp_path)
+    with pytest.raises(ConfigError, match=r"^stream\.max_hop_tokens: 75 is not") as refused:
+        Token2Wav.load(folder, stream=StreamConfig(max_hop_tokens=75))
+    assert main(["--model", str(folder), "--gpu", "L4", "--max-hop-tokens", "75"]) == 2
+    assert capsys.readouterr().err == f"token2wav plan: error: {refused.value}\n"

@@ -15,6 +15,7 @@ from testkit.batches import WHOLE_BLOCKS
 from testkit.models.caching_families import WRITERS
 from testkit.models.cosyvoice2_model import golden_voice
 from testkit.models.family_golden import FamilyGolden
+from testkit.models.yaml_edits import edit_text
 from testkit.utterances import a_voice, joined, off, portions, some_tokens, streamed_mels
 from tests.families.cosyvoice2.conftest import CPU
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
@@ -74,10 +75,7 @@ def test_early_audio(folder: Path, model: Token2Wav) -> None:
 
 def with_chunks(folder: Path, target: Path, old: str, new: str) -> Path:
     """Copies a model folder, with one change of its model file."""
-    path = Path(shutil.copytree(folder, target)) / "cosyvoice2.yaml"
-    text = path.read_text()
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new))
+    edit_text(Path(shutil.copytree(folder, target)) / "cosyvoice2.yaml", (old, new))
     return target
 
 

@@ -15,7 +15,7 @@ from testkit.models.bigvgan_model import (
     write_folder,
     write_model,
 )
-from testkit.models.yaml_edits import edit_yaml
+from testkit.models.yaml_edits import edit_text
 from token2wav import CheckpointError, Token2Wav
 from token2wav.assembly import check_folder
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -50,7 +50,7 @@ def test_a_public_folder_beside_the_yaml(tmp_path: Path) -> None:
     vocoder = changed(upsample_rates=(16, 16), upsample_kernel_sizes=(32, 32), **rates)
     folder = write_folder(tmp_path / "model", vocoder, 2)
     shutil.rmtree(folder / "bigvgan")
-    edit_yaml(folder, "    folder: bigvgan\n", "")
+    edit_text(folder / "cosyvoice3.yaml", ("    folder: bigvgan\n", ""))
     for name in ("config.json", "generator.safetensors"):
         shutil.copy(GOLDEN / name, folder)
     model = Token2Wav.load(folder)

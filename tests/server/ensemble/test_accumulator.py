@@ -20,6 +20,7 @@ from testkit.batches import WHOLE_BLOCKS
 from testkit.models.cosyvoice2_model import write_yaml
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
+from testkit.models.yaml_edits import edit_text
 from testkit.patience import PATIENCE_SECONDS
 from testkit.triton import FakeTriton
 from token2wav.config import ServerConfig, StreamConfig
@@ -242,9 +243,7 @@ def test_a_chunk_ends_with_a_block_of_the_settings(
     start: Callable[..., Stages], tmp_path: Path, block_tokens: int, hop: int
 ) -> None:
     path = write_yaml(tmp_path / "model", FamilyGolden("cosyvoice2", "tiny"))
-    text, key = path.read_text(), "macaron_style: False\n"
-    assert text.count(key) == 1
-    path.write_text(text.replace(key, f"{key}        use_dynamic_chunk: True\n"))
+    edit_text(path, ("macaron", "use_dynamic_chunk: True\n        macaron"))
     stages = start(path.parent, replace(WHOLE_BLOCKS, block_tokens=block_tokens))
     response, _ = stages.send(demo_tokens(80), START).next()
     [[begin, end, *_]] = response["chunk"].tolist()
