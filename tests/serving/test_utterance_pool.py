@@ -35,6 +35,7 @@ from token2wav import (
 from token2wav.serving.observer import Observer
 from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
 from token2wav.serving.turn import Computed
+from token2wav.serving.utterance import Utterance
 from token2wav.serving.utterance_pool import UtterancePool
 from token2wav.serving.worker import WorkerPool
 
@@ -244,6 +245,7 @@ def test_an_observer_sees_utterances_admitted_started_and_ended(
 ) -> None:
     seen: list[tuple[int, int]] = []
     admitted: list[int] = []
+    reasons: list[str] = []
 
     class Onlooker(Observer):
         def admitted(self, open_utterances: int) -> None:
@@ -251,6 +253,9 @@ def test_an_observer_sees_utterances_admitted_started_and_ended(
 
         def changed(self, open_utterances: int) -> None:
             seen.append((open_utterances, model.pipeline.open_streams))
+
+        def ended(self, utterance: Utterance, reason: str) -> None:
+            reasons.append(reason)
 
     watched = make(observer=Onlooker())
     first = watched.utterances.open(voice)
@@ -264,8 +269,10 @@ def test_an_observer_sees_utterances_admitted_started_and_ended(
     reply = RecordingReply()
     watched.utterances.push(second, [1], reply, end=True)
     reply.succeeded()
+    watched.utterances.push(watched.utterances.open(voice), [1], RecordingReply(), end=False)
     watched.close()
     assert seen[-1] == (0, 0)
+    assert reasons == ["cancelled", "finished", "LimitError"]
 
 
 @pytest.mark.parametrize("moment", ["open", "advance"])
