@@ -14,7 +14,6 @@ from testkit.tables import table
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.config import LimitConfig, ServerConfig, config_hash, load_server_config
 from token2wav.config.settings import FrontConfig
-from token2wav.config.strict_yaml import MAX_FILE_BYTES
 from token2wav.config.values import Bounds, kinds
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.model import check_settings
@@ -122,25 +121,16 @@ stream: {max_hop_tokens: true} | stream.max_hop_tokens: expected int, got True
 stream: {max_hop_tokens: 25.5} | stream.max_hop_tokens: expected int, got 25.5
 limits: {idle_seconds: .nan} | limits.idle_seconds: expected float, got nan
 limits: {streams: .inf} | limits.streams: expected int, got inf
-limits: {streams: 0} | limits.streams: 0 is not between 1 and 10000
 stream: {end_after_repeats: 1} | stream.end_after_repeats: 1 is not allowed; must be 0, or 2 or
-stream: {end_after_repeats: 2000000} | stream.end_after_repeats: 2000000 is not between 0 and
-stream: {end_after_silence_s: -1} | stream.end_after_silence_s: -1.0 is not between 0 and 3600
-stream: {block_tokens: 1001} | stream.block_tokens: 1001 is not between 0 and 1000
-stream: {left_blocks: -2} | stream.left_blocks: -2 is not between -1 and
 stream: {reference: 'yes'} | stream.reference: expected bool, got 'yes'
 runtime: {device: tpu} | runtime.device: 'tpu'
 runtime: {device: 'cuda:'} | runtime.device: 'cuda:'
 runtime: {device: 'cuda:-1'} | runtime.device: 'cuda:-1'
 runtime: {device: 0} | runtime.device: expected str, got 0
-runtime: {pause_batch_ms: -1} | runtime.pause_batch_ms: -1.0 is not between 0 and 60000
-runtime: {workers: -1} | runtime.workers: -1 is not between 0 and 256
 stream: [1 | cannot be read as YAML
-stream: 2024-99-99 | cannot be read as YAML
 runtime: &a {backend: *a} | runtime.backend
 stream: !!python/object/apply:os.system ['touch executed'] | cannot be read as YAML
 stream: !new:StreamConfig {} | cannot be read as YAML
-limits: {streams: !!int ''} | cannot be read as YAML
 limits:\n  streams: 3\n  streams: 4 | line 3: key 'streams' appears more than once, first in line 2
 limits: {streams: 3}\nlimits: {} | line 2: key 'limits' appears more than once
 limits: &a {streams: 3}\nstream: {<<: *a} | line 2: merge keys (<<) are not allowed
@@ -151,8 +141,6 @@ HOSTILE = [
     ("stream: " + "[" * 3000, "cannot be read as YAML"),
     ("limits: {streams: 1" + "0" * 400 + "}\n", "limits.streams: expected int, got 1000"),
     ("limits: {streams: 0x" + "f" * 3900 + "}\n", "an integer of 15600 bits"),
-    (b"\x00\x80\xff", "cannot be read as YAML"),
-    ("#" * (MAX_FILE_BYTES + 1), "larger than 1048576 bytes"),
 ]
 
 
@@ -208,13 +196,6 @@ def test_a_bad_file_is_refused_by_key_on_one_line(
     assert message.startswith(f"{path}: ")
     assert words in message
     assert sorted(tmp_path.iterdir()) == [path]  # nothing was executed
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    for path in (tmp_path / "nowhere.yaml", tmp_path):
-        with pytest.raises(ConfigError, match="cannot be read") as caught:
-            load_server_config(path)
-        assert str(path) in one_line(caught.value)
 
 
 @pytest.mark.parametrize(
