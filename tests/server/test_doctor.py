@@ -138,15 +138,6 @@ def test_shared_memory(size: str, state: str, tmp_path: Path) -> None:
     assert done.stdout == f"{state}\n", done.stderr
 
 
-def test_a_port_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = Ports(grpc=taken.getsockname()[1], http=0, metrics=0)
-        [finding] = examine({"ports": lambda: [doctor.ports("127.0.0.1", ports)]})
-    assert finding.state == "error"
-    assert finding.message.startswith(f"grpc port {ports.grpc} on 127.0.0.1 cannot be used")
-    assert "--grpc-port" in finding.message
-
-
 def test_no_tritonserver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.triton_server().message.endswith("/tritonserver")
     monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(tmp_path))

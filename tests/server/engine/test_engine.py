@@ -201,17 +201,6 @@ def test_an_error_refuses_its_request_alone(front: Front, voice: Voice, expected
     assert (front.samples(sound) == expected(4)).all()
 
 
-def test_an_unexpected_failure_ends_its_request_alone(
-    front: Front, service: Service, voice: Voice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(service._utterances.scheduler, "push", lambda *_, **__: [][0])
-        failed = front.end_of(front.send(demo_tokens(4), voice))
-    assert failed == FailedFrame(1, 1, "backend: IndexError: list index out of range")
-    assert open_requests(service) == 0
-    assert len(front.samples(front.send(demo_tokens(4), voice)))
-
-
 def test_a_cancelled_utterance_is_freed(front: Front, service: Service, voice: Voice) -> None:
     slot = front.send([], voice, 7, START, '{"keep_open": true}')
     until(lambda: open_requests(service) == 1)

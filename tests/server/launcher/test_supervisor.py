@@ -125,28 +125,27 @@ def serve(
     return supervisor.serve(), [line for line in log if not line.startswith("ready, ")]
 
 
-def test_stops_in_good_order() -> None:
-    server = Script(waits=[None, KeyboardInterrupt()])
-    assert serve(server) == (0, ["draining: new streams are refused, and open streams have 30 s"])
-    assert server.calls == ["start", "wait", "wait", "drain 30", "stop"]
+INTERRUPT = KeyboardInterrupt()
 
 
-def test_streams_cut_off_after_the_grace_time_are_counted() -> None:
-    server = Script(waits=[None, KeyboardInterrupt()], drains=[3])
-    assert serve(server)[0] == 3
-    assert server.calls == ["start", "wait", "wait", "drain 30", "stop at once"]
-
-
-def test_a_second_interrupt_ends_the_drain() -> None:
-    server = Script(waits=[None, KeyboardInterrupt()], drains=[KeyboardInterrupt(), 2])
-    assert serve(server)[0] == 2
-    assert server.calls == ["start", "wait", "wait", "drain 30", "drain 0", "stop at once"]
-
-
-def test_an_interrupt_while_it_starts() -> None:
-    server = Script(starts=[KeyboardInterrupt()])
-    assert serve(server) == (0, [])
-    assert server.calls == ["start"]
+@pytest.mark.parametrize(
+    ("starts", "drains", "lost", "calls"),
+    [
+        ([], [], 0, "start, wait, wait, drain 30, stop"),
+        ([], [3], 3, "start, wait, wait, drain 30, stop at once"),
+        # a second interrupt ends the drain
+        ([], [INTERRUPT, 2], 2, "start, wait, wait, drain 30, drain 0, stop at once"),
+        ([INTERRUPT], [], 0, "start"),
+    ],
+)
+def test_an_interrupt_ends_the_server_after_a_drain(
+    starts: list[object], drains: list[object], lost: int, calls: str
+) -> None:
+    """The result is the number of streams that were cut off."""
+    server = Script(starts=starts, waits=[None, INTERRUPT], drains=drains)
+    draining = ["draining: new streams are refused, and open streams have 30 s"]
+    assert serve(server) == (lost, [] if starts else draining)
+    assert ", ".join(server.calls) == calls
 
 
 def test_a_signal_stops_it_even_if_its_exception_is_dropped() -> None:
