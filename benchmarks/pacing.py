@@ -11,6 +11,7 @@ rows, and writes JSON.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -106,6 +107,11 @@ def by_pace(config: ModelConfig) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        "python -m benchmarks.pacing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     rows = []
     for row in by_pace(public_configs()["CosyVoice3"]):
         print(row, flush=True)
