@@ -6,17 +6,17 @@ import re
 from pathlib import Path
 
 HELD_OUT = Path(__file__).with_name("held_out.txt")
-# Also held out. The scores of these sentences decided nothing.
+# Held-out sentences whose scores decided nothing about the recipe.
 UNSEEN = Path(__file__).with_name("unseen.txt")
-# Also held out. These sentences narrow the intervals of the error rates.
+# Held-out sentences that narrow the intervals of the error rates.
 FURTHER = Path(__file__).with_name("further.txt")
 
 
 def held_out(path: Path = HELD_OUT) -> list[str]:
-    """Returns the sentences of a file, which are used for measurements and never for training."""
+    """Reads the sentences of a file. Measurements use these sentences, training never does."""
     return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
 def normal(sentence: str) -> str:
-    """Reduces a sentence to words in lower case, for comparison."""
+    """Reduces a sentence to its words in lower case, so that two sentences can be compared."""
     return " ".join(re.findall(r"[a-z0-9']+", sentence.lower()))

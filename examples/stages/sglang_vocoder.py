@@ -1,6 +1,6 @@
 """Vocoder of SGLang-Omni's Qwen3-TTS that decodes on a token2wav server.
 
-`create_vocoder` is the factory of the last stage of the pipeline, in place of the model's own:
+The last stage of the pipeline names `create_vocoder` as its factory:
 
     StageConfig(
         name="vocoder",
@@ -11,9 +11,9 @@
         can_accept_stream_before_payload=True,
     )
 
-The stage needs no GPU, so the configuration names none. The stage of another model differs in
-`latch_stream_contract` and `_whole`, which read the talker's fields beside the codes. Codes in a
-delay pattern must be aligned first, with `token2wav_client.CodeAligner`.
+The stage needs no GPU, so the configuration names no GPU. For another model, change
+`latch_stream_contract` and `_whole`: these methods read the fields that the talker sends beside the
+codes. Align codes in a delay pattern first, with `token2wav_client.CodeAligner`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def create_vocoder(url: str, sample_rate: int, voice: str | None = None) -> Toke
 
     Args:
         url: host:port of the server's gRPC interface.
-        sample_rate: samples per second of the model that the server has.
+        sample_rate: samples per second of the model on the server.
         voice: name or id of a voice of the server; None for a codec.
     """
     return Token2WavVocoder(url, sample_rate, voice)
@@ -49,8 +49,8 @@ class _Speech:
     """State of a request.
 
     Attributes:
-        unheard_frames: frames at the start whose audio is dropped, because they are the codes of
-            the reference recording.
+        unheard_frames: number of frames of the reference recording. The codes of a request begin
+            with these frames, and the stage drops their audio.
         heard: whether the last audio has arrived.
         ended: whether the last codes have arrived.
     """
@@ -62,10 +62,10 @@ class _Speech:
 
 
 class Token2WavVocoder(StreamingVocoderBase[_Speech, None]):  # type: ignore[misc]
-    """Opens an utterance on the server for each request, and sends on the audio as it arrives.
+    """Stage that opens an utterance on the server for each request, and forwards the audio.
 
-    A thread for each request waits for the audio, so that a chunk leaves at once and not with the
-    next codes.
+    A thread for each request waits for the audio, so that the stage forwards a chunk as soon as the
+    chunk arrives, and not with the next codes.
     """
 
     def __init__(self, url: str, sample_rate: int, voice: str | None) -> None:
@@ -96,7 +96,7 @@ class Token2WavVocoder(StreamingVocoderBase[_Speech, None]):  # type: ignore[mis
         return codes.reshape(-1, codes.shape[-1])
 
     def ingest(self, request_id: str, state: _Speech, codes: torch.Tensor) -> None:
-        # After the server has ended the utterance by one of its limits, it takes no more codes.
+        # The server refuses codes after one of its limits has ended the utterance.
         if not state.utterance.complete:
             with suppress(UtteranceClosedError):
                 state.utterance.push(codes.to("cpu", torch.int32).numpy())
@@ -104,10 +104,10 @@ class Token2WavVocoder(StreamingVocoderBase[_Speech, None]):  # type: ignore[mis
     def decode_delta(
         self, request_id: str, state: _Speech, *, is_final: bool
     ) -> torch.Tensor | None:
-        return None  # the audio leaves in `_listen`
+        return None  # `_listen` forwards the audio
 
     def on_stream_done(self, request_id: str) -> list[object] | None:
-        """Ends the input. If audio is missing, `_listen` completes the request after it."""
+        """Ends the input. `_listen` completes the request if audio is still to arrive."""
         state = self.get_or_create_stream_state(request_id)
         if state is None:
             return []
@@ -153,7 +153,7 @@ class Token2WavVocoder(StreamingVocoderBase[_Speech, None]):  # type: ignore[mis
                 self.complete_stream_request(request_id, messages)
 
     def _whole(self, payload: StagePayload) -> StagePayload:
-        """Decodes a request that does not stream, whose codes are in its payload."""
+        """Decodes the payload of a request without streaming. The payload has all codes."""
         assert isinstance(payload.data, dict)
         codes = np.asarray(payload.data["audio_codes"])
         chunks = list(self._client.synthesize([codes], self._voice))

@@ -1,13 +1,13 @@
-"""A code2wav stage of vLLM-Omni that decodes on a token2wav server.
+"""Stage code2wav of vLLM-Omni that decodes on a token2wav server.
 
-`register` is a plug-in of vLLM-Omni. It puts `Token2WavCode2Wav` in the place of the code2wav model
-of Qwen3-TTS. Your package names it in its pyproject.toml:
+`register` is a plug-in of vLLM-Omni. The plug-in replaces the code2wav model of Qwen3-TTS by
+`Token2WavCode2Wav`. Name the plug-in in the pyproject.toml of your package:
 
     [project.entry-points."vllm_omni.general_plugins"]
     token2wav = "vllm_code2wav:register"
 
-The variable TOKEN2WAV_URL holds host:port of the server's gRPC interface. In the deploy file,
-`codec_chunk_frames` and `initial_codec_chunk_frames` are 1, so that codes leave the talker at once.
+Set the variable TOKEN2WAV_URL to host:port of the server's gRPC interface. In the deploy file, set
+`codec_chunk_frames` and `initial_codec_chunk_frames` to 1, so that codes leave the talker at once.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def register() -> None:
 class Token2WavCode2Wav(nn.Module):
     """Model of the stage, without weights: an utterance on the server for each request.
 
-    A step sends the new codes of all requests, and then takes the audio that has arrived. Only for
-    a request that ends does it wait for the server.
+    A step sends the new codes of all requests, and then takes the audio that has arrived. A step
+    waits for the server only if a request ends with this step.
     """
 
     input_modalities = "audio"
@@ -69,8 +69,8 @@ class Token2WavCode2Wav(nn.Module):
     ) -> OmniOutput:
         """Returns the audio of each request of the step, float32 (samples,), often empty."""
         requests = runtime_additional_information or model_intermediate_buffer or []
-        # vLLM reports the end of a request by these names; the names in `meta` differ. Version 2
-        # of its runner has the name in the request. A request without a name measures memory.
+        # vLLM reports the end of a request by these names; the names in `meta` differ. Version 2 of
+        # vLLM's runner puts the name into the request. A request without a name measures memory.
         names = kwargs.get("request_ids") or [request.get("req_id") for request in requests]
         self._forget_ended(names)
         sent = [self._send(name, request) for name, request in zip(names, requests, strict=True)]
@@ -87,20 +87,24 @@ class Token2WavCode2Wav(nn.Module):
                 stream.utterance.cancel()
 
     def _forget_ended(self, names: Sequence[str | None]) -> None:
-        """Drops streams that the server has ended, of requests that the runner no longer runs."""
+        """Drops the ended streams of requests that the runner no longer runs."""
         for name in [name for name, stream in self._streams.items() if stream.ended]:
             if name not in names:
                 del self._streams[name]
 
     def _send(self, name: str | None, request: dict[str, Any]) -> tuple[_Stream | None, bool]:
-        """Sends the new codes of a request. Returns its stream, and whether it has all codes."""
+        """Sends the new codes of a request.
+
+        Returns:
+            The stream of the request, or None without one, and whether the stream has all codes.
+        """
         codes, meta = request.get("codes", {}).get("audio"), request.get("meta", {})
         last = bool(meta.get("finished", False))
         stream = self._streams.get(name) if name else None
         try:
             if codes is not None and codes.numel() and name:
                 if stream is None:
-                    # The first frames are those of a reference recording; their audio is dropped.
+                    # The codes begin with the frames of a reference recording.
                     stream = _Stream(self._client.open(), int(meta.get("left_context_size", 0)))
                     self._streams[name] = stream
                 # All codes of the first codebook come first.
@@ -110,7 +114,7 @@ class Token2WavCode2Wav(nn.Module):
                 del self._streams[name]
                 stream.utterance.finish()
         except ClientError as error:
-            # An exception would end all requests of the stage, so this one ends early.
+            # An exception would end all requests of the stage. Only this request ends early.
             logger.error("token2wav: request %s: %s", name, error)
             if stream:
                 stream.utterance.cancel()
@@ -123,14 +127,14 @@ class Token2WavCode2Wav(nn.Module):
         return None
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return set()  # they are on the server
+        return set()  # the server has the weights
 
 
 class _Stream:
-    """Utterance with the audio that has arrived and was not taken.
+    """Utterance on the server, with the audio that has arrived since the last `take`.
 
     Args:
-        unheard_frames: frames at the start whose audio is dropped.
+        unheard_frames: number of frames at the start whose audio is dropped.
     """
 
     def __init__(self, utterance: Utterance, unheard_frames: int) -> None:
@@ -147,7 +151,11 @@ class _Stream:
         return not self._listener.is_alive()
 
     def take(self, wait: bool) -> torch.Tensor:
-        """Returns new audio, float32 (samples,); `wait` waits for the end of the utterance."""
+        """Returns the new audio, float32 (samples,).
+
+        Args:
+            wait: wait for the end of the utterance.
+        """
         if wait:
             self._listener.join()
         with self._lock:
