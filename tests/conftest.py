@@ -104,7 +104,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
-        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        folder = item.path.relative_to(ROOT).parts[1]
         if folder in _FIRST:
             return _FIRST.index(folder)
         return len(_FIRST) + (1 + _LAST.index(folder) if folder in _LAST else 0)
