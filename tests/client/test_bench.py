@@ -1,6 +1,6 @@
 """Benchmark of a server: figures of a row, tokens, files of recordings, and the command's messages.
 
-tests/served/test_bench.py runs it against a server.
+`with_server/test_bench_command.py` runs it against a server.
 """
 
 from __future__ import annotations

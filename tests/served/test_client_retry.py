@@ -18,7 +18,7 @@ from testkit.models.golden import TINY, GoldenSet
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.serve_command import Serving
 from testkit.rigs.server_rig import Rig
-from token2wav_client import AsyncClient, Client, ClientVoice, ServerUnavailable
+from token2wav_client import AsyncClient, AudioChunk, Client, ClientVoice, ServerUnavailable
 
 STREAMS = 3
 RETRIES = 30
@@ -33,20 +33,38 @@ class Listener:
         self.go_on = threading.Event()
         self._tokens, self._voice = tokens, voice
 
-    def listen(self, client: Client) -> list[NDArray[np.generic]]:
-        chunks: list[NDArray[np.generic]] = []
-        for index, chunk in enumerate(client.synthesize(self._portions(), self._voice)):
-            assert chunk.index == index
-            assert (chunk.gap_s is None) == (index == 0)
-            chunks.append(chunk.audio)
+    def listen(self, client: Client) -> list[AudioChunk]:
+        chunks = list[AudioChunk]()
+        for chunk in client.synthesize(self._portions(), self._voice):
+            chunks.append(chunk)
             self.heard.set()
-        assert chunk.final
+        return chunks
+
+    async def listen_in_a_loop(self, client: AsyncClient) -> list[AudioChunk]:
+        async def portions() -> AsyncIterator[NDArray[np.int32]]:
+            blocking = self._portions()
+            while (portion := await asyncio.to_thread(next, blocking, None)) is not None:
+                yield portion
+
+        chunks = list[AudioChunk]()
+        async for chunk in client.synthesize(portions(), self._voice):
+            chunks.append(chunk)
+            self.heard.set()
         return chunks
 
     def _portions(self) -> Iterator[NDArray[np.int32]]:
         yield from np.array_split(self._tokens[:60], 12)
         assert self.go_on.wait(PATIENCE_SECONDS)
         yield from np.array_split(self._tokens[60:], 7)
+
+
+def assert_heard_once(chunks: list[AudioChunk], whole: NDArray[np.float32]) -> None:
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert [chunk.gap_s is None for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
+    assert chunks[-1].final
+    audio = np.concatenate([chunk.audio for chunk in chunks])
+    assert audio.shape == whole.shape
+    assert np.abs(audio - whole).max() <= SAME_AUDIO
 
 
 def test_a_server_killed_in_the_middle_and_restarted(
@@ -76,27 +94,35 @@ def test_a_server_killed_in_the_middle_and_restarted(
         for listener in listeners:
             listener.go_on.set()  # while no server is there
         for result in hopeful:
-            audio = np.concatenate(result.result(PATIENCE_SECONDS))
-            assert audio.shape == whole.shape
-            assert np.abs(audio - whole).max() <= SAME_AUDIO
+            assert_heard_once(result.result(PATIENCE_SECONDS), whole)
     messages = [record.message for record in caplog.records if record.name == "token2wav_client"]
     assert len(messages) >= STREAMS
     assert all("retry " in message and f" of {RETRIES} in " in message for message in messages)
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_server_that_stops_answering(
+    kind: type[Client] | type[AsyncClient],
     rig: Rig,
     golden: GoldenSet,
     voice: ClientVoice,
     whole: NDArray[np.float32],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    listener = Listener(golden.tokens, voice)
-    with (
-        Client(rig.server.grpc_url, retries=RETRIES, response_timeout_s=3) as client,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        result = pool.submit(listener.listen, client)
+    listener, url = Listener(golden.tokens, voice), rig.server.grpc_url
+
+    async def in_a_loop() -> list[AudioChunk]:
+        async with AsyncClient(url, retries=RETRIES, response_timeout_s=3) as client:
+            return await listener.listen_in_a_loop(client)
+
+    def listen() -> list[AudioChunk]:
+        if kind is AsyncClient:
+            return asyncio.run(in_a_loop())
+        with Client(url, retries=RETRIES, response_timeout_s=3) as client:
+            return listener.listen(client)
+
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(listen)
         assert listener.heard.wait(PATIENCE_SECONDS)
         os.kill(rig.server.pid, signal.SIGSTOP)
         try:
@@ -106,48 +132,5 @@ def test_a_server_that_stops_answering(
                 time.sleep(0.02)
         finally:
             os.kill(rig.server.pid, signal.SIGCONT)
-        audio = np.concatenate(result.result(PATIENCE_SECONDS))
-    assert audio.shape == whole.shape
-    assert np.abs(audio - whole).max() <= SAME_AUDIO
-    assert "did not respond for 3 s; retry 1 of 30 in " in caplog.records[0].message
-
-
-def test_a_server_that_stops_answering_a_client_for_asyncio(
-    rig: Rig,
-    golden: GoldenSet,
-    voice: ClientVoice,
-    whole: NDArray[np.float32],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    go_on = asyncio.Event()
-
-    async def in_two_parts() -> AsyncIterator[NDArray[np.int32]]:
-        yield golden.tokens[:60]
-        await go_on.wait()
-        yield golden.tokens[60:]
-
-    async def run() -> list[NDArray[np.generic]]:
-        chunks: list[NDArray[np.generic]] = []
-        async with AsyncClient(rig.server.grpc_url, retries=30, response_timeout_s=3) as client:
-            async for chunk in client.synthesize(in_two_parts(), voice):
-                assert chunk.index == len(chunks)
-                chunks.append(chunk.audio)
-                if chunk.index == 0:
-                    os.kill(rig.server.pid, signal.SIGSTOP)
-                    asyncio.get_running_loop().create_task(wake_up())
-                    go_on.set()
-        return chunks
-
-    async def wake_up() -> None:
-        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        while not caplog.records and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
-        os.kill(rig.server.pid, signal.SIGCONT)
-
-    try:
-        audio = np.concatenate(asyncio.run(run()))
-    finally:
-        os.kill(rig.server.pid, signal.SIGCONT)
-    assert audio.shape == whole.shape
-    assert np.abs(audio - whole).max() <= SAME_AUDIO
+        assert_heard_once(result.result(PATIENCE_SECONDS), whole)
     assert "did not respond for 3 s; retry 1 of 30 in " in caplog.records[0].message

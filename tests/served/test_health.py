@@ -1,5 +1,5 @@
-"""Health checks of servers without a free stream or without a model, and checks of the machine and
-of an idle connection beside a server that runs.
+"""Health checks of a server without the model, and checks of the machine and of an idle connection
+beside a server that runs. `test_overload.py` checks the health of a full server.
 """
 
 from __future__ import annotations
@@ -13,25 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from testkit.models.golden import TINY, GoldenSet
-from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.serve_command import health
 from testkit.rigs.server_rig import Rig
 from token2wav.commands import main
 from token2wav.execution import device
 from token2wav_client import Client, ClientVoice, ServerUnavailable
-
-
-def test_health_of_a_server_that_is_full(limited: Rig, golden: GoldenSet) -> None:
-    with Client(limited.server.grpc_url) as client, limited.connect() as connection:
-        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
-        for sequence in ("first", "second"):
-            connection.send([1], golden.voice, sequence, start=True)
-        assert not connection.answers(requests=2).errors
-        # before the two are idle for too long
-        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is None
-        for sequence in ("first", "second"):
-            connection.send([], None, sequence, end=True)
-        connection.answers(requests=2)
 
 
 def test_health_of_a_model_that_is_not_there(rig: Rig) -> None:

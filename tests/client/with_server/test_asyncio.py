@@ -19,6 +19,7 @@ from token2wav import Token2Wav
 from token2wav_client import (
     AsyncClient,
     AsyncUtterance,
+    AudioChunk,
     Client,
     ClientVoice,
     InputError,
@@ -146,6 +147,37 @@ def test_a_cancellation_that_meets_a_chunk_is_not_lost(
 
     asyncio.run(run())
     rig.wait_until_empty()
+
+
+def test_a_limit_of_the_server_stops_the_tokens(
+    rig: DoorServer, voice: ClientVoice, model: Token2Wav
+) -> None:
+    """A language model that repeats a token for ever, at 100 tokens a second."""
+    stopped = asyncio.Event()
+
+    async def repeating() -> AsyncIterator[NDArray[np.int32]]:
+        try:
+            yield TOKENS[:60]
+            while True:
+                yield TOKENS[59:60]
+                await asyncio.sleep(0.01)
+        finally:
+            stopped.set()
+
+    async def run() -> list[AudioChunk]:
+        async with AsyncClient(rig.server.grpc_url) as client:
+            chunks = client.synthesize(repeating(), voice, end_after_repeats=8)
+            return [chunk async for chunk in chunks]
+
+    before = rig.ended()
+    chunks = asyncio.run(run())
+    assert stopped.is_set()
+    assert [chunk.end_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["repeats"]
+    audio = np.concatenate([chunk.audio for chunk in chunks])
+    whole = model.synthesize(np.append(TOKENS[:60], np.repeat(TOKENS[59], 7)), demo_voice(30))
+    assert audio.shape == whole.shape
+    assert np.abs(audio - whole).max() <= SAME_AUDIO
+    assert rig.ended() - before == {"repeats": 1}
 
 
 def test_errors_equal_the_synchronous_client(rig: DoorServer, voice: ClientVoice) -> None:
