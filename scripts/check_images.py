@@ -12,7 +12,6 @@ machine's configuration of pip: its indexes and certificates.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -396,35 +395,6 @@ def check_engines(image: Image, volume: Path, files: Path) -> None:
         say(f"{image.name}: engines in {folder.name}: {listed}")
 
 
-def layers(folder: Path, driver: str) -> Iterator[str]:
-    """Yields a table row for each image: MB of its base, and of each layer on it."""
-    stored = json.loads((folder / driver / f"{driver}-layers" / "layers.json").read_text())
-    by_id = {layer["id"]: layer for layer in stored}
-
-    def chain(layer: str) -> list[str]:
-        return [*chain(by_id[layer].get("parent", "")), layer] if layer else []
-
-    def megabytes(layer: str) -> float:
-        return float(by_id[layer].get("diff-size", 0) / 1e6)
-
-    images = json.loads((folder / driver / f"{driver}-images" / "images.json").read_text())
-    named = {
-        name.removeprefix("localhost/"): chain(image["layer"])
-        for image in images
-        for name in image.get("names", [])
-    }
-    bases = {layer for name, ids in named.items() if name.startswith("stand-in:") for layer in ids}
-    for name, ids in sorted(named.items()):
-        if not name.startswith("stand-in:"):
-            base = sum(megabytes(layer) for layer in ids if layer in bases)
-            layer_sizes = [
-                f"{size:.1f}"
-                for layer in ids
-                if layer not in bases and (size := megabytes(layer)) >= 0.05
-            ]
-            yield f"| `{name}` | {base:.0f} | {' + '.join(layer_sizes)} |"
-
-
 def run(folder: Path) -> None:
     """Builds, runs and measures everything."""
     driver = choose_storage(folder)
@@ -452,9 +422,7 @@ def run(folder: Path) -> None:
             check_contents(image)
             check_engines(image, volume, files)
             check_server(image, client, files, {"/engines": volume})
-    print(
-        "\n| image | base, MB | layers, MB |\n|---|---|---|\n" + "\n".join(layers(folder, driver))
-    )
+    print(call("buildah", "images"))
 
 
 def main() -> None:
