@@ -79,11 +79,6 @@ def ports(serving: Serving, status_port: int) -> dict[str, int]:
     return {"http": serving.ports.http, "metrics": serving.ports.metrics, "status": status_port}
 
 
-def test_health_and_metrics_are_still_answered(ports: dict[str, int]) -> None:
-    for service, path in TOLD:
-        assert status(ports[service], path) == 200
-
-
 @pytest.mark.parametrize("megabytes", [1, 8, 100])
 def test_large_bodies(megabytes: int, ports: dict[str, int]) -> None:
     for service, path in PATHS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from testkit.models.golden import TINY, GoldenSet
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.balancer import Balancer, needs_haproxy
-from testkit.rigs.serve_command import Serving, Speaker, speak
+from testkit.rigs.serve_command import Serving, Speaker, speak, synth
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerUnavailable
@@ -169,26 +168,11 @@ def retrying_client(
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs the client command at the pace of a language model."""
     np.save(folder / "tokens.npy", tokens)
-    program = [
-        sys.executable,
-        "-m",
-        "token2wav_client",
-        "synth",
-        "--url",
-        url,
-        "--retry",
-        "5",
-        "--rate",
-        "25",
-    ]
     np.savez(folder / "voice.npz", **{name: getattr(voice, name) for name in FIELDS})
     names = {"tokens": "tokens.npy", "voice": "voice.npz", "out": "out.wav"}
-    files = [f"--{option}={folder / name}" for option, name in names.items()]
-    with subprocess.Popen(
-        [*program, *files, "--audio-format", "float32", "--quiet"],
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    options = [f"--{option}={folder / name}" for option, name in names.items()]
+    options += ["--retry=5", "--rate=25", "--audio-format=float32", "--quiet"]
+    with subprocess.Popen(synth(url, *options), stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

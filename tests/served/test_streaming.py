@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 from testkit.models.golden import GoldenSet, snr_db
-from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.server_rig import Rig, voice_inputs
 from testkit.utterances import random_portions
 from tests.families.cosyvoice3.tolerances import SNR_DB
@@ -172,8 +171,3 @@ def test_ready_live_and_metadata(rig: Rig) -> None:
         "token_count",
         "end_reason",
     }
-
-
-def test_health(rig: Rig, name: str) -> None:
-    with Client(rig.server.grpc_url, model=name) as client:
-        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
