@@ -28,13 +28,14 @@ _PLACES = ("body", "query", "path")  # of a value in a request, which FastAPI pu
 
 
 class Body(BaseModel):
-    """Body whose unknown fields are refused. A field with the value null is absent.
+    """Body whose unknown fields are refused, and so are values of another type, such as "5" for a
+    number. A field with the value null is absent.
 
     Attributes:
         ignored: names of fields that are accepted, and have no effect.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     ignored: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")

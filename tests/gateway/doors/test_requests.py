@@ -97,6 +97,9 @@ def test_sampling_outside_extra_params_goes_first() -> None:
             "pronunciations: 50000 names; at most 100 are allowed",
         ),
         ({"temperature": 2.5}, "temperature: Input should be less than or equal to 2"),
+        ({"temperature": True}, "temperature: Input should be a valid number"),
+        ({"extra_params": {"top_k": "5"}}, "extra_params.top_k: Input should be a valid integer"),
+        ({"word_timestamps": "yes"}, "word_timestamps: Input should be a valid boolean"),
     ],
 )
 def test_a_wrong_field_is_named(fields: dict[str, Any], message: str) -> None:
