@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class ChunkBatch:
+class ChunkBatch(AbstractContextManager["ChunkBatch"]):
     """Batch of streams of random tokens in one voice; a context manager that closes the streams.
 
     Args:
@@ -100,15 +99,7 @@ class ChunkBatch:
             self._vocoder.close(vocoder_handle)
         self._handles.clear()
 
-    def __enter__(self) -> ChunkBatch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

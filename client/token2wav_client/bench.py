@@ -35,6 +35,9 @@ from token2wav_client.tokens import TokenArray
 from token2wav_client.voice import ClientVoice
 
 STREAMS = (1, 4, 8, 16, 32)
+VOICE_MISSING = (
+    "voice: missing, but this model needs one; add --voice FILE, --voice-name NAME or --voice-id ID"
+)
 _LENGTHS = 10  # of utterances; NVIDIA has ten sentences
 _SHORTEST, _LONGEST = 0.5, 1.5  # relative to the mean length
 _PROBE_TOKENS = 8
@@ -204,10 +207,7 @@ async def _tokens(
     with client._grpc_errors():
         shapes = Examination(await client._ask("ModelMetadata"), timeout_s=0.0)
     if shapes.voice is not None and voice is None:
-        raise VoiceError(
-            "voice: missing, but this model needs one; add --voice FILE, --voice-name NAME or "
-            "--voice-id ID"
-        )
+        raise VoiceError(VOICE_MISSING)
     token_shape = shapes.tokens.shape[1:]
     if file_tokens is not None or shapes.tokens.dtype == np.float32:
         return Tokens(file_tokens, token_shape)

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from token2wav_client import bench_picture
 from token2wav_client.aio_client import AsyncClient
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN
-from token2wav_client.bench import Load, as_tables, figures, run
+from token2wav_client.bench import VOICE_MISSING, Load, as_tables, figures, run
 from token2wav_client.client import Client
 from token2wav_client.connection import Tls
 from token2wav_client.errors import InputError, OutputError, ServerError, TokenError, VoiceError
@@ -38,7 +38,6 @@ from token2wav_client.writer import STANDARD_OUTPUT, AudioWriter
 
 logger = logging.getLogger("token2wav_client")
 TOKEN_VARIABLE = "TOKEN2WAV_TOKEN"
-_ADD_VOICE = "add --voice FILE, --voice-name NAME or --voice-id ID"
 _SHAPE = re.compile(r"\bshape \([^)]*\)")
 _LIMITS = {"repeats": "equal tokens in a row", "silence": "silence"}
 _DECODER_NOISE = {None: None, "on": True, "off": False}  # values of --decoder-noise
@@ -140,7 +139,7 @@ def _files_named(options: argparse.Namespace, source: TokenSource) -> Iterator[N
         file = files.get(field)
         speaker = options.voice or options.voice_id or options.voice_name
         if field in FIELDS and speaker is None:
-            raise type(error)(f"voice: missing, but this model needs one; {_ADD_VOICE}") from None
+            raise type(error)(VOICE_MISSING) from None
         if file is None or isinstance(error, OutputError) or text.startswith(f"{file}: "):
             raise
         if source.shape is not None and file == tokens:
