@@ -175,18 +175,6 @@ def test_any_use_of_a_prefix_cache(operations: list[tuple[str, int]]) -> None:
         assert voices.cache.computed == voices.made
 
 
-def test_twenty_threads_compute_once() -> None:
-    voices, start = Voices(), threading.Barrier(20)
-
-    def acquire(_: int) -> Prefix[Numbered]:
-        start.wait(timeout=PATIENCE_SECONDS)
-        return voices.acquire(0)
-
-    with ThreadPoolExecutor(20) as threads:
-        prefixes = list(threads.map(acquire, range(20)))
-    assert (voices.made, len(set(map(id, prefixes))), prefixes[0].references) == (1, 1, 20)
-
-
 def test_failing_compute_leaves_the_cache_usable() -> None:
     def fail() -> Numbered:
         raise RuntimeError("it broke")

@@ -88,10 +88,6 @@ def test_float16_stays_finite_on_large_inputs(tiny: Path, engine: str) -> None:
 # Which engine.
 
 
-def test_auto_takes_torch_on_a_cpu(tiny: Path) -> None:
-    assert load(tiny, "auto").summary.name == "torch"
-
-
 def test_auto_selects_an_available_engine_and_logs_why(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

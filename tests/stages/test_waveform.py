@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from testkit.captured_code import OnDevice
+from testkit.launches import Launches
 from testkit.models.golden import ROOT, TINY
 from testkit.utterances import a_voice, some_tokens
 from tests.stages.rig import AUDIO, Parts
@@ -114,19 +114,15 @@ def check(engine: WaveformStage, utterances: Sequence[Utterance]) -> None:
 
 @pytest.mark.parametrize(
     "lengths",
-    [[1] * 40, [7] * 9, [36, 1, 1, 40], [50, 100, 200, 7], [3], [8, 1], [50, 0]],
+    [
+        *([1] * 40, [7] * 9, [36, 1, 1, 40], [50, 100, 200, 7], [3], [8, 1], [50, 0]),
+        [50, 333],  # longer than prepared lengths
+        # shorter than the holdback, and without earlier samples
+        *([first, last] for first in (0, 1, 5, 6, 30) for last in (1, 2, 5)),
+    ],
 )
 def test_any_lengths(engine: WaveformStage, lengths: list[int]) -> None:
     utterance = Utterance(lengths)
-    run(engine, [utterance])
-    check(engine, [utterance])
-
-
-@pytest.mark.parametrize("first", [0, 1, 5, 6, 30])
-@pytest.mark.parametrize("last", [1, 2, 5])
-def test_any_end(engine: WaveformStage, first: int, last: int) -> None:
-    """Mels shorter than the holdback, and last pieces without earlier samples."""
-    utterance = Utterance([first, last])
     run(engine, [utterance])
     check(engine, [utterance])
 
@@ -136,12 +132,6 @@ def test_an_end_without_any_frame(engine: WaveformStage) -> None:
     [audio] = engine.advance([(handle, FrameChunk(a_mel(0), last=True))])
     engine.close(handle)
     assert len(audio) == 0
-
-
-def test_an_end_that_is_longer_than_prepared_lengths(engine: WaveformStage) -> None:
-    utterance = Utterance([50, 333])
-    run(engine, [utterance])
-    check(engine, [utterance])
 
 
 def test_mixed_batches(engine: WaveformStage) -> None:
@@ -236,18 +226,6 @@ def test_a_broken_stream_harms_no_other_stream(engine: WaveformStage) -> None:
 # Requirements of a GPU: few launches, no data from the host, and known lengths.
 
 
-class Launches(TorchDispatchMode):
-    """Counts operations; views launch nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
 def test_launches_do_not_grow_with_the_streams(parts: Parts) -> None:
     engine, counts = WaveformStage(parts.hift, parts.source_noise, shapes=prepared(parts)), {}
     assert engine._noise is not None
@@ -261,7 +239,7 @@ def test_launches_do_not_grow_with_the_streams(parts: Parts) -> None:
             ]
             with Launches() as launches:
                 engine.advance(batch)
-            counts[streams, turn] = launches.count
+            counts[streams, turn] = launches.total
     assert {counts[streams, turn] - counts[1, turn] for streams, turn in counts} == {0}
     assert min(counts.values()) > 50
 
