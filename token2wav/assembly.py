@@ -82,8 +82,6 @@ class FlowNetworks:
 
     Attributes:
         flow: network of the flow. It implements `Encoder`, and has the attribute `estimator`.
-        layout: layout of the key-value cache of the estimator.
-        guidance: classifier-free guidance rate.
         page_bytes: bytes of a page of the cache, including the keys and values of the encoder.
     """
 
@@ -401,7 +399,6 @@ class Assembly:
         A page of its cache has room for the largest number of ODE steps.
 
         Args:
-            solvers: solvers by number of ODE steps.
             provisional_tables: tables for provisional chunks by number of ODE steps of their
                 streams. A number that is missing has no provisional chunks, or they have as many
                 steps as all chunks.

@@ -195,8 +195,6 @@ def flow_runner(
 
     Args:
         parts: estimator, tables of its ODE schedule, and key-value cache.
-        states: states of the estimator.
-        longest_blocks: blocks of the longest chunk.
         kernel_step: makes the step function on kernels of the family; None to run the estimator
             eagerly on torch.
         pool: memory pool of the CUDA graphs; None to run eagerly.
@@ -254,10 +252,6 @@ def _kernel_buckets(most: int) -> list[BatchSize]:
 def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list[BatchSize]:
     """Lists batch sizes to capture. Every batch up to the largest size fits a size of the list
     with moderate padding.
-
-    Args:
-        longest: blocks of the longest chunk.
-        past: numbers of past blocks to prepare.
     """
     lengths = sorted({1, 2, *range(4, longest + 1, 4), longest})
     return [BatchSize(*size) for size in product(_CAPTURED_STREAMS, lengths, past)]

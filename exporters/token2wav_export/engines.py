@@ -126,7 +126,6 @@ def build_engine(
 
     Args:
         source: ONNX file. Its weights lie beside it.
-        engine: file to write.
         precision: number type of the graph. For float32, TF32 is turned off, because it keeps only
             10 bits of mantissa.
         profiles: shapes of all inputs that have a free dimension.

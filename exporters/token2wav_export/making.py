@@ -188,9 +188,7 @@ class Maker:
         """Adds a file to the engine folder, with a description.
 
         Args:
-            path: file in a staging folder.
             start: time.monotonic() when the work on the file began.
-            remark: text for the printed report.
             versions: versions of the packages that made the file.
             fields: fields of `Artifact` that differ between the artefacts of this maker.
         """

@@ -40,7 +40,6 @@ class Report:
 
     Attributes:
         backend, precision, device: backend that was compared, its precision and its device.
-        seconds: duration of the audio.
         mel_max: largest difference of the mels, which are computed as in a stream; None for a
             codec.
         mel_db: standard deviation of that difference, relative to the standard deviation of the
@@ -145,7 +144,6 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
 
     Args:
         runtime: settings that name the backend.
-        seconds: duration of the audio.
 
     Raises:
         Token2WavError: the model or the backend cannot be loaded.

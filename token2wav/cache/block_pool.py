@@ -83,7 +83,6 @@ class Prefix(Generic[ContentT]):
 
     Attributes:
         content: None until it is computed. It never changes after that.
-        references: streams that use the prefix.
     """
 
     content: ContentT | None = None

@@ -37,7 +37,6 @@ class CacheLayout:
     """Layout of the cache of one model.
 
     Attributes:
-        steps: most ODE steps.
         block_frames: frames of a page, which holds one attention block.
         storage: int8 has one scale per frame and head, and float8 (e4m3) has one scale per page and
             head.
@@ -114,7 +113,6 @@ class LayerView:
 
         Args:
             k: keys, (branches, n, frames, heads * dim_head), for the first frames of the pages.
-            v: values, of the same shape.
             valid: (n,) frames of every page that are read later; None for all frames. Only they
                 affect the scales.
         """

@@ -24,8 +24,6 @@ class ChunkInput:
         noise: (bands, frames) start of the ODE.
         mu: (bands, frames) condition from the tokens.
         cond: (bands, frames) condition from the prompt mel.
-        speaker: (bands,) speaker vector.
-        place: place of the chunk, in frames.
     """
 
     noise: torch.Tensor

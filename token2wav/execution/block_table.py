@@ -123,7 +123,6 @@ def write_table(rows: NDArray[np.int32], place: ChunkPlace, number: int, block: 
 
     Args:
         rows: (rows, columns) zeros.
-        block: positions of a block.
     """
     blocks = blocks_of(place, number, block)
     for index, entry in enumerate(blocks):

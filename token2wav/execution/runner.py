@@ -27,7 +27,6 @@ class FlowRunner:
         step: step function, which evaluates the estimator on a batch. With buckets, the step
             function must not wait for the device, and its host code must not depend on the values
             in tensors.
-        in_steps: as for `BucketRunner`.
     """
 
     def __init__(

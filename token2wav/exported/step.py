@@ -184,9 +184,7 @@ class ExportedStep(VelocityStep):
         """Splits keys and values of all layers into tensors with the names of the graph.
 
         Args:
-            prefix: start of the names.
             values: (layers, 2, branches, pages, block_frames, heads, dim_head).
-            rows: number of rows of the graph.
 
         Returns:
             Views (rows, frames, inner), by name.

@@ -426,7 +426,6 @@ def _tile(
     """Chooses the wide tile if it gives a large GPU enough programs.
 
     Args:
-        dtype: dtype of the queries.
         stored: dtype of keys and values in pages.
         capability: first number of the compute capability.
     """

@@ -247,11 +247,9 @@ class CausalConvolution:
         stores the state of the convolution.
 
         Args:
-            x, past: as above.
             residual: (branches * blocks, block_frames, outputs) float32, contiguous.
             gate: (outputs,) float32, contiguous.
             following: norm of the sum.
-            dtype: dtype of the norm of the sum.
         """
         assert residual.is_contiguous()
         out = self.convolve(x, past)
@@ -285,8 +283,6 @@ class CausalConvolution:
         """Computes the operations after the convolution, and stores its state.
 
         Args:
-            out: results of `convolve`.
-            x, past: its arguments.
             norm: norm before Mish; None for neither.
             gate, shift: (outputs,) factor and summand of each channel; None to leave them out.
             residual: second summand, of the shape of `out`; None to leave it out.
@@ -330,7 +326,6 @@ class NormedConvolution:
 
     Args:
         conv, precision: see `CausalConvolution`.
-        norm: norm over its outputs.
     """
 
     def __init__(self, conv: CausalConv, norm: torch.nn.LayerNorm, precision: Precision) -> None:
@@ -368,7 +363,6 @@ class NormedConvolution:
             x, past: as in `CausalConvolution`.
             residual: (branches * blocks, block_frames, outputs) float32, contiguous.
             following: norm of the sum. Both norms have the same epsilon.
-            dtype: dtype of the norm of the sum.
 
         Returns:
             The sum in float32, and its norm, both of the shape of `residual`.

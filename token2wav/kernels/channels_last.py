@@ -97,8 +97,6 @@ class _Chain:
         total: layout of the input, which is the first residual.
         activated: layout of the activations of the input.
         slopes: (branches, 3, channels) coefficients of the first activations.
-        convs: pairs of convolutions.
-        result: layout of the results.
     """
 
     total: SignalLayout
@@ -263,7 +261,6 @@ class HiFTPlan:
 
         Args:
             channels, rate, extra, dtype: see `SignalLayout`.
-            delays: delay of each branch.
             readers: groups of layers that read the signal, with one layer for each branch. If the
                 signal has one branch, all layers of a group read it.
         """
@@ -288,15 +285,7 @@ class HiFTPlan:
         activation: Activation = "none",
         **options: Any,
     ) -> Convolution:
-        """Declares parallel convolutions, one for each branch.
-
-        Args:
-            x: layout of their input.
-            waits: delays of the residual.
-            residual: layout of the residual.
-            snakes: activations of the results.
-            options: further attributes of `Convolution`.
-        """
+        """Declares parallel convolutions, one for each branch."""
         # (outputs, taps, inputs) of each branch
         kernels = [conv.weight.detach().transpose(1, 2) for conv in convs]
         most = max(kernel.shape[1] for kernel in kernels)
@@ -389,7 +378,6 @@ class HiFTPlan:
         """Declares residual blocks of parallel branches.
 
         Args:
-            blocks: one block for each branch.
             rate: rows per frame.
             waits: delays of the results, one for each branch.
             extra: rows after the last frame.

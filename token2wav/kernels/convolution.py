@@ -402,13 +402,10 @@ class SignalLayout:
     """Layout of a signal: its buffer, and the index of its halo in the states of a stream.
 
     Attributes:
-        channels: elements of a row.
         rate: rows per frame.
         delays: rows by which the signal is late, for each branch.
         extra: rows after the last frame of a stream.
-        halo: rows of the halo.
         state_offset: index of the halos of all branches in a row of states.
-        dtype: dtype of the signal.
     """
 
     channels: int
@@ -497,7 +494,6 @@ class Convolution:
         raw: layout of the result before the activation; None if no layer reads it.
         out: layout of the result after the activation; None if no layer reads it.
         slopes: (branches, 3, outputs) coefficients of Snake.
-        slope: slope of the leaky ReLU.
         precision: arithmetic of the products. With `tf32` the activated result is rounded. With
             `float16` the weights are float16, and signals float32.
     """
@@ -581,8 +577,6 @@ def fan_out(
 
     Args:
         x, source: signals without halo.
-        raw: layout of the sum.
-        out: layout of the Snakes.
         slopes: (branches, 3, channels) coefficients of Snake.
         mirror: whether position 0 repeats position 2.
         precision: with `tf32` the Snakes are rounded.
@@ -626,10 +620,7 @@ def mean(
     """Returns the leaky ReLU of the mean of all branches.
 
     Args:
-        x: signal of several branches.
         geometry: (branches, 5) int32; only the indices of the residuals are read.
-        out: layout of the result.
-        slope: slope of the leaky ReLU.
         precision: with `tf32` the result is rounded.
     """
     result, sizes = Signal.empty(out, batch), _rows_of(out.channels)

@@ -96,7 +96,6 @@ def integrate(
 
     Args:
         x: (blocks, bands, block_frames) float32, contiguous: noise.
-        tables: tables of the schedule.
         conditions: (branches, blocks, block_frames, outputs) float32, contiguous: the part of the
             estimator's input that depends on the conditions.
         weight: (outputs, bands) float32. The input is the product of the state and the weight, plus

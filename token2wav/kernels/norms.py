@@ -91,7 +91,6 @@ def modulated_norm(
     Args:
         x: (..., dim) float32, contiguous.
         shift, scale: (dim,) float32, contiguous.
-        dtype: dtype of the result.
     """
     assert x.is_contiguous()
     out = torch.empty_like(x, dtype=dtype)

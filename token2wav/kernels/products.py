@@ -109,7 +109,6 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
 
     Args:
         x: (..., inputs) in the dtype of the layer, contiguous.
-        layer: linear layer with a bias.
         tanh: whether GELU is approximated with tanh.
     """
     assert x.is_contiguous()

@@ -33,8 +33,6 @@ class Tile:
     """Tile of a product.
 
     Attributes:
-        rows: rows of the results.
-        outputs: columns of the results.
         inputs: elements of the sums that a program multiplies in one iteration of its loop.
         stages: iterations whose elements are in shared memory at once.
         ratios: measured time divided by the computed time, by the number of rows that was measured;
@@ -62,10 +60,7 @@ class ProductSize(NamedTuple):
     """Size of a product, or of several of the same size in one launch.
 
     Attributes:
-        rows: rows of x.
-        outputs: columns of the results.
         inputs: elements of each sum: columns of x, times the taps of a convolution.
-        dtype: dtype of x and of the weights.
         copies: products in the launch.
     """
 

@@ -21,8 +21,6 @@ class Quantizer(nn.Module):
     sound. Each group has its own projection. The results are summed.
 
     Args:
-        count: codebooks of both groups.
-        size: entries of a codebook.
         dim: length of an entry.
         width: channels of the result.
         projected: whether to project the sum of the entries even if `dim` equals `width`.

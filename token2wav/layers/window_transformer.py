@@ -29,7 +29,6 @@ class TransformerSizes:
 
     Attributes:
         width: channels of the residual stream.
-        dim_head: channels of a head.
         window: positions that a position attends to, itself included.
         rope_base: base of the frequencies of rotary positions.
         key_heads: heads of keys and values, a divisor of `heads`; None for `heads`.
@@ -54,7 +53,6 @@ class WindowTransformer(StreamModule):
 
     Args:
         norm: makes a norm over `width` channels.
-        mlp: makes the feed-forward part of a layer.
     """
 
     def __init__(

@@ -127,7 +127,6 @@ class ResBlock(StreamModule):
     and with `resblock: "1"` a second pair without dilation.
 
     Args:
-        kernel: kernel of all convolutions.
         dilations: dilations of the first convolution of each pair.
         config: selects the activation, and whether there are pairs.
     """

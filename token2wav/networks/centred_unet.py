@@ -32,7 +32,6 @@ class CentredUNet(UNetEstimator):
     Args:
         bands: mel bands; state, conditions, speaker vector and prompt have the same width.
         levels: resolutions, the first of which has all frames.
-        layers: transformer layers of a block.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ def attention_rows(name: str, value: torch.Tensor, network: nn.Module) -> dict[s
     keys change places.
 
     Args:
-        name: name of the weight.
         network: network that contains the `WindowTransformerAttention` of the layer.
     """
     match = _QKV.fullmatch(name)

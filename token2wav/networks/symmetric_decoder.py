@@ -32,7 +32,6 @@ class SymmetricDecoder(Chain):
             factor returns one output less, as in DAC.
         depthwise: whether the convolutions with a kernel of more than one position, except the
             last, filter every channel by itself.
-        noise: whether noise follows every upsampling.
         attention: layer before the first upsampling; None for no such layer.
         causal: whether no convolution reads ahead. Every frame then has all its samples.
         scaled: whether every channel has a scale and a bias before each upsampling.

@@ -80,7 +80,6 @@ class UNet(UNetEstimator):
 
     Args:
         bands: mel bands; state, conditions, speaker vector and prompt have the same width.
-        layers: transformer layers of a block.
         mean_flow: whether the network was distilled to the mean velocity of a step, which also
             depends on the end of the step.
     """
@@ -198,7 +197,6 @@ class CausalConv(nn.Conv1d):
     """Causal convolution of frames.
 
     Attributes:
-        index: index of the convolution in the estimator.
         state_shape: channels and positions of its state, the end of its input.
     """
 

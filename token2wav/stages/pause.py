@@ -83,11 +83,7 @@ class PauseFlow(StatefulStage[None], FlowStage):
 
 @dataclass(eq=False)
 class _Signal:
-    """Audio of a stream.
-
-    Attributes:
-        withheld: samples that follow them.
-    """
+    """Audio of a stream."""
 
     frames: int = 0
     sent: int = 0
@@ -99,7 +95,6 @@ class PauseVocoder(StatefulStage[_Signal], VocoderStage):
 
     Args:
         network: network in whose place the stage stands; only its sizes are read.
-        lookahead_frames: as for `WaveformStage`.
         pause: time of a batch, whose frames are tokens, for a codec; None to take no time.
     """
 

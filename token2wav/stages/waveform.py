@@ -135,7 +135,6 @@ class PieceInput:
 
     Attributes:
         frames: (channels, n) new frames.
-        shape: shape of a batch that holds only this piece.
         provisional: whether the states after the piece are dropped.
     """
 

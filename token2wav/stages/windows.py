@@ -38,7 +38,6 @@ class WindowShape:
 
     Attributes:
         frames: frames of each window, with context.
-        rows: windows.
     """
 
     frames: int
