@@ -154,6 +154,7 @@ def test_every_variant_has_the_layers_of_its_names(
             use_bias_at_final=v1_ending,
         )
     )
+    assert ("conv_post.bias" in bigvgan.state_dict()) == v1_ending
     mel = torch.stack((a_mel(7), a_mel(7, seed=1)))
     audio = vocoded(bigvgan, mel)
     assert audio.shape == (2, 1, 7 * 8)
