@@ -13,7 +13,6 @@ from torch import nn
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill
 from testkit.models.yaml_edits import edit_text
-from token2wav import Voice
 from token2wav.families.cosyvoice2.config import read
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
 from token2wav.networks.hift import HiFT
@@ -175,10 +174,3 @@ def write_weights(folder: Path, flow: nn.Module, hift: HiFT) -> Path:
     vocoder = {f"generator.{name}": value for name, value in fill(hift).state_dict().items()}
     torch.save(vocoder, folder / "hift.pt")
     return folder
-
-
-def golden_voice(golden: FamilyGolden) -> Voice:
-    """Voice of a golden set."""
-    return Voice(
-        golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy()
-    )

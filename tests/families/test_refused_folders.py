@@ -279,6 +279,7 @@ layers = 3                           | flow: unknown key 'layers'; expected one 
 type = "dit"                         | flow.type: 'dit' is not one of streamflow
 forward_layers = [5]                 | flow.forward_layers: 5 is not one of the layers 1 to 4
 forward_layers = [2]                 | flow.forward_layers: layer 2 already has the mask backward
+backward_layers = [3, 3]             | flow.backward_layers: layer 3 already has the mask backward
 block_frames = 26                    | flow.block_frames: 26 frames are not a whole number of tokens
 chunk_blocks = 0                     | flow.chunk_blocks: 0 is not between 1 and 1000
 dim = "wide"                         | flow.dim: expected int, got 'wide'

@@ -1,6 +1,6 @@
 """Codec decoders on a real server: tokens of several codes for two channels, latents in the inputs
-`latents` and `latents_fp16`, codes that are decoded in windows, and a flow in windows.
-`tests/serving/door/test_models.py` has all codecs.
+`latents` and `latents_fp16`, codes that are decoded in windows, and flows in windows, without and
+with a voice. `tests/serving/door/test_models.py` has all codecs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
-from testkit.models.codec_models import WRITERS
-from testkit.models.cosyvoice1_model import write_glm4_voice
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.folder_edits import write_folder
+from testkit.models.sized import a_voice
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import GatewayRig
 from testkit.rigs.server_rig import Rig
 from testkit.utterances import random_portions
-from token2wav import StreamConfig, Token2Wav
+from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.commands import main
 from token2wav_client import Client, ClientVoice, token_source
 from token2wav_client.recordings import load_recordings
+from token2wav_voice import PromptVoice
 
 STREAMS, FRAMES = 32, 30
 # Batches sum in another order than single streams: of the spread of a codec's audio, and of audio
@@ -45,19 +45,21 @@ CODECS = {
     "vibevoice": EXACT,
     "xy_tokenizer": WINDOWS,
     "glm4_voice": WINDOWS,
+    "cosyvoice1": WINDOWS,
 }
 
 
 @dataclass(frozen=True)
 class Served:
-    """Server of a codec, and the library to compare it with."""
+    """Server of a codec, and the library to compare it with. CosyVoice1 has a voice."""
 
     rig: Rig
     model: Token2Wav
     tokens: NDArray[Any]
+    voice: ClientVoice | None
 
     def assert_equal(self, audio: NDArray[Any], tokens: NDArray[Any]) -> None:
-        whole = self.model.synthesize(tokens)
+        whole = self.model.synthesize(tokens, Voice(**vars(self.voice)) if self.voice else None)
         assert audio.shape == whole.shape
         flow = self.model.config.ode_steps
         assert np.abs(audio - whole).max() <= (FLOW_AUDIO if flow else AUDIO * whole.std())
@@ -68,17 +70,19 @@ def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """A server of codes or of latents, by the name of the codec."""
-    golden, stream = FamilyGolden(request.param, "tiny"), CODECS[request.param]
-    write = (WRITERS | {"glm4_voice": write_glm4_voice})[request.param]
-    folder = write(tmp_path_factory.mktemp("model"), golden)
+    stream = CODECS[request.param]
+    folder = write_folder(request.param, tmp_path_factory.mktemp("model"))
     model = Token2Wav.load(folder, stream=stream)
+    voice = None
+    if model.config.takes_voice:
+        voice = ClientVoice(**vars(a_voice(model.config, prompt_tokens=30)))
     tokens = model.config.tokens.draw(FRAMES, np.random.default_rng(0))
     settings = f"""
 stream: {{lookahead_frames: {json.dumps(stream.lookahead_frames)}}}
 limits: {{stream_tokens: {MOST_TOKENS}}}
 """
     with Rig.start(folder, tmp_path_factory.mktemp("server"), settings) as rig:
-        yield Served(rig, model, tokens)
+        yield Served(rig, model, tokens, voice)
 
 
 of_codes = pytest.mark.parametrize("served", ["moss_stereo"], indirect=True)
@@ -108,7 +112,9 @@ def test_streams_at_once_at_pace_and_in_random_portions(served: Served) -> None:
             tokens = served.tokens[seed % 4 :]
             paced = token_source.paced([frame[None] for frame in tokens], config.token_frame_rate)
             chunks = list(
-                client.synthesize(paced if seed % 2 else random_portions(tokens, seed % 8))
+                client.synthesize(
+                    paced if seed % 2 else random_portions(tokens, seed % 8), served.voice
+                )
             )
         assert chunks[-1].samples_trimmed == config.missing_samples  # so the length is known
         return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
@@ -123,6 +129,9 @@ def test_bench_draws_tokens_of_the_model(served: Served, tmp_path: Path) -> None
     seconds = 20 / config.token_frame_rate  # of the mean utterance
     out = tmp_path / "bench.json"
     options = ["--streams", "4", "--rounds", "1", "--utterance-seconds", str(seconds), "--quiet"]
+    if served.voice:
+        PromptVoice(**vars(served.voice)).save(voice := tmp_path / "voice.safetensors")
+        options += ["--voice", str(voice)]
     assert main(["bench", "--url", served.rig.server.grpc_url, "--out", str(out), *options]) == 0
     [row] = json.loads(out.read_text())["rows"]
     assert (row["complete"], row["failed"]) == (4, 0), row["errors"]
@@ -137,7 +146,9 @@ def test_health_and_metrics(served: Served) -> None:
         assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
         rig.wait_until_empty()
         seconds, ended = audio_seconds(rig), rig.ended()
-        samples = sum(len(chunk.audio) for chunk in client.synthesize([served.tokens[:9]]))
+        samples = sum(
+            len(chunk.audio) for chunk in client.synthesize([served.tokens[:9]], served.voice)
+        )
     rig.wait_until_empty()
     assert rig.ended() - ended == Counter(finished=1)
     added = audio_seconds(rig) - seconds

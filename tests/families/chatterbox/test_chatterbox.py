@@ -1,6 +1,7 @@
-"""Chatterbox and its Turbo in the library: the public mel, full attention, fade-in, voices.
+"""Chatterbox and its Turbo in the library: full attention, fade-in, voices.
 
-tests/families/test_streams.py tests their streams under the block mask.
+`test_public_mels.py` compares their mel with the public code, and `test_streams.py` tests their
+streams under the block mask.
 """
 
 from __future__ import annotations
@@ -44,19 +45,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="session")
 def model(folder: Path) -> Token2Wav:
     return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
-
-
-@pytest.mark.parametrize("size", ["tiny", "small"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_public_mel(kind: str, size: str, tmp_path: Path) -> None:
-    golden = FamilyGolden("chatterbox", size)
-    model = Token2Wav.load(write_model(tmp_path, golden, mean_flow=KINDS[kind]), runtime=CPU)
-    voice = Voice.load(write_conditionals(tmp_path / "conds.pt", golden))
-    assert off(voice.prompt_mel, golden["prompt_feat"].numpy()) == 0
-    mel = model.mel(golden["token"].numpy(), voice, streaming=False)
-    assert off(mel, golden[f"mel_{kind}"].numpy()) <= MEL
-    assert off(mel, model.mel(golden["token"].numpy(), voice)) > 0.01
-    assert model.pipeline.steps == ((2,) if KINDS[kind] else (10,))
 
 
 def test_mean_flow_by_its_weights(tmp_path: Path) -> None:

@@ -63,6 +63,15 @@ def whole(folder: Path) -> Model:
     return Token2Wav.load(folder, stream=WHOLE, runtime=CPU)
 
 
+@pytest.fixture(scope="module")
+def models(model: Model, whole: Model, glm: Path) -> dict[str, Model]:
+    return {"windows": model, "whole": whole, "glm4_voice": Token2Wav.load(glm, runtime=CPU)}
+
+
+def voice_of(model: Model, seed: int, prompt: int) -> Voice | None:
+    return a_voice(model.config, seed, prompt) if model.config.takes_voice else None
+
+
 def golden_voice(*, prompt: bool = True) -> Voice:
     count = None if prompt else 0
     return Voice(
@@ -94,22 +103,6 @@ def test_public_mel_of_glm4_voice(glm: Path) -> None:
     audio, mel = spoken(model, golden["token"].numpy(), None)
     assert off(mel, golden["mel_full"]) <= MEL
     assert len(audio) == 5 * 1764
-
-
-@pytest.mark.parametrize("sizes", [[1], [17, 3]], ids=str)
-def test_streams_of_glm4_voice(sizes: list[int], glm: Path) -> None:
-    model = Token2Wav.load(glm, runtime=CPU)
-    assert model.config.token_frame_rate == 12.5
-    tokens = tokens_of(model, 31)
-    expected = model.synthesize(tokens)
-    assert len(expected) == 31 * 1764
-    assert off(joined(chunks_of(model, portions(tokens, sizes))), expected) <= AUDIO
-    nobody = voice_for(model.config, None)
-    utterances = [(nobody, part, 0) for part in (tokens, tokens[:20], tokens[:3])]
-    for (_, part, _), audio in zip(
-        utterances, spoken_together(model.pipeline, utterances, 0), strict=True
-    ):
-        assert off(audio, model.synthesize(part)) <= AUDIO
 
 
 def test_a_window_of_glm4_voice_has_whole_attention_blocks(glm: Path) -> None:
@@ -166,34 +159,37 @@ def test_public_audio(folder: Path) -> None:
     assert off(audio, GOLDEN["audio"]) <= AUDIO
 
 
-@pytest.mark.parametrize("settings", [StreamConfig(), WHOLE], ids=["windows", "whole"])
+@pytest.mark.parametrize("name", ["windows", "whole", "glm4_voice"])
 @pytest.mark.parametrize("sizes", [[1], [41, 30]], ids=str)
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_stream_has_the_same_audio_in_any_portions(
-    settings: StreamConfig, count: int, sizes: list[int], model: Model, whole: Model
+    name: str, count: int, sizes: list[int], models: dict[str, Model]
 ) -> None:
-    model = whole if settings is WHOLE else model
-    voice, tokens = a_voice(model.config, 1, 30), tokens_of(model, count)
+    model = models[name]
+    voice, tokens = voice_of(model, 1, 30), tokens_of(model, count)
     chunks = chunks_of(model, portions(tokens, sizes), voice)
     expected, audio = model.synthesize(tokens, voice), joined(chunks)
-    assert len(audio) == len(expected) == 441 * count
+    assert len(audio) == len(expected) == (1764 if name == "glm4_voice" else 441) * count
     assert off(audio, expected) <= AUDIO
     assert model.pipeline.open_streams == 0
-    if settings is not WHOLE and count > 70 and sizes == [1]:
+    if name == "windows" and count > 70 and sizes == [1]:
         # 50 tokens complete 86 frames, at whose end the vocoder withholds audio.
         [decoder] = model.pipeline.stages.values()
         withheld = decoder.withheld_samples - 256
         assert len(chunks[0].audio) == 86 * 256 - withheld
 
 
-def test_a_batch_equals_each_stream_alone(model: Model) -> None:
+@pytest.mark.parametrize("name", ["windows", "glm4_voice"])
+def test_a_batch_equals_each_stream_alone(name: str, models: dict[str, Model]) -> None:
     """The windows of a batch have several lengths, positions and prompts."""
+    model = models[name]
+    voices = [voice_of(model, prompt, prompt) for prompt in (0, 30, 30, 75, 1)]
     utterances = [
-        (a_voice(model.config, prompt, prompt), tokens_of(model, count), 0)
-        for prompt, count in zip((0, 30, 30, 75, 1), COUNTS, strict=True)
+        (voice_for(model.config, voice), tokens_of(model, count), 0)
+        for voice, count in zip(voices, COUNTS, strict=True)
     ]
     together = spoken_together(model.pipeline, utterances, 0)
-    for (voice, tokens, _), audio in zip(utterances, together, strict=True):
+    for voice, (_, tokens, _), audio in zip(voices, utterances, together, strict=True):
         assert off(audio, model.synthesize(tokens, voice)) <= AUDIO
 
 
@@ -234,7 +230,7 @@ def test_frames_of_a_long_utterance_keep_their_times(
         overlap_tokens=overlap - 1,
     )
     stream = Token2Wav.load(folder, stream=settings, runtime=CPU)
-    voice = a_voice(config, 1, 30) if config.takes_voice else None
+    voice = voice_of(whole, 1, 30)
     tokens = tokens_of(whole, 2 * block + block // 2)
     mel, expected = (spoken(model, tokens, voice)[1] for model in (whole, stream))
     for seam in (block, 2 * block):  # only these frames differ: they fade over other lengths

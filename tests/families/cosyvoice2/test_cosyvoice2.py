@@ -1,6 +1,6 @@
-"""CosyVoice2 and MOSS-Speech in the library: the public mel, planned memory and early audio.
+"""CosyVoice2 in the library: planned memory, early audio, and blocks of the settings.
 
-tests/families/test_streams.py tests its streams.
+`test_public_mels.py` compares its mel with the public code. `test_streams.py` tests its streams.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 
 from testkit.batches import WHOLE_BLOCKS
-from testkit.models.caching_families import WRITERS
-from testkit.models.cosyvoice2_model import golden_voice
-from testkit.models.family_golden import FamilyGolden
 from testkit.models.yaml_edits import edit_text
 from testkit.utterances import a_voice, joined, off, portions, some_tokens, streamed_mels
 from tests.families.cosyvoice2.conftest import CPU
@@ -27,20 +24,6 @@ from token2wav_server.plan_memory import stream_needs
 
 MEL = 2e-5  # tolerance between float32 results with values up to 5
 AUDIO = 1e-4
-
-
-@pytest.mark.parametrize("family", ["cosyvoice2", "moss_speech"])
-@pytest.mark.parametrize("size", ["tiny", "small"])
-def test_public_mel(family: str, size: str, tmp_path: Path) -> None:
-    golden = FamilyGolden(family, size)
-    model = Token2Wav.load(WRITERS[family](tmp_path, golden), runtime=CPU)
-    tokens, voice = golden["token"].numpy(), golden_voice(golden)
-    assert off(model.mel(tokens, voice), golden["mel_streaming"].numpy()) <= MEL
-    assert off(model.mel(tokens, voice, streaming=False), golden["mel_full"].numpy()) <= MEL
-    [mel] = streamed_mels(model, (tokens, voice))
-    chunk = golden["mel_chunk"].numpy()
-    assert off(mel, golden["mel_streaming"].numpy()) <= MEL
-    assert off(mel[:, : chunk.shape[1]], chunk) <= MEL
 
 
 def test_planned_memory_equals_the_memory_of_a_stream(folder: Path) -> None:

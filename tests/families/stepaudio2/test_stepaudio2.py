@@ -1,20 +1,19 @@
-"""Step-Audio2 in the library: the public mel, and the published window.
+"""Step-Audio2 in the library: the published window.
 
-tests/families/test_streams.py tests its streams.
+`test_public_mels.py` compares its mel with the public code. `test_streams.py` tests its streams.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from testkit.batches import WHOLE_BLOCKS
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.stepaudio2_model import write_model, write_yaml
-from testkit.utterances import a_voice, off, some_tokens, streamed_mels
-from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
+from testkit.utterances import a_voice, off, some_tokens
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.families.stepaudio2.config import read
 
 MEL = 2e-5  # tolerance between float32 results with values up to 7
@@ -34,24 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(folder: Path) -> Token2Wav:
     """Model as published, with a window of two blocks."""
     return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
-
-
-@pytest.mark.parametrize("size", ["tiny", "small"])
-def test_public_mel(size: str, tmp_path: Path) -> None:
-    """The whole mel, and chunks after the public caches, equal the public results.
-
-    The mask counts its blocks from the end of the prompt.
-    """
-    golden = FamilyGolden("stepaudio2", size)
-    model = Token2Wav.load(write_model(tmp_path, golden), stream=ALL, runtime=CPU)
-    voice = Voice(
-        golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy()
-    )
-    tokens = golden["token"].numpy().astype(np.int32)
-    assert off(model.mel(tokens, voice, streaming=False), golden["mel_full"].numpy()) <= MEL
-    assert off(model.mel(tokens, voice), golden["mel_streaming"].numpy()) <= MEL
-    [mel] = streamed_mels(model, (tokens, voice))
-    assert off(mel, golden["mel_streaming"].numpy()) <= MEL
 
 
 def test_the_published_window(folder: Path, model: Token2Wav) -> None:

@@ -44,22 +44,6 @@ def test_reach_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backward", "forward", "words"),
-    [
-        ((0,), (), "backward_layers: 0 is not one of the layers 1 to 22"),
-        ((), (23,), "forward_layers: 23 is not one of the layers 1 to 22"),
-        ((7, 7), (), "backward_layers: layer 7 already has the mask backward"),
-        ((7,), (7,), "forward_layers: layer 7 already has the mask backward"),
-    ],
-)
-def test_an_assignment_that_cannot_be(
-    backward: tuple[int, ...], forward: tuple[int, ...], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        GuidedAttention.assigned(22, backward, forward)
-
-
-@pytest.mark.parametrize(
     ("backward", "forward"),
     [((), ()), ((2, 4), (1,)), ((2, 4), (1, 5)), ((1,), (2, 3, 4)), ((1, 2, 3, 4, 5), ())],
 )
