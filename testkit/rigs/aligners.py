@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,18 +124,7 @@ class FailsToLoad(Letters):
     def __init__(self):
         raise OSError("no model")
 """
-NAMES = (
-    *("Letters", "Hangs", "HangsDeaf", "Exits", "Crashes", "Raises", "Greedy", "Prints", "Floods"),
-    *(
-        "Forks",
-        "ForksAndAnswers",
-        "AnswersTwice",
-        "Rubbish",
-        "Follows",
-        "SlowToLoad",
-        "FailsToLoad",
-    ),
-)
+NAMES = re.findall(r"^class (\w+)", _CODE, re.MULTILINE)
 
 
 def align(aligner: Aligner | WholeAligner, text: str, samples: NDArray[np.int16]) -> list[Word]:

@@ -175,17 +175,6 @@ def test_the_conversation_is_bounded(gateway: GatewayRig) -> None:
         assert events_until(connection, "conversation.item.deleted")[-1].item_id == "0"
 
 
-@pytest.mark.parametrize("key", ["", "wrong"])
-def test_a_wrong_key_is_refused(gateway: GatewayRig, key: str) -> None:
-    with opened(gateway, key or "none") as connection:
-        error = events_until(connection, "error")[-1].error
-        assert error.message == "authorization: a valid key is needed, as 'Bearer KEY'"
-        with pytest.raises(ConnectionClosed) as closed:
-            connection.recv()
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1008
-
-
 def test_each_sentence_is_a_request_of_the_key(gateway: GatewayRig) -> None:
     with opened(gateway, FEW_KEY) as connection:
         say(connection, "One two. Three four.")

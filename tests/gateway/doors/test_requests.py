@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from token2wav_client import AudioChunk, ServerError
 from token2wav_gateway.doors.realtime_events import ItemCreate, SessionUpdate, parse_event
 from token2wav_gateway.doors.requests import SpeechRequest, problem
 from token2wav_gateway.doors.stage_request import StageRequest
-from token2wav_gateway.encoding import Encoder
-from token2wav_gateway.errors import RequestError
-from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.settings import Settings
-from token2wav_gateway.speech.servers import Servers
-from token2wav_gateway.speech.turn import Codes, Turn
 
 
 @pytest.mark.parametrize(
@@ -124,33 +115,3 @@ def test_null_is_absent_in_events_of_realtime() -> None:
     event = parse_event({"type": "session.update", "event_id": None, "session": session})
     assert isinstance(event, SessionUpdate)
     assert event.session.output.voice_name == "joe"
-
-
-@pytest.mark.parametrize("field", ["input", "voice", "instructions"])
-def test_half_of_a_surrogate_pair_is_refused(field: str) -> None:
-    body = {"input": "It rains.", "model": "token2wav", "voice": "anna"}
-    with pytest.raises(ValidationError, match="without half of a surrogate pair"):
-        SpeechRequest.model_validate({**body, field: "half \ud83d"})
-
-
-def test_codes_that_the_speech_server_refuses_are_no_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    metrics = Metrics()
-
-    async def refused(*_: object, **__: object) -> AsyncGenerator[AudioChunk, None]:
-        raise ServerError("tokens: 9999 at index 0 is outside 0 to 6560")
-        yield
-
-    async def speak() -> None:
-        servers = Servers(Settings(), metrics)
-        monkeypatch.setattr(servers.client, "synthesize", refused)
-        try:
-            await anext(Turn(servers, Codes([9999], None), Encoder("pcm")).events())
-        finally:
-            await servers.close()
-
-    with pytest.raises(RequestError, match="codes: 9999 at index 0"):
-        asyncio.run(speak())
-    for outcome, count in {"refused": 1, "failed": 0}.items():
-        assert metrics.texts.labels(outcome)._value.get() == count

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import riva.client
 import soundfile
-import soxr
 from riva.client import AudioEncoding
 from riva.client.proto import riva_common_pb2 as common
 from riva.client.proto import riva_tts_pb2 as messages
@@ -29,7 +28,7 @@ from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, serving, t
 from testkit.rigs.gateway_speech import TEXT, assert_same, expected
 from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.raw_grpc import UnfinishedCall
-from token2wav import Token2Wav, Voice
+from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_gateway.access import Access
 from token2wav_gateway.doors.riva import RivaSpeech
@@ -114,21 +113,6 @@ def test_a_stream_speaks_its_texts_one_after_the_other(
     assert_same(b"".join(piece.audio for piece in pieces), whole)
 
 
-def test_another_sample_rate(
-    client: riva.client.SpeechSynthesisService, model: Token2Wav, voice: ClientVoice
-) -> None:
-    """The server resamples with the library that the test uses, but in pieces."""
-    rate_hz = 22_050
-    pieces = client.synthesize_online(TEXT, VOICE, sample_rate_hz=rate_hz)
-    audio = np.frombuffer(b"".join(piece.audio for piece in pieces), np.int16)
-    library_voice = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
-    samples = model.synthesize(np.array(tokens_of(TEXT), np.int32), library_voice)
-    # Not the 16-bit samples of `expected`, because clipping comes after resampling.
-    reference = np.clip(soxr.resample(samples, 24_000, rate_hz), -1, 1)
-    assert len(audio) == len(reference)
-    assert np.abs(audio / 32767 - reference).max() < 1e-3
-
-
 def test_ogg_opus(
     client: riva.client.SpeechSynthesisService, model: Token2Wav, voice: ClientVoice
 ) -> None:
@@ -174,7 +158,10 @@ def test_voices_are_listed_for_clients_with_a_key(gateway: GatewayRig) -> None:
 
 def test_the_id_of_a_request_comes_back(client: riva.client.SpeechSynthesisService) -> None:
     spoken = client.stub.Synthesize(
-        request(id=common.RequestId(value="seven")), metadata=client.auth.get_auth_metadata()
+        request(
+            id=common.RequestId(value="seven"), custom_configuration={"instructions": "slowly"}
+        ),
+        metadata=client.auth.get_auth_metadata(),
     )
     assert spoken.id.value == "seven"
 
@@ -205,6 +192,11 @@ def test_the_id_of_a_request_comes_back(client: riva.client.SpeechSynthesisServi
             "encoding: 99 is not one of LINEAR_PCM, OGGOPUS, MULAW, ALAW",
         ),
         ({"language_code": "klingon"}, "INVALID_ARGUMENT", "language_code: 'klingon' is neither"),
+        (
+            {"custom_configuration": {"instructions": "x" * 1001}},
+            "INVALID_ARGUMENT",
+            "instructions: 1001 characters",
+        ),
         ({"custom_dictionary": "a  b"}, "INVALID_ARGUMENT", "custom_dictionary: not supported"),
         (
             {"custom_configuration": {"exaggeration": "2"}},
@@ -261,18 +253,6 @@ def test_the_language_of_a_text(code: str, language: str) -> None:
     assert asyncio.run(checked()).language == language
 
 
-def test_instructions_reach_the_language_model(client: riva.client.SpeechSynthesisService) -> None:
-    spoken = client.synthesize(TEXT, VOICE, custom_configuration={"instructions": "slowly"})
-    assert spoken.audio
-    status, details = refusal(
-        lambda: client.synthesize_online(
-            TEXT, VOICE, custom_configuration={"instructions": "x" * 1001}
-        )
-    )
-    assert status == grpc.StatusCode.INVALID_ARGUMENT
-    assert "instructions: 1001 characters" in details
-
-
 @pytest.mark.parametrize("key", ["", "wrong"])
 def test_a_call_without_a_valid_key_is_refused_before_its_message_is_read(
     gateway: GatewayRig, key: str
@@ -294,47 +274,6 @@ def test_each_text_of_a_call_is_a_request_of_the_key(gateway: GatewayRig) -> Non
     once = service(gateway, "once")
     details = refusal(lambda: once.synthesize_online(["one two", "three", "four"], VOICE))[1]
     assert details == "key once: 2 requests a minute are allowed"
-
-
-def test_limits_of_a_key(gateway: GatewayRig) -> None:
-    client = service(gateway)
-    calls = [client.synthesize_online(SLOW, VOICE) for _ in range(3)]
-    try:
-        for call in calls:
-            next(call)
-        status, details = refusal(lambda: client.synthesize_online(SLOW, VOICE))
-        assert status == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert details == "key shop: 3 requests are running, and no more are allowed"
-    finally:
-        for call in calls:
-            call.cancel()
-
-
-def test_the_deadline_of_a_call_cancels_it(
-    client: riva.client.SpeechSynthesisService, speaker: LanguageModel
-) -> None:
-    before, metadata = speaker.cancelled, client.auth.get_auth_metadata()
-    slow = iter([request(text=SLOW)])
-    assert next(client.stub.SynthesizeOnline(slow, metadata=metadata, timeout=1.0)).audio
-    until(lambda: speaker.cancelled == before + 1)
-
-
-def test_a_client_that_sends_no_message_is_refused(
-    client: riva.client.SpeechSynthesisService,
-) -> None:
-    silent = threading.Event()
-
-    def none() -> Iterator[messages.SynthesizeSpeechRequest]:
-        silent.wait(PATIENCE_SECONDS)
-        yield from ()
-
-    try:
-        metadata = client.auth.get_auth_metadata()
-        status, details = refusal(client.stub.SynthesizeOnline(none(), metadata=metadata))
-    finally:
-        silent.set()
-    assert status == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert details == "request: no message for 2 s"
 
 
 def test_messages_that_never_end_fill_no_memory(
@@ -446,7 +385,8 @@ def test_connections_and_calls_above_the_limit_are_refused(gateway: GatewayRig) 
     ended.set()
     late = [status for status, _ in statuses if status == grpc.StatusCode.DEADLINE_EXCEEDED]
     full = [status for status, _ in statuses if status == grpc.StatusCode.RESOURCE_EXHAUSTED]
-    assert len(late) <= 8
+    assert 0 < len(late) <= 8
+    assert "request: no message for 2 s" in {details for _, details in statuses}
     assert len(late) + len(full) == 20
     assert client.synthesize(TEXT, VOICE).audio
     client.auth.channel.close()

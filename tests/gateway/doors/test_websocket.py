@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import wave
 from typing import Any
 
 import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
-from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
-from testkit.rigs.gateway_socket import CONFIG, Socket, address, opened
+from testkit.rigs.gateway_socket import CONFIG, Socket, opened
 from testkit.rigs.gateway_speech import assert_same, expected
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 
 TEXT = "One two three. Four five! Six seven eight nine"
 SENTENCES = ["One two three.", "Four five!", "Six seven eight nine"]
-SETTINGS = {"limits": {"idle_s": 2.0}}
 SLOW = "slow " * 790  # nearly the longest input
 
 
@@ -53,56 +49,29 @@ def test_text_in_pieces_becomes_the_audio_of_its_sentences(
         assert progress[-1] == (960 * len(tokens_of(sentence)), len(tokens_of(sentence)))
 
 
-def speak_twice(gateway: GatewayRig, texts: list[str], **config: Any) -> list[dict[str, Any]]:
-    """Speaks utterances over one connection, as vLLM-Omni's page of its speech API describes it.
-
-    Returns:
-        For each sentence, its `audio.start`, its binary messages as `frames`, and its `audio.done`
-        as `done`.
-    """
-    sentences: list[dict[str, Any]] = []
-    with connect(address(gateway), open_timeout=PATIENCE_SECONDS, close_timeout=1) as connection:
-        connection.send(json.dumps({"type": "session.config", "voice": VOICE, **config}))
-        for utterance, text in enumerate(texts):
-            count = len(sentences)
-            connection.send(json.dumps({"type": "input.text", "text": text}))
-            connection.send(json.dumps({"type": "input.done"}))
-            while True:
-                message = connection.recv(timeout=PATIENCE_SECONDS)
-                if isinstance(message, bytes):
-                    sentences[-1]["frames"].append(message)
-                    continue
-                event = json.loads(message)
-                if event["type"] == "audio.start":
-                    sentences.append({**event, "frames": []})
-                elif event["type"] == "audio.done":
-                    sentences[-1]["done"] = event
-                elif event["type"] == "session.done":
-                    break
-            assert event["utterance_index"] == utterance
-            assert event["total_sentences"] == len(sentences) - count
-        connection.send(json.dumps({"type": "session.close"}))
-        with pytest.raises(ConnectionClosed) as closed:
-            connection.recv(timeout=PATIENCE_SECONDS)
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1000
-    return sentences
-
-
 def test_two_utterances_of_vllm_omni_over_one_connection(
     gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
 ) -> None:
     """By default each sentence is one message with a whole file."""
-    sentences = speak_twice(gateway, ["One two three. Four five!", "Six seven."])
-    places = [(sentence["utterance_index"], sentence["sentence_index"]) for sentence in sentences]
+    with opened(gateway, stream_audio=None) as socket:
+        for text, count in (("One two three. Four five!", 2), ("Six seven.", 1)):
+            socket.send(type="input.text", text=text)
+            socket.send(type="input.done")
+            assert socket.until("session.done")["total_sentences"] == count
+        socket.send(type="session.close")
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.until("never")
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1000
+    starts = socket.of("audio.start")
+    places = [(start["utterance_index"], start["sentence_index"]) for start in starts]
     assert places == [(0, 0), (0, 1), (1, 0)]
-    for sentence in sentences:
-        [file] = sentence["frames"]
-        done = sentence["done"]
-        assert (sentence["format"], done["total_bytes"], done["error"]) == ("wav", len(file), False)
-        text = sentence["sentence_text"]
+    assert [event["utterance_index"] for event in socket.of("session.done")] == [0, 1]
+    for start, file, done in zip(starts, socket.audio, socket.of("audio.done"), strict=True):
+        assert (start["format"], done["total_bytes"], done["error"]) == ("wav", len(file), False)
+        text = start["sentence_text"]
         with wave.open(io.BytesIO(file)) as wav:
-            assert wav.getframerate() == sentence["sample_rate"]
+            assert wav.getframerate() == start["sample_rate"]
             assert_same(wav.readframes(wav.getnframes()), expected(model, voice, text))
         assert done["usage"]["output_tokens"] == len(tokens_of(text))
         assert done["usage"]["input_tokens"] == len(text)
@@ -111,22 +80,17 @@ def test_two_utterances_of_vllm_omni_over_one_connection(
 def test_streamed_audio_of_an_utterance_that_is_not_split(gateway: GatewayRig) -> None:
     """The configuration stays for the second utterance."""
     texts = ["One two three. " * 9 + "Four!", "Five six seven eight nine ten. " * 5 + "End."]
-    sentences = speak_twice(
-        gateway,
-        texts,
-        stream_audio=True,
-        response_format="pcm",
-        split_granularity="none",
-        task_type="CustomVoice",
-        language="Auto",
-        speed=2,
-    )
-    assert [sentence["sentence_text"] for sentence in sentences] == texts
-    for sentence, text in zip(sentences, texts, strict=True):
-        assert len(sentence["frames"]) > 1
-        samples = 480 * len(tokens_of(text))
-        assert sentence["done"]["total_bytes"] == 2 * samples
-        assert sum(map(len, sentence["frames"])) == 2 * samples
+    whole = {"split_granularity": "none", "task_type": "CustomVoice", "language": "Auto"}
+    with opened(gateway, response_format="pcm", speed=2, **whole) as socket:
+        for text in texts:
+            socket.send(type="input.text", text=text)
+            socket.send(type="input.done")
+            socket.until("session.done")
+            sent = socket.of("audio.done")[-1]["total_bytes"]
+            assert sent == sum(map(len, socket.audio)) == 2 * 480 * len(tokens_of(text))
+            assert len(socket.audio) > 1
+            socket.audio.clear()
+    assert [start["sentence_text"] for start in socket.of("audio.start")] == texts
 
 
 def test_a_configuration_is_refused_while_text_is_buffered(gateway: GatewayRig) -> None:
@@ -200,20 +164,7 @@ def assert_error(socket: Socket, reason: str) -> None:
     """Asserts that the next error is the client's fault, and names the reason."""
     error = socket.until("error")["error"]
     assert reason in error["message"]
-    assert error["param"] in (
-        None,
-        "body",
-        "type",
-        "text",
-        "voice",
-        "model",
-        "response_format",
-        "speed",
-        "language",
-        "split_granularity",
-        "ref_audio",
-        "speaker_embedding",
-    )
+    assert error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -266,8 +217,3 @@ def test_a_wrong_session_is_refused(
 ) -> None:
     with opened(gateway, **config) as socket:
         assert_refused(socket, reason)
-
-
-def test_an_idle_socket_is_closed(gateway: GatewayRig) -> None:
-    with opened(gateway) as socket:
-        assert "no message for 2 s" in socket.until("error")["error"]["message"]

@@ -254,15 +254,3 @@ def test_the_check_is_bounded(head: bytes, piece: bytes, reason: str) -> None:
     timeouts = {"connect_timeout_s": SHORT_S} if piece == EARLY else {}
     with pytest.raises(ModelError, match=reason):
         check(sends_forever(head, piece), **timeouts)
-
-
-@pytest.mark.parametrize(
-    ("head", "reason"),
-    [
-        (EVENTS_HEAD, "the answer broke off"),
-        (EVENTS_HEAD[:-2] + b"content-encoding: gzip\r\n\r\n", "the answer is compressed: gzip"),
-    ],
-)
-def test_an_incomplete_or_compressed_answer_is_refused(head: bytes, reason: str) -> None:
-    with pytest.raises(ModelError, match=reason):
-        tokens_of(sends(head + tokens(1).encode()))

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 from huggingface_hub import constants
 
@@ -15,10 +14,8 @@ from testkit.patience import PATIENCE_SECONDS
 from tests.gateway.voices.test_voice_folder import TENSORS
 from token2wav_client import ClientVoice
 from token2wav_gateway.errors import GatewayError
-from token2wav_gateway.settings import VoiceSettings
 from token2wav_gateway.voices import listener
 from token2wav_gateway.voices.listener import Listener
-from token2wav_gateway.voices.recorded_voices import RecordedVoices
 
 pytestmark = pytest.mark.anyio
 
@@ -57,28 +54,6 @@ def front_end(monkeypatch: pytest.MonkeyPatch) -> SlowFrontEnd:
 
     monkeypatch.setattr(Listener, "_computed", voice_of)
     return slow
-
-
-async def test_cancelled_requests_are_computed_one_at_a_time(
-    front_end: SlowFrontEnd, tmp_path: Path
-) -> None:
-    """A thread cannot be stopped. Requests that are cancelled while they wait for it never run."""
-    recordings = [np.full(4, level / 100, np.float32) for level in range(13)]
-
-    recorded = RecordedVoices(VoiceSettings(model=tmp_path))
-    for recording in recordings[:-1]:
-        task = asyncio.create_task(recorded.of(recording, "words"))
-        await asyncio.sleep(0.02)
-        while not front_end.count:
-            await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.wait({task})
-    asyncio.get_running_loop().call_later(0.02, front_end.goes_on.set)
-    await recorded.of(recordings[-1], "words")
-    assert (front_end.count, front_end.most) == (2, 1)
-    # The first one was computed although its client has left, so it is remembered.
-    await recorded.of(recordings[0], "words")
-    assert front_end.count == 2
 
 
 async def test_a_recording_is_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from testkit.limits import files_of_at_most
 from token2wav_client import ClientVoice
 from token2wav_gateway.errors import (
     GatewayError,
@@ -151,29 +150,6 @@ def test_a_damaged_voice_is_listed_and_cannot_speak(tmp_path: Path) -> None:
         folder.get("broken")
 
 
-@pytest.mark.parametrize(
-    ("maker", "allowed"),
-    [("one", ["one"]), ("two", ["two"]), (None, [None]), ("operator", [])],
-)
-def test_a_voice_is_deleted_by_its_maker_only(
-    heard: list[bytes], maker: str | None, allowed: list[str | None], tmp_path: Path
-) -> None:
-    """A voice of the operator has no description. Without keys, all clients are one maker."""
-    folder = folder_with_model(tmp_path)
-    for holder in ("one", "two", None):
-        if maker == "operator":
-            save_file(TENSORS, tmp_path / "bob.safetensors")
-        elif not folder.names():
-            create(folder, "bob", maker)
-        if holder in allowed:
-            folder.delete("bob", holder)
-            assert list(tmp_path.iterdir()) == []
-        else:
-            with pytest.raises(NotAllowedError, match=r"^voice: 'bob' was not made by this client"):
-                folder.delete("bob", holder)
-            assert folder.names() == ["bob"]
-
-
 def test_a_deleted_voice_leaves_the_memory(heard: list[bytes], tmp_path: Path) -> None:
     folder = folder_with_model(tmp_path)
     for name in ("bob", "eve"):
@@ -222,17 +198,6 @@ def test_a_voice_that_is_deleted_while_it_is_read_does_not_exist(
     monkeypatch.setattr(ClientVoice, "load", late)
     with pytest.raises(NotFoundError, match=r"^voice: 'bob' is not one of: no voice yet$"):
         folder.get("bob")
-
-
-def test_a_full_disk_leaves_no_file(heard: list[bytes], tmp_path: Path) -> None:
-    folder = folder_with_model(tmp_path)
-    # The description fits, and the voice does not.
-    with files_of_at_most(FULL), pytest.raises(StorageError, match=r"its disk is full$") as caught:
-        create(folder, "bob")
-    assert caught.value.status == 507
-    assert list(tmp_path.iterdir()) == []
-    create(folder, "bob")
-    assert folder.names() == ["bob"]
 
 
 def test_a_folder_that_cannot_be_written(heard: list[bytes], tmp_path: Path) -> None:
