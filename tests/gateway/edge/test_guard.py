@@ -3,104 +3,70 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.gateway_rig import key_settings, serving, serving_gateway
+from testkit.rigs.raw_client import opened, until_closed
 from token2wav_gateway.access import Access
 from token2wav_gateway.edge.guard import Guard
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.settings import KeySettings, LimitSettings
+from token2wav_gateway.settings import LimitSettings, Settings
+
+SETTINGS = {"keys": [key_settings("shop", "right")], "limits": {"seconds": 0.5}}
 
 
-class Client:
-    """Client of an ASGI application. It sends a body slowly, and may stop reading."""
-
-    def __init__(self, pieces: list[bytes], *, reads: bool = True) -> None:
-        self._pieces = pieces
-        self._reads = reads
-        self.asked = 0
-        self.answer: list[Message] = []
-
-    async def receive(self) -> Message:
-        self.asked += 1
-        if not self._pieces:
-            await asyncio.Event().wait()
-        return {"type": "http.request", "body": self._pieces.pop(0), "more_body": True}
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.body" and not self._reads:
-            await asyncio.Event().wait()
-        self.answer.append(message)
-
-    @property
-    def status(self) -> int:
-        return int(self.answer[0]["status"])
-
-    @property
-    def error(self) -> dict[str, Any]:
-        error: dict[str, Any] = json.loads(self.answer[1]["body"])["error"]
-        return error
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serving_gateway(Settings.model_validate(SETTINGS)) as port:
+        yield port
 
 
-class Application:
-    """ASGI application that reads a body, answers without an end, and says when it is left."""
-
-    def __init__(self, *, reads: bool) -> None:
-        self._reads = reads
-        self.left = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            while self._reads and (await receive())["type"] == "http.request":
-                pass
-            await StreamingResponse(self._pieces())(scope, receive, send)
-        finally:
-            self.left = True
-
-    async def _pieces(self) -> Any:
-        while True:
-            yield b"x"
-            await asyncio.sleep(0)
-
-
-def request(application: Application, client: Client, *, path: str, limits: LimitSettings) -> None:
-    key = KeySettings(name="shop", sha256=hashlib.sha256(b"right").hexdigest())
-    guard = Guard(application, Access([key]), limits, Metrics())
-    scope = {
-        "type": "http",
-        "path": path,
-        "asgi": {"spec_version": "2.3"},
-        "headers": [(b"authorization", b"Bearer right")] if path == "/v1/models" else [],
-    }
-    asyncio.run(guard(scope, client.receive, client.send))
+def refusal(port: int, path: str, key: str = "") -> tuple[int, str]:
+    """Sends a request whose body never ends; returns the status and the sentence of its answer."""
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 100"]
+    lines += ["Content-Type: application/json", f"Authorization: Bearer {key}", "", "{"]
+    with opened(port) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        head, _, body = until_closed(connection).partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/voices", "/proxy/v1/audio/voices", "/health/live/x"])
-def test_a_request_without_a_key_is_refused_unread(path: str) -> None:
-    client = Client([b"x"] * 100)
-    request(Application(reads=True), client, path=path, limits=LimitSettings())
-    assert client.status == 401
-    assert "a valid key is needed" in client.error["message"]
-    assert client.asked == 0
+def test_a_request_without_a_key_is_refused_unread(port: int, path: str) -> None:
+    assert refusal(port, path) == (401, "authorization: a valid key is needed, as 'Bearer KEY'")
 
 
-def test_a_body_that_does_not_arrive_is_refused() -> None:
-    client = Client([b"x"] * 3)
-    limits = LimitSettings(seconds=0.1)
-    request(Application(reads=True), client, path="/v1/models", limits=limits)
-    assert client.status == 408
-    assert client.error["message"] == "body: not complete after 0.1 s"
+def test_a_body_that_does_not_arrive_is_refused(port: int) -> None:
+    late = refusal(port, "/v1/audio/speech", "right")
+    assert late == (408, "body: not complete after 0.5 s")
 
 
 def test_a_client_that_stops_reading_ends_its_response() -> None:
-    application, client = Application(reads=False), Client([], reads=False)
-    limits = LimitSettings(idle_s=0.1)
-    request(application, client, path="/v1/models", limits=limits)
-    assert application.left
-    assert client.status == 200
-    assert len(client.answer) == 1
+    left = threading.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(1 << 16)
+            await asyncio.sleep(0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                await StreamingResponse(pieces())(scope, receive, send)
+            finally:
+                left.set()
+
+    guard = Guard(app, Access([]), LimitSettings(idle_s=0.1), Metrics())
+    with serving(guard) as port, opened(port) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert left.wait(PATIENCE_SECONDS)
+        content = until_closed(connection)
+    assert content.startswith(b"HTTP/1.1 200 ")
+    assert not content.endswith(b"0\r\n\r\n")
