@@ -13,11 +13,11 @@ from openai.resources.realtime.realtime import RealtimeConnection
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings
 
-KEY, FEW_KEY = "a key", "few"  # the second key is allowed 2 requests a minute
+KEY = "a key"
 SETTINGS = {
     "voices": {"default": VOICE},
     "limits": {"idle_s": 5.0, "text_characters": 1000},
-    "keys": [key_settings("shop", KEY), key_settings("few", FEW_KEY, requests_per_minute=2)],
+    "keys": [key_settings("shop", KEY)],
 }
 SLOW = "slow " * 190  # nearly the longest text
 _PATIENT: Any = {"open_timeout": PATIENCE_SECONDS}

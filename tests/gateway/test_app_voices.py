@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -16,13 +17,44 @@ from safetensors.numpy import save_file
 from testkit.limits import files_of_at_most
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.gateway_rig import key_settings, serving
-from tests.gateway.voices.test_listener import SlowFrontEnd, front_end
 from tests.gateway.voices.test_voice_folder import FULL, TENSORS
+from token2wav_client import ClientVoice
 from token2wav_gateway.app import create_app
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
+from token2wav_gateway.voices.listener import Listener
 
-__all__ = ["front_end"]  # a fixture
+
+class SlowFrontEnd:
+    """Front end that computes voices until `goes_on` is set.
+
+    Attributes:
+        count: number of recordings that it has begun to compute.
+        most: largest number of recordings at the same time.
+        goes_on: lets all recordings end.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.most = 0
+        self.goes_on = threading.Event()
+        self._running = 0
+
+    def voice_of(self, recording: bytes, field: str) -> ClientVoice:
+        self.count += 1
+        self._running += 1
+        self.most = max(self.most, self._running)
+        try:
+            assert self.goes_on.wait(PATIENCE_SECONDS)
+        finally:
+            self._running -= 1
+        return ClientVoice(**TENSORS)
+
+
+@pytest.fixture
+def front_end(monkeypatch: pytest.MonkeyPatch) -> SlowFrontEnd:
+    slow = SlowFrontEnd()
+    monkeypatch.setattr(Listener, "_computed", slow.voice_of)
+    return slow
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,20 +11,23 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from testkit.patience import until
-from testkit.rigs.door_server import DoorServer
-from testkit.rigs.gateway_rig import GatewayRig
-from testkit.rigs.language_model import LanguageModel
+from testkit.rigs import realtime
+from testkit.rigs.gateway_rig import GatewayRig, key_settings
 from testkit.rigs.realtime import (
-    FEW_KEY,
     KEY,
-    SETTINGS,
     SLOW,
     events_until,
     opened,
     say,
 )
-from token2wav_client import ClientVoice
 
+FEW_KEYS = ["few", "cheap", "wrong", "empty"]
+SETTINGS = realtime.SETTINGS | {
+    "keys": [
+        key_settings("shop", KEY),
+        *(key_settings(name, name, requests_per_minute=2) for name in FEW_KEYS),
+    ]
+}
 ITEM: dict[str, Any] = {
     "type": "message",
     "role": "user",
@@ -176,7 +178,7 @@ def test_the_conversation_is_bounded(gateway: GatewayRig) -> None:
 
 
 def test_each_sentence_is_a_request_of_the_key(gateway: GatewayRig) -> None:
-    with opened(gateway, FEW_KEY) as connection:
+    with opened(gateway, "few") as connection:
         say(connection, "One two. Three four.")
         response = events_until(connection, "response.done")[-1].response
     assert response.status == "failed"
@@ -184,34 +186,23 @@ def test_each_sentence_is_a_request_of_the_key(gateway: GatewayRig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "answer"),
+    ("key", "event", "answer"),
     [
-        (updated(), "session.updated"),
-        (updated(voice="anna"), "error"),
-        ({"type": "response.create"}, "error"),
+        ("cheap", updated(), "session.updated"),
+        ("wrong", updated(voice="anna"), "error"),
+        ("empty", {"type": "response.create"}, "error"),
     ],
 )
 def test_cheap_events_are_requests_of_the_key(
-    rig: DoorServer,
-    speaker: LanguageModel,
-    voice: ClientVoice,
-    tmp_path: Path,
-    event: dict[str, Any],
-    answer: str,
+    gateway: GatewayRig, key: str, event: dict[str, Any], answer: str
 ) -> None:
     """Those that are refused are counted too."""
-    address = rig.server.grpc_url
-    with (
-        GatewayRig.between(
-            speaker.app(), tmp_path, grpc_url=address, voice=voice, settings=SETTINGS
-        ) as gateway,
-        opened(gateway, FEW_KEY) as connection,
-    ):
+    with opened(gateway, key) as connection:
         connection.recv()
         for kind in (answer, "error"):
             connection.send(cast(Any, event))
             last = events_until(connection, kind)[-1]
-        assert last.error.message == "key few: 2 requests a minute are allowed"
+        assert last.error.message == f"key {key}: 2 requests a minute are allowed"
 
 
 def test_an_unknown_model_is_refused(gateway: GatewayRig) -> None:
