@@ -7,35 +7,102 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import httpx
+import numpy as np
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 from safetensors.numpy import save_file
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.door_server import DoorServer
-from testkit.rigs.gateway_rig import TEMPLATE, VOICE, key_settings, serving, tokens_of
+from testkit.rigs.gateway_lines import DOORS
+from testkit.rigs.gateway_rig import (
+    TEMPLATE,
+    VOICE,
+    GatewayRig,
+    key_settings,
+    serving,
+    tokens_of,
+)
 from testkit.rigs.gateway_speech import assert_same, expected
+from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, sends
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.voice import FIELDS
 from token2wav_server import Ports
 from token2wav_server.demo import language_model
 
-PACE = 60.0  # tokens per second, so that the texts last for a second
-KEY = "secret-of-a-shop"
-TEXT = "one two three four five six seven eight nine ten."
+PACE = 30.0  # tokens per second, so that the texts last for seconds
+COMMAND = ["-m", "token2wav", "gateway"]
+SENTENCE, SENTENCES = "One two three four five six seven eight nine ten.", 3
+KEY, MODEL_KEY, WORDS = "key-of-a-shop", "key-of-the-model", "words-of-a-client"
+SECRETS = [KEY, MODEL_KEY, WORDS, "key-in-an-address", "wrong-key"]
+# A token, and an error that repeats the words.
+ANSWER = (
+    'data: {"choices": [{"text": "<|s_1|>"}]}\n\n'
+    f'data: {{"error": "context of {WORDS} with {MODEL_KEY}"}}\n\n'
+)
+AT_DEBUG = """
+import logging, sys
+logging.basicConfig(level=logging.DEBUG)
+from token2wav_gateway.cli import main
+sys.exit(main())
+"""
 
 
 def answers(url: str) -> bool:
+    with suppress(OSError), urlopen(url, timeout=PATIENCE_SECONDS) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+@contextmanager
+def running(
+    rig: DoorServer,
+    voice: ClientVoice,
+    language_model_port: int,
+    folder: Path,
+    module: list[str],
+    **variables: str,
+) -> Iterator[tuple[subprocess.Popen[bytes], GatewayRig, Ports]]:
+    """Runs the command between two servers, and checks that it ends with status 0."""
+    (voices := folder / "voices").mkdir()
+    save_file({name: getattr(voice, name) for name in FIELDS}, voices / f"{VOICE}.safetensors")
+    settings = {
+        "language_model": {
+            "url": f"http://127.0.0.1:{language_model_port}/v1",
+            "template": TEMPLATE,
+            "api_key": MODEL_KEY,
+        },
+        "speech_server": {"url": rig.server.grpc_url, "response_timeout_s": PATIENCE_SECONDS},
+        "voices": {"folder": str(voices), "default": VOICE},
+        "keys": [key_settings("shop", KEY)],
+    }
+    (folder / "gateway.yaml").write_text(yaml.safe_dump(settings))
+    ports = Ports.free()
+    command = [sys.executable, *module, "--config", str(folder / "gateway.yaml")]
+    command += ["--port", str(ports.http), "--metrics-port", str(ports.metrics)]
+    command += ["--riva-port", str(ports.grpc)]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables
+        )
     try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False
+        url, riva = f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}"
+        until(lambda: answers(f"{url}/health/live") or process.poll() is not None)
+        yield process, GatewayRig(url, CollectorRegistry(), voices, riva), ports
+        assert process.wait(PATIENCE_SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -43,77 +110,43 @@ def test_open_texts_end_before_the_command_ends(
     rig: DoorServer, model: Token2Wav, voice: ClientVoice, tmp_path: Path, number: signal.Signals
 ) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-    (tmp_path / "voices").mkdir()
-    tensors = {name: getattr(voice, name) for name in FIELDS}
-    save_file(tensors, tmp_path / "voices" / f"{VOICE}.safetensors")
-    ports = Ports.free()
-    with serving(language_model.create_app(tokens_of, PACE)) as port:
-        settings = {
-            "language_model": {"url": f"http://127.0.0.1:{port}/v1", "template": TEMPLATE},
-            "speech_server": {"url": rig.server.grpc_url},
-            "voices": {"folder": str(tmp_path / "voices")},
-            "keys": [key_settings("shop", KEY)],
-        }
-        (tmp_path / "gateway.yaml").write_text(yaml.safe_dump(settings))
-        command = [sys.executable, "-m", "token2wav", "gateway", "--port", str(ports.http)]
-        command += ["--config", str(tmp_path / "gateway.yaml")]
-        command += ["--metrics-port", str(ports.metrics)]
-        # uvicorn prefers this package if it can be imported, but its parser bounds no headers. The
-        # gateway must not use it; an empty module would answer no request.
-        (tmp_path / "httptools.py").touch()
-        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        with (tmp_path / "log").open("w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
-        try:
-            speak_until_the_end(process, number, ports, model, voice)
-        finally:
-            process.kill()
-            process.wait()
-    text = (tmp_path / "log").read_text()
-    assert "Shutting down" in text
-    assert "Traceback" not in text
-    assert KEY not in text
-    assert "three" not in text
-
-
-def speak_until_the_end(
-    process: subprocess.Popen[bytes],
-    number: signal.Signals,
-    ports: Ports,
-    model: Token2Wav,
-    voice: ClientVoice,
-) -> None:
-    """Speaks over HTTP and a WebSocket, ends the gateway meanwhile, and checks all audio."""
-    url, key = f"http://127.0.0.1:{ports.http}", {"authorization": f"Bearer {KEY}"}
-    stream = f"ws://127.0.0.1:{ports.http}/v1/audio/speech/stream"
-    body = {"model": "tts-1", "voice": VOICE, "input": TEXT, "response_format": "pcm"}
-    until(lambda: answers(f"{url}/health/live") or process.poll() is not None)
-    http_audio: list[bytes] = []
+    # uvicorn prefers this package if it can be imported, but its parser bounds no headers. The
+    # gateway must not use it; an empty module would answer no request.
+    (tmp_path / "httptools.py").touch()
+    text = " ".join([SENTENCE] * SENTENCES)
+    sentences = np.concatenate([expected(model, voice, SENTENCE)] * SENTENCES)
+    audio: dict[str, bytes] = {}
     with (
-        httpx.Client(base_url=url, headers=key, timeout=PATIENCE_SECONDS) as http,
-        connect(stream, additional_headers=key) as ws,
+        serving(language_model.create_app(tokens_of, PACE)) as port,
+        running(rig, voice, port, tmp_path, COMMAND, PYTHONPATH=str(tmp_path)) as served,
+        ExitStack() as stack,
     ):
-        ws.send(json.dumps({"voice": VOICE, "stream_audio": True}))
-        ws.send(json.dumps({"type": "input.text", "text": f"{TEXT}\n{TEXT}\n"}))
-
-        def speak() -> None:
-            http_audio.append(http.post("/v1/audio/speech", json=body).content)
-
-        during = threading.Thread(target=speak)
-        during.start()
-        metrics = f"http://127.0.0.1:{ports.metrics}/metrics"
-        until(lambda: "token2wav_gateway_speaking 2.0" in httpx.get(metrics).text)
+        process, gateway, ports = served
+        # The last two are begun with their first audio.
+        doors = ("socket", "realtime", "riva", "events", "http")
+        lines = {door: stack.enter_context(DOORS[door](gateway, KEY)) for door in doors}
+        for line in lines.values():
+            line.begin(text)
+        metrics = httpx.get(f"http://127.0.0.1:{ports.metrics}/metrics").text
+        assert "token2wav_gateway_speaking 5.0" in metrics
         process.send_signal(number)
-        messages = list(ws)  # until the gateway closes the socket
-        during.join()
-        assert ws.close_code == 1001
-    whole = expected(model, voice, TEXT)
-    assert_same(http_audio[0], whole)
-    audio = b"".join(message for message in messages if isinstance(message, bytes))
-    half = len(audio) // 2
-    assert_same(audio[:half], whole)
-    assert_same(audio[half:], whole)
-    assert process.wait(PATIENCE_SECONDS) == 0
+        for door, line in lines.items():
+            answers_of_text = SENTENCES if door == "socket" else 1
+            pieces = (piece for _ in range(answers_of_text) for piece in line.pieces())
+            audio[door] = b"".join(pieces)
+        assert not b"".join(lines["socket"].pieces())
+        assert "1001" in lines["socket"].error
+        with pytest.raises(ConnectionClosed, match="1001"):
+            list(lines["realtime"].pieces())
+    for door in ("socket", "realtime"):
+        assert_same(audio[door], sentences)
+    for door in ("riva", "events", "http"):
+        assert_same(audio[door], expected(model, voice, text))
+    log = (tmp_path / "log").read_text()
+    assert "Shutting down" in log
+    assert "Traceback" not in log
+    assert KEY not in log
+    assert "three" not in log
 
 
 @pytest.mark.parametrize(
@@ -128,8 +161,54 @@ def test_a_command_that_cannot_start_says_why(arguments: list[str], reason: str)
         taken = [part.replace("PORT", str(port)) for part in arguments]
         # In its own process, because the command limits the log of its process: in the process of
         # the tests, those that run later would miss lines.
-        command = [sys.executable, "-m", "token2wav", "gateway", *taken]
+        command = [sys.executable, *COMMAND, *taken]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(f"token2wav gateway: {reason.replace('PORT', str(port))}")
     assert done.stderr.count("\n") == 1
+
+
+def use(url: str) -> None:
+    """Sends words and keys by every door."""
+    body = {"model": "tts-1", "voice": VOICE, "input": WORDS, "instructions": WORDS}
+    key = {"authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=url, headers=key, timeout=PATIENCE_SECONDS) as http:
+        assert http.get(f"/health/ready?key={KEY}").status_code == 200
+        trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": WORDS}
+        assert http.post("/v1/audio/speech", json=body, headers=trace).status_code == 502
+        wrong = {"authorization": "Bearer wrong-key"}
+        assert http.post("/v1/audio/speech", json=body, headers=wrong).status_code == 401
+        assert http.post("/v1/audio/speech", json={**body, WORDS: 1}).status_code == 400
+        assert http.post("/v1/audio/speech", content=f'{{"{WORDS}').status_code == 400
+        assert http.get(f"/v1/models/{WORDS}").status_code == 404
+        form = {"name": WORDS, "ref_text": WORDS}
+        files = {"audio_sample": (WORDS, WORDS.encode())}
+        assert http.post("/v1/audio/voices", data=form, files=files).status_code == 400
+        assert http.delete(f"/v1/audio/voices/{WORDS}").status_code == 404
+    stream = f"ws{url.removeprefix('http')}/v1/audio/speech/stream?key=key-in-an-address"
+    with connect(stream, additional_headers=key) as socket:
+        socket.send(json.dumps({"type": "session.config", "voice": VOICE}))
+        socket.send(json.dumps({"type": "input.text", "text": f"{WORDS}. {WORDS}. "}))
+        socket.send(json.dumps({"type": "input.done"}))
+        socket.send(json.dumps({"type": "session.close"}))
+        assert "error" in {json.loads(message)["type"] for message in socket}
+    with connect(stream, additional_headers=key) as socket, suppress(ConnectionClosed):
+        socket.send(WORDS)
+        list(socket)
+
+
+@pytest.mark.parametrize("module", [COMMAND, ["-c", AT_DEBUG]])
+def test_no_words_and_no_keys_in_the_log(
+    rig: DoorServer, voice: ClientVoice, tmp_path: Path, module: list[str]
+) -> None:
+    """Whatever the level of the root logger."""
+    with (
+        raw_server(sends(EVENTS_HEAD + ANSWER.encode())) as model,
+        running(rig, voice, model, tmp_path, module) as (process, gateway, _),
+    ):
+        use(gateway.url)
+        process.terminate()
+    text = (tmp_path / "log").read_text()
+    assert "a text failed: language model: error" in text
+    assert ("DEBUG" in text) == (module[0] == "-c")
+    assert [secret for secret in SECRETS if secret in text] == []

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import pytest
-from websockets.exceptions import ConnectionClosed
 
 from testkit.rigs import realtime
-from testkit.rigs.door_server import DoorServer
-from testkit.rigs.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import assert_same, expected
-from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.realtime import SLOW, audio_of, events_until, opened, say
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
@@ -168,28 +163,3 @@ def test_a_second_response_waits_for_the_first(gateway: GatewayRig) -> None:
         connection.response.create()  # the item waits
         response = events_until(connection, "response.done")[-1].response
         assert response.output[0].content[0].transcript == "Four five!"
-
-
-def test_the_gateway_speaks_to_the_end_before_it_ends(
-    rig: DoorServer, speaker: LanguageModel, voice: ClientVoice, model: Token2Wav, tmp_path: Any
-) -> None:
-    with ExitStack() as client:
-        with (
-            serving(speaker.app()) as port,
-            GatewayRig.start(
-                tmp_path,
-                grpc_url=rig.server.grpc_url,
-                language_model_url=f"http://127.0.0.1:{port}/v1",
-                voice=voice,
-                settings={"voices": {"default": VOICE}},
-            ) as started,
-        ):
-            connection = client.enter_context(opened(started))
-            say(connection, TEXT)
-            begun = events_until(connection, "response.output_audio.delta")
-        events = [*begun, *events_until(connection, "response.done")]
-        assert_same(audio_of(events), whole(model, voice, SENTENCES))
-        with pytest.raises(ConnectionClosed) as closed:
-            connection.recv()
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1001
