@@ -129,7 +129,7 @@ def test_open_texts_end_before_the_command_ends(
         metrics = httpx.get(f"http://127.0.0.1:{ports.metrics}/metrics").text
         assert "token2wav_gateway_speaking" in metrics
         process.send_signal(number)
-        for door, line in lines.items():
+        for door, line in reversed(lines.items()):  # the sessions speak longest
             answers_of_text = sentences[door] if door == "socket" else 1
             pieces = (piece for _ in range(answers_of_text) for piece in line.pieces())
             audio[door] = b"".join(pieces)
