@@ -39,7 +39,7 @@ FLOORS = [
     {"networks"},
     {"layers", "published"},
     {"config"},
-    {"errors", "known_models"},
+    {"errors", "known_models", "plugins"},
 ]
 GATEWAY_FLOORS = [
     {"cli"},
@@ -51,7 +51,7 @@ GATEWAY_FLOORS = [
     {"edge"},
     {"access", "encoding", "metrics", "tracing"},
     {"settings"},
-    {"errors", "forms", "log", "plugins"},
+    {"errors", "forms", "log"},
 ]
 
 

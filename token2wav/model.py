@@ -18,6 +18,7 @@ from token2wav.errors import InputError
 from token2wav.execution.cuda_facts import device_facts
 from token2wav.hub import model_folder
 from token2wav.published.registry import family_name, read_config
+from token2wav.serving.audio_mark import imported_mark, load_mark
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
@@ -53,7 +54,9 @@ class Token2Wav:
         self.config = config
         self.summary = stages.summary
         self.name = name
-        self.pipeline = Pipeline(config, stages.by_name, stream, self.summary.device)
+        speaks = config.stages[-1] in stages.by_name  # the first process of the ensemble does not
+        mark = load_mark(stream.mark) if stream.mark is not None and speaks else None
+        self.pipeline = Pipeline(config, stages.by_name, stream, self.summary.device, mark)
 
     @classmethod
     def load(
@@ -139,6 +142,7 @@ class Token2Wav:
         Raises:
             InputError: the voice or an option does not fit the model.
             LimitError: the cache has no room for another stream.
+            BackendError: the backend, or the plugin of the mark, failed.
         """
         return Stream(self.pipeline, voice_for(self.config, voice), options)
 
@@ -207,7 +211,7 @@ class Token2Wav:
             return flow.whole(array, voice, streaming=streaming, steps=steps).cpu().numpy()
 
     def vocode(self, mel: ArrayLike) -> NDArray[np.float32]:
-        """Computes the audio of a whole mel.
+        """Computes the audio of a whole mel, without a mark.
 
         Args:
             mel: (bands, frames) log-mel with at least 1 frame; 80 bands for CosyVoice3.
@@ -248,4 +252,6 @@ def config_under(folder: Path, stream: StreamConfig) -> ModelConfig:
     config = read_config(folder).with_stream_settings(stream)
     config.check(stream)
     HopSchedule.of(stream, config)
+    if stream.mark is not None:
+        imported_mark(stream.mark)
     return config

@@ -56,7 +56,7 @@ class Spliced:
 def main() -> None:
     """Measures all rows, prints a table and writes the results."""
     parser = argparse.ArgumentParser(description="Measure the times of words.")
-    parser.add_argument("--aligner", default="pocketsphinx", choices=ALIGNERS.names())
+    parser.add_argument("--aligner", default="pocketsphinx")
     parser.add_argument("--text", type=Path, default=HELD_OUT, help="a sentence in each line")
     parser.add_argument("--sentences", type=int, help="number of sentences (default: all)")
     parser.add_argument("--name", default="word_times", help="name of the result file")

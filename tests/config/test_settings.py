@@ -52,7 +52,7 @@ FULL = """
 stream: {first_tokens: 12, provisional_lookahead_tokens: 3, provisional_steps: 3, \
 max_hop_tokens: 200, left_blocks: 8, block_tokens: 50, overlap_tokens: 4, steps: [10, 4], \
 lookahead_frames: 8, decoder_noise: false, trim_silence_ms: 200, end_after_repeats: 50, \
-end_after_silence_s: 3,
+end_after_silence_s: 3, mark: mine,
          reference: true}
 runtime: {device: "cuda:1", backend: torch, engines: made, precision: float16, workers: 3, \
 cache_mib: 512,
@@ -81,6 +81,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
             trim_silence_ms=200,
             end_after_repeats=50,
             end_after_silence_s=3.0,
+            mark="mine",
             reference=True,
         ),
         RuntimeConfig("cuda:1", "torch", "made", "float16", 3, 512, "int8", 20, 0.5, "tf32x3"),
@@ -150,7 +151,7 @@ def numbers(section: type) -> Iterator[tuple[str, Bounds]]:
         inner, *bounds = get_args(kind) if get_origin(kind) is Annotated else (kind,)
         if get_origin(inner) is tuple:
             inner, *bounds = get_args(get_args(inner)[0])
-        if inner not in (bool, str) and get_origin(inner) is not Literal:
+        if inner not in (bool, str, str | None) and get_origin(inner) is not Literal:
             yield name, bounds[0]  # None for a number without bounds
 
 

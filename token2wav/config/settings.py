@@ -80,6 +80,8 @@ class StreamConfig:
             or more; 0 for no limit. For tokens of several codes, all codes must be equal.
         end_after_silence_s: seconds of audio below -50 dBFS after which the server ends a stream;
             0 for no limit.
+        mark: name of an installed plugin that marks all audio as synthetic (docs/security.md); None
+            for no mark.
         reference: whether to compute as the published streaming loop does. That loop recomputes
             every chunk from the start of the utterance. It computes the last chunk under the full
             attention mask. Its harmonic source rounds the phase to float32, so the phase drifts
@@ -101,6 +103,7 @@ class StreamConfig:
     trim_silence_ms: Annotated[float, Bounds(0, 60_000)] = 0.0
     end_after_repeats: Annotated[int, Bounds(0, MOST_REPEATS)] = 0
     end_after_silence_s: Annotated[float, Bounds(0, MOST_SILENCE_S)] = 0.0
+    mark: str | None = None
     reference: bool = False
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Output of an utterance: trims, resamples and encodes the audio of the model."""
+"""Output of an utterance: trims, resamples, marks and encodes the audio of the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from token2wav.config.model_config import ModelConfig
 from token2wav.config.values import shown
-from token2wav.errors import InputError
+from token2wav.errors import BackendError, InputError
+from token2wav.serving.audio_mark import AudioMark, Marking
 from token2wav.serving.end_limits import EndReason, SilenceLimit, audible, window_samples
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
@@ -128,6 +129,8 @@ class AudioOutput:
     Args:
         speed: exact speed of the utterance, at which `samples_per_token` / `speed` samples speak a
             token.
+        mark: plugin that marks the samples after they are resampled, and may hold some back until
+            the next chunk; None for no mark.
 
     Attributes:
         audio_format: format of the chunks.
@@ -135,8 +138,10 @@ class AudioOutput:
 
     Raises:
         InputError: a token would not have a whole number of samples at the sample rate of
-            `audio_format`; audio has to be resampled and the library soxr is not installed; or
-            `audio_format` is G.711, and the model has several channels.
+            `audio_format`; audio has to be resampled and the library soxr is not installed;
+            `audio_format` is G.711, and the model has several channels; or the mark does not
+            support the audio.
+        BackendError: the plugin of the mark failed.
     """
 
     def __init__(
@@ -146,6 +151,7 @@ class AudioOutput:
         trim_silence_ms: float = 0.0,
         end_after_silence_s: float = 0.0,
         speed: Fraction = Fraction(1),
+        mark: AudioMark | None = None,
     ) -> None:
         self.audio_format = audio_format = audio_format or AudioFormat()
         self._channels = config.channels
@@ -169,6 +175,7 @@ class AudioOutput:
         self._samples_per_token = int(samples_per_token)
         self._spoken_samples = samples_per_token / speed  # of a token
         self._resampler = _resampler(config, self._sample_rate) if self._ratio != 1 else None
+        self._marking = Marking(mark, self._sample_rate, config.channels) if mark else None
         self._encode = ENCODERS[audio_format.encoding]
         self._window = window_samples(config.sample_rate)
         self._windows_to_trim = int(trim_silence_ms / _TRIM_MS)
@@ -178,8 +185,18 @@ class AudioOutput:
         self._missing = config.missing_samples
         # Incomplete last window. It is held back while silence is trimmed.
         self._undecided = np.zeros((0, *self._shape), np.float32)
-        self._received = self._kept = self._sent = self._samples_trimmed = self._index = 0
+        self._received = self._kept = self._samples_trimmed = self._index = 0
+        self._resampled = self._sent = 0  # samples at the rate of the client
         self._sound_s: float | None = None
+
+    def result(self, audio: NDArray[np.float32], *, last: bool) -> AudioChunk | BackendError | None:
+        """Returns the result of `take`, or the error that ends this utterance and no other."""
+        if not np.isfinite(audio).all():
+            return BackendError("backend: the model produced NaN or infinite audio")
+        try:
+            return self.take(audio, last=last)
+        except BackendError as error:
+            return error
 
     def take(self, audio: NDArray[np.float32], *, last: bool) -> AudioChunk | None:
         """Converts the next audio of the model to a chunk.
@@ -191,6 +208,9 @@ class AudioOutput:
         Returns:
             Chunk to send; None if no sample can be sent yet. With `last`, or if silence ends the
             audio, the result is always a chunk, which may be empty.
+
+        Raises:
+            BackendError: the plugin of the mark failed.
         """
         audio = audio.reshape(-1, *self._shape)
         if (end := self._silence.end(audio)) is not None:
@@ -206,7 +226,11 @@ class AudioOutput:
         if self._resampler is not None:
             audio = self._resampler.resample_chunk(audio, last=last)
         if last:
-            audio = audio[: int(self._received * self._ratio) - self._samples_trimmed - self._sent]
+            due = int(self._received * self._ratio) - self._samples_trimmed
+            audio = audio[: due - self._resampled]
+        self._resampled += len(audio)
+        if self._marking is not None:
+            audio = self._marking.take(audio, last=last)
         if not len(audio) and not last:
             return None
         start, self._sent = self._sent, self._sent + len(audio)
@@ -231,6 +255,11 @@ class AudioOutput:
             self._sound_s - start_s if begins and self._sound_s is not None else None,
             self.end_reason if last else None,
         )
+
+    def close(self) -> None:
+        """Frees the state of the mark. No audio may follow. A second call does nothing."""
+        if self._marking is not None:
+            self._marking.close()
 
     @property
     def _shape(self) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from token2wav.errors import BackendError, ConfigError, Token2WavError
 from token2wav.execution.device import check_device, entered
 from token2wav.execution.staging import to_host
 from token2wav.execution.step_boundary import at_boundaries, paced, step_boundary, wait_for
+from token2wav.serving.audio_mark import AudioMark
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.clocks import PipelineLoad, Playback
 from token2wav.serving.hops import HopSchedule
@@ -40,6 +41,7 @@ class Pipeline:
     Attributes:
         stages: stages in the order in which they compute a chunk.
         steps: numbers of ODE steps that utterances may have, the default first.
+        mark: plugin that marks the audio of all utterances; None for no mark.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class Pipeline:
         stages: Mapping[StageName, Stage],
         stream: StreamConfig,
         device: str = "cpu",
+        mark: AudioMark | None = None,
     ) -> None:
         self.config = config
         self.stages = stages
         self.steps = config.allowed_steps(stream.steps)
+        self.mark = mark
         self.clock: Callable[[], float] = time.monotonic
         self._withheld_samples = list(stages.values())[-1].withheld_samples
         self._schedule = HopSchedule.of(stream, config, self._withheld_samples)
@@ -74,13 +78,14 @@ class Pipeline:
 
         Raises:
             InputError: an option does not fit the model or the settings.
+            BackendError: the plugin of the mark failed.
         """
         playback, schedule = Playback(clock or self.clock, buffer_seconds), self._schedule
         if options.speed != 1:  # the withheld samples then belong to more or fewer tokens
             withheld = self._withheld_samples * options.speed
             schedule = HopSchedule.of(self._stream, self.config, withheld)
         return Utterance.of(
-            voice, options, self.config, self._stream, schedule, playback, self.load
+            voice, options, self.config, self._stream, schedule, playback, self.load, self.mark
         )
 
     def open(self, utterance: Utterance) -> None:
@@ -115,6 +120,7 @@ class Pipeline:
         for stage, handle in zip(self.stages.values(), utterance.handles, strict=False):
             stage.close(handle)
         utterance.handles = ()
+        utterance.output.close()
 
     def drop(self, utterance: Utterance) -> None:
         """Marks an utterance. The next call of `open`, `advance` or `open_streams` closes it.
@@ -149,8 +155,8 @@ class Pipeline:
         Returns:
             One entry for each utterance: the audio to send; None if the chunk yields no audio yet;
                 or
-            a BackendError if the audio of this utterance is NaN or infinite. Such an error affects
-            no other utterance.
+            a BackendError if the audio of this utterance is NaN or infinite, or cannot be marked.
+            Such an error affects no other utterance.
 
         Raises:
             BackendError: a backend failed, so no utterance of the batch can continue.
@@ -167,9 +173,7 @@ class Pipeline:
         if timed:
             timed(seconds)
         return [
-            utterance.output.take(samples, last=chunk.last)
-            if np.isfinite(samples).all()
-            else BackendError("backend: the model produced NaN or infinite audio")
+            utterance.output.result(samples, last=chunk.last)
             for (utterance, _, chunk), samples in zip(batch, audio, strict=True)
         ]
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import InputError, StreamClosedError, Token2WavError
+from token2wav.serving.audio_mark import AudioMark
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import PipelineLoad, Playback
@@ -139,8 +140,11 @@ class Utterance:
         schedule: HopSchedule,
         playback: Playback,
         load: PipelineLoad | None = None,
+        mark: AudioMark | None = None,
     ) -> Utterance:
-        """Raises InputError if an option does not fit the model or the settings."""
+        """Raises InputError if an option does not fit the model or the settings, and BackendError
+        if the plugin of the mark fails.
+        """
         steps = config.allowed_steps(stream.steps)
         check_steps(options.steps, steps)
         noise = config.decoder_noise(options.decoder_noise, stream)
@@ -149,7 +153,7 @@ class Utterance:
         speed = exact_speed(options.speed)
         limits = EndLimits.of(stream, options.end_after_repeats, options.end_after_silence_s)
         output = AudioOutput(
-            config, options.audio_format, stream.trim_silence_ms, limits.silence_s, speed
+            config, options.audio_format, stream.trim_silence_ms, limits.silence_s, speed, mark
         )
         delays = None if options.delays is None else DelayPattern(options.delays, config)
         tempo = None if speed == 1 else Tempo(speed)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav_gateway.plugins import Plugins
+from token2wav.plugins import Plugins
 
 # Classes or functions that take no arguments and return an aligner.
 ALIGNERS = Plugins(

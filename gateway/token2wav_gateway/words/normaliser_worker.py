@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 
 from sentencex import segment
 
-from token2wav_gateway.plugins import Plugins
+from token2wav.plugins import Plugins
 
 NORMALISERS = Plugins(
     "token2wav.normalisers", {"wetext": "token2wav_gateway.words.wetext_normaliser:normalise"}

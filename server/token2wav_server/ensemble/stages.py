@@ -58,7 +58,7 @@ class FlowStage:
         with self._running():
             mels = self._flow.advance([(state, content.chunk) for state, content in batch])
             return [
-                _finite(mel[:, self._frames_per_token * content.chunk.skip :].T, "mel")
+                _finite(mel[:, self._frames_per_token * content.chunk.skip :].T)
                 for (_, content), mel in zip(batch, mels, strict=True)
             ]
 
@@ -70,7 +70,7 @@ class _Vocoding(NamedTuple):
     """State of a stream in the vocoder stage.
 
     Attributes:
-        output: trims, resamples and encodes the audio.
+        output: trims, resamples, marks and encodes the audio.
     """
 
     handle: int
@@ -88,21 +88,22 @@ class VocoderStage:
 
     def __init__(self, model: Token2Wav, trim_silence_ms: float = 0.0) -> None:
         self._vocoder, self._running = model.pipeline.vocoder, model.pipeline.running
-        self._output = partial(AudioOutput, model.config, trim_silence_ms=trim_silence_ms)
+        self._output = partial(
+            AudioOutput, model.config, trim_silence_ms=trim_silence_ms, mark=model.pipeline.mark
+        )
 
     def open(self, label: Label, chunk: FrameChunk) -> _Vocoding:
-        return _Vocoding(self._vocoder.open(), self._output(label.audio_format))
+        output = self._output(label.audio_format)  # first, because it may raise an error
+        return _Vocoding(self._vocoder.open(), output)
 
     def advance(
         self, batch: Sequence[tuple[_Vocoding, FrameChunk]]
     ) -> list[AudioChunk | BackendError | None]:
         with self._running():
             audio = self._vocoder.advance([(state.handle, chunk) for state, chunk in batch])
-            outputs = [_finite(samples, "audio") for samples in audio]
+            outputs = [samples.cpu().numpy() for samples in audio]
         return [
-            samples
-            if isinstance(samples, BackendError)
-            else state.output.take(samples, last=chunk.last)
+            state.output.result(samples, last=chunk.last)
             for (state, chunk), samples in zip(batch, outputs, strict=True)
         ]
 
@@ -151,8 +152,8 @@ def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
     )
 
 
-def _finite(values: torch.Tensor, name: str) -> Output | BackendError:
-    array = values.cpu().numpy()
+def _finite(mel: torch.Tensor) -> Output | BackendError:
+    array = mel.cpu().numpy()
     if not np.isfinite(array).all():
-        return BackendError(f"backend: the model produced NaN or infinite {name}")
+        return BackendError("backend: the model produced NaN or infinite mel")
     return array

@@ -14,7 +14,7 @@ import pytest
 
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.plugins import installed
-from token2wav_gateway.plugins import Plugins
+from token2wav.plugins import Plugins
 from token2wav_gateway.settings import Settings, SettingsError, TextSettings, check_plugin
 from token2wav_gateway.words import normaliser
 from token2wav_gateway.words.normaliser import Normaliser, respelled

@@ -1,4 +1,4 @@
-"""Plugins: parts of the gateway that a setting names, and that other distributions can add."""
+"""Plugins: parts that a setting names, and that other distributions can add."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ class Plugins:
     group: str
     included: Mapping[str, str] = field(default_factory=dict)
 
-    def names(self) -> list[str]:
-        """Returns the names of all installed plugins."""
-        return sorted({*self.included, *entry_points(group=self.group).names})
-
     def load(self, name: str) -> Any:
         """Imports a plugin.
 
         Raises:
             LookupError: no plugin has this name.
-            ImportError: the module of the plugin, or a package that it needs, is missing.
+            ImportError: the plugin cannot be imported, such as for a package that is not installed.
         """
-        if name in self.included:
-            return EntryPoint(name, self.included[name], self.group).load()
-        points = tuple(entry_points(group=self.group, name=name))
-        if not points:
-            raise LookupError(f"no plugin of {self.group} has the name {name!r}")
-        return points[0].load()
+        points = {point.name: point for point in entry_points(group=self.group)}
+        points |= {own: EntryPoint(own, value, self.group) for own, value in self.included.items()}
+        if name not in points:
+            known = ", ".join(sorted(points)) or "none"
+            raise LookupError(f"{name[:64]!r} is not one of the installed ones: {known}")
+        try:
+            return points[name].load()
+        except Exception as error:
+            raise ImportError(
+                f"{name} cannot be imported: {type(error).__name__}: {error}"
+            ) from error
