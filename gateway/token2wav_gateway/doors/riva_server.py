@@ -56,7 +56,7 @@ class RivaServer:
         limits, voices = gateway.settings.limits, gateway.settings.voices
         recording_bytes = 0 if voices.model is None else limits.upload_bytes
         message_bytes = limits.body_bytes + recording_bytes
-        self._front = RivaFront(_UNFINISHED * message_bytes, limits.sockets)
+        self._front = RivaFront(_UNFINISHED * message_bytes, limits.sockets, limits.idle_s)
         self._guard = Guard(gateway)
         self._server = grpc.aio.server(
             interceptors=[self._guard],

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
+
 from token2wav_gateway.edge.channel import run_until_one_ends
 from token2wav_gateway.edge.fair_reads import FairReads
 
@@ -171,14 +173,18 @@ class RivaFront:
 
     If unfinished messages of all clients together have more bytes than allowed, the connection with
     the oldest of these messages is closed. The newest or largest message may be an honest one.
+    A client that reads nothing is disconnected, because it keeps the place of another client.
 
     Args:
         most_bytes: largest sum of these bytes.
         most_connections: largest number of connections.
+        stall_s: seconds in which nothing more can be sent to a client, after which it is
+            disconnected.
     """
 
-    def __init__(self, most_bytes: int, most_connections: int) -> None:
+    def __init__(self, most_bytes: int, most_connections: int, stall_s: float) -> None:
         self._most_bytes = most_bytes
+        self._stall_s = stall_s
         self._most_connections = most_connections
         self._reads = FairReads()
         self._open: dict[_Relayed, asyncio.Task[None]] = {}
@@ -245,7 +251,8 @@ class RivaFront:
         while piece := await reader.read(_PIECE):
             relayed.unfinished.responses.feed(piece)
             client.write(piece)
-            await client.drain()
+            with anyio.fail_after(self._stall_s):
+                await client.drain()
 
     async def _follow(self, relayed: _Relayed, piece: bytes) -> None:
         """Counts the bytes of a client, and closes a connection if there are too many."""

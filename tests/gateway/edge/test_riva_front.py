@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import suppress
 
+import anyio
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS
@@ -55,11 +58,35 @@ async def test_too_many_bytes_close_the_connection_with_the_oldest_message() -> 
 
     arrived: asyncio.Queue[None] = asyncio.Queue()
     writers: list[asyncio.StreamWriter] = []  # a writer that nobody holds closes its connection
-    front, port = RivaFront(most_bytes=100, most_connections=9), Ports.free().grpc
+    front, port = RivaFront(most_bytes=100, most_connections=9, stall_s=60), Ports.free().grpc
     server = await asyncio.start_unix_server(read, front.path)
     await front.start("127.0.0.1", port)
     old, new = await send(port, 30), await send(port, 90)
     await asyncio.wait({old, new}, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     assert (old.done(), new.done()) == (True, False)
+    await front.close()
+    server.close()
+
+
+async def test_a_client_that_reads_nothing_keeps_no_place() -> None:
+    async def flood(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while True:
+                writer.write(frame(DATA, 0, 1, bytes(10_000)))
+                await writer.drain()
+
+    front, port = RivaFront(most_bytes=100, most_connections=1, stall_s=0.2), Ports.free().grpc
+    server = await asyncio.start_unix_server(flood, front.path)
+    await front.start("127.0.0.1", port)
+    silent = socket.create_connection(("127.0.0.1", port))  # reads nothing, and stays open
+    with anyio.fail_after(PATIENCE_SECONDS):
+        answer = b""
+        while not answer:  # a connection without a place is closed at once
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with suppress(ConnectionError):
+                answer = await reader.read(1)
+            writer.close()
+            await asyncio.sleep(0.05)
+    silent.close()
     await front.close()
     server.close()
