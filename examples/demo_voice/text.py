@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 HELD_OUT = Path(__file__).with_name("held_out.txt")
-# Held-out sentences whose scores decided nothing about the recipe.
+# Held-out sentences. No decision about the recipe used their scores.
 UNSEEN = Path(__file__).with_name("unseen.txt")
 # Held-out sentences that narrow the intervals of the error rates.
 FURTHER = Path(__file__).with_name("further.txt")

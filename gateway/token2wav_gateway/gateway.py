@@ -1,4 +1,4 @@
-"""Gateway of one process: what its requests and its WebSockets share."""
+"""Gateway of one process: the connections and checks that its requests and WebSockets share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of words: error of the included aligner against words whose borders are known.
+"""Times of words: error of the included aligner against words with known borders.
 
 A speaker says every word alone. The words are cut at their first and last sound, and spliced to
 sentences, so their borders are known to 10 ms. The sentences are aligned as they are, with the

@@ -1,6 +1,6 @@
 """Command `token2wav doctor`: checks this machine, and a model with its settings, before a server.
 
-Each check yields findings, or raises an error whose message is the finding. `token2wav serve` runs
+Each check yields findings, or raises an error with the message of a finding. `token2wav serve` runs
 the checks of `BEFORE_START` before it fetches a model, and `examine_model` before it starts.
 """
 
@@ -54,7 +54,7 @@ _MODULES = (
     "yaml",
 )
 # A model needs 1 MiB of shared memory to start, and room for its largest requests and their audio.
-# docker gives 64 MB unless it is told otherwise.
+# The default of docker is 64 MB.
 _LEAST_SHARED, _USUAL_SHARED = 1 << 20, 64 * 10**6
 _ROOM = 5 * 10**9  # bytes on the disk of the cache, for the largest decoders
 _READINGS = 1000

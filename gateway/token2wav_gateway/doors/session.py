@@ -1,6 +1,6 @@
 """Session of a WebSocket: text arrives in pieces, and its sentences are spoken one after the other.
 
-The messages are those of vLLM-Omni's WebSocket, JSON objects with a `type`. The client sends
+The messages are JSON objects with a `type`, as in vLLM-Omni's WebSocket. The client sends
 `session.config`, then `input.text` any number of times, and `input.done` at the end of an
 utterance. Other utterances may follow on the same connection, until `session.close`.
 

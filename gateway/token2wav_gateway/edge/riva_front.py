@@ -1,7 +1,7 @@
 """Front of the gRPC server of Riva's interface: it bounds the bytes of unfinished messages.
 
 The library grpc bounds the length of a message, and keeps its bytes in memory until the last byte
-has arrived. So many clients together could fill the memory with unfinished messages.
+has arrived. Many clients together could therefore fill the memory with unfinished messages.
 The front relays the bytes of each connection, and follows the frames of HTTP/2.
 """
 
@@ -84,7 +84,7 @@ class _Message:
 
     Attributes:
         received: bytes that have arrived of an unfinished message.
-        begun: time of the first of these bytes.
+        begun: time at which the first byte of the message arrived.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Unfinished:
     """Unfinished messages of a connection.
 
     Attributes:
-        size: bytes of them that have arrived.
+        size: received bytes of all unfinished messages.
     """
 
     def __init__(self) -> None:
@@ -172,11 +172,11 @@ class RivaFront:
     """Front of a gRPC server that listens at a Unix socket.
 
     If unfinished messages of all clients together have more bytes than allowed, the connection with
-    the oldest of these messages is closed. The newest or largest message may be an honest one.
+    the oldest message is closed. The newest or largest message may be from an honest client.
     A client that reads nothing is disconnected, because it keeps the place of another client.
 
     Args:
-        most_bytes: largest sum of these bytes.
+        most_bytes: most bytes of all unfinished messages together.
         most_connections: largest number of connections.
         stall_s: seconds in which nothing more can be sent to a client, after which it is
             disconnected.

@@ -1,4 +1,4 @@
-"""Aligners, which find the time of every word in audio whose text is known.
+"""Aligners, which find the time of every word of a known text in its audio.
 
 `pocketsphinx` is included. Another distribution adds an aligner with an entry point of the group
 `token2wav.aligners`, whose value is a class or function that takes no arguments and returns an
