@@ -11,8 +11,9 @@ from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import NotFoundError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech.content import Codes, Text
 from token2wav_gateway.speech.servers import Servers
-from token2wav_gateway.speech.turn import Codes, Text, Turn
+from token2wav_gateway.speech.turn import Turn
 from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices.voice_folder import Voice, VoiceFolder
 from token2wav_gateway.words.word_times import WordTimes

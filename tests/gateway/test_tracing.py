@@ -20,8 +20,9 @@ from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings, SettingsError
+from token2wav_gateway.speech.content import Text
 from token2wav_gateway.speech.servers import Servers
-from token2wav_gateway.speech.turn import Text, Turn
+from token2wav_gateway.speech.turn import Turn
 from token2wav_gateway.tracing import configure_tracing, trace_headers
 from token2wav_gateway.voices.voice_folder import Voice
 

@@ -23,8 +23,9 @@ from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech.content import Codes, Text
 from token2wav_gateway.speech.servers import Servers
-from token2wav_gateway.speech.turn import Codes, Text, Turn
+from token2wav_gateway.speech.turn import Turn
 from token2wav_gateway.voices.voice_folder import Voice
 
 TOKENS = "".join(f"<|s_{number}|>" for number in range(12))

@@ -17,7 +17,8 @@ from token2wav_gateway.doors.requests import Delivery, SpeechRequest
 from token2wav_gateway.doors.stage_request import StageRequest
 from token2wav_gateway.errors import INTERNAL, GatewayError
 from token2wav_gateway.gateway import Gateway
-from token2wav_gateway.speech.turn import Audio, Codes, Ended, Event, Text, Turn, Words, check_text
+from token2wav_gateway.speech.content import Audio, Codes, Ended, Event, Text, Words
+from token2wav_gateway.speech.turn import Turn, check_text
 
 # Headers of vLLM-Omni for the fields of OpenAI's usage.
 _USAGE_HEADERS = {

@@ -30,7 +30,7 @@ from token2wav_gateway.doors.realtime_response import Order, SpokenResponse, new
 from token2wav_gateway.doors.socket_session import SocketSession
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
 from token2wav_gateway.gateway import Caller
-from token2wav_gateway.speech.turn import Text
+from token2wav_gateway.speech.content import Text
 from token2wav_gateway.words.sentences import has_words
 
 _VOICE = "alloy"  # of a session without a voice; the setting `voices.default` speaks for it

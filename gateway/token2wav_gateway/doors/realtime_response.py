@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 from token2wav_gateway.doors.realtime_events import AudioFormat
 from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.gateway import Caller
+from token2wav_gateway.speech.content import Audio, Text, Words
 from token2wav_gateway.speech.playout import Playout
-from token2wav_gateway.speech.turn import Audio, Text, Words
 from token2wav_gateway.words.sentences import SentenceSplitter
 
 # Sends an event with a type and further fields.

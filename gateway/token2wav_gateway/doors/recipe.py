@@ -30,8 +30,9 @@ from token2wav_gateway.encoding import FLOATS, Encoder
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings, SettingsError, check_plugin, read_settings
+from token2wav_gateway.speech.content import Audio, Text
 from token2wav_gateway.speech.servers import Servers
-from token2wav_gateway.speech.turn import Audio, Text, Turn
+from token2wav_gateway.speech.turn import Turn
 from token2wav_gateway.voices.recorded_voices import RecordedVoices
 from token2wav_gateway.words.normaliser_worker import NORMALISERS
 

@@ -22,7 +22,7 @@ from token2wav_gateway.doors.requests import code_of_language, name_of_language
 from token2wav_gateway.encoding import FORMATS, RATE_HZ
 from token2wav_gateway.errors import RequestError, TooLargeError
 from token2wav_gateway.gateway import Caller, Gateway
-from token2wav_gateway.speech.turn import Audio, Ended, Text, Words
+from token2wav_gateway.speech.content import Audio, Ended, Text, Words
 from token2wav_gateway.voices.voice_folder import Voice
 
 # Names of `encoding.FORMATS`. Riva's clients send LINEAR_PCM if their user chooses nothing.

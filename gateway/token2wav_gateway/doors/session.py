@@ -32,9 +32,9 @@ from token2wav_gateway.doors.socket_session import SocketSession
 from token2wav_gateway.edge.channel import FatalError
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.gateway import Caller
+from token2wav_gateway.speech.content import Audio, Text, Words
 from token2wav_gateway.speech.growing_text import GrowingText, WordFeeder
 from token2wav_gateway.speech.playout import Playout
-from token2wav_gateway.speech.turn import Audio, Text, Words
 from token2wav_gateway.words.sentences import SentenceSplitter
 
 _BodyT = TypeVar("_BodyT", bound=BaseModel)

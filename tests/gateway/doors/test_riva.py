@@ -35,7 +35,7 @@ from token2wav_gateway.doors.riva import RivaSpeech
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
-from token2wav_gateway.speech.turn import Text
+from token2wav_gateway.speech.content import Text
 
 KEY = "a key"
 SLOW = "slow " * 200

@@ -17,8 +17,9 @@ from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import AlignerSettings, KeySettings, LimitSettings, TextSettings
 from token2wav_gateway.speech import turn
+from token2wav_gateway.speech.content import Audio, Ended, Started, Text, Words
 from token2wav_gateway.speech.servers import speech_error
-from token2wav_gateway.speech.turn import Audio, Ended, Started, Text, Turn, Words
+from token2wav_gateway.speech.turn import Turn
 from token2wav_gateway.voices.voice_folder import Voice
 from token2wav_gateway.words.normaliser import Normaliser
 from token2wav_gateway.words.word_times import WordTimes
