@@ -34,8 +34,8 @@ def servers() -> Any:
 
 
 def new_turn(word_times: Any) -> Turn:
-    said = Text("abc", Voice("anna"))
-    return Turn(servers(), said, Encoder("pcm", RATE_HZ), word_times=word_times)
+    content = Text("abc", Voice("anna"))
+    return Turn(servers(), content, Encoder("pcm", RATE_HZ), word_times=word_times)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -47,8 +47,8 @@ def test_a_text_that_is_refused_is_not_changed(full: bool) -> None:
     behind.normaliser = Normaliser(TextSettings(pronunciations={"abc": "spoken"}), 4096)
 
     async def spoken() -> str:
-        said = Text("abc", Voice("anna"))
-        return await Turn(behind, said, Encoder("pcm", RATE_HZ), holder=holder).spoken_text()
+        content = Text("abc", Voice("anna"))
+        return await Turn(behind, content, Encoder("pcm", RATE_HZ), holder=holder).spoken_text()
 
     assert asyncio.run(spoken()) == ("abc" if full else "spoken")
     assert asyncio.run(spoken()) == "abc"  # the second request of a minute
