@@ -115,13 +115,18 @@ def test_long_utterances_do_not_starve_paced_streams(
     assert min(sent(bulk)) > 0.8 * max(sent(bulk))
 
 
-@pytest.mark.parametrize(("host", "share"), [(ONE_WORKER, 0.6), (TWO_WORKERS, 0.8), (FAST, 0.8)])
-def test_newcomers_pass_a_crowd_of_long_utterances(host: Host, share: float) -> None:
+@pytest.mark.parametrize(
+    ("host", "first_s", "share"),
+    [(ONE_WORKER, 12.5, 0.6), (TWO_WORKERS, 4, 0.8), (FAST, 0.1, 0.8)],
+)
+def test_newcomers_pass_a_crowd_of_long_utterances(
+    host: Host, first_s: float, share: float
+) -> None:
     """60 texts of minutes take all capacity, and every 5 s a client sends a text of 3 s.
 
     Every second batch has first chunks, of 50 tokens with their prompts. A newcomer waits until the
     crowd has begun, and then for one batch that runs, with 100 tokens of each stream, and for its
-    own batch.
+    own batch. `first_s` is just above the longest wait of today's policy.
     """
     load = Load(host, most_tokens=100)
     crowd = [load.at_once(0.0, 590) for _ in range(60)]
@@ -131,6 +136,7 @@ def test_newcomers_pass_a_crowd_of_long_utterances(host: Host, share: float) -> 
     first_batch_s, long_batch_s = (batch_s + streams * count * token_s for count in (50, 100))
     begun_s = max(listener.first_s for listener in crowd)
     assert begun_s <= 2 * math.ceil(len(crowd) / streams) * first_batch_s / workers
+    assert max(listener.first_s for listener in newcomers) <= first_s
     for newcomer in newcomers:
         waits_for_crowd_s = max(0.0, begun_s - newcomer.begins)
         assert newcomer.first_s <= waits_for_crowd_s + long_batch_s + first_batch_s
