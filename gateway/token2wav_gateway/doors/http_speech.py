@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -15,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from token2wav_gateway.doors.requests import Delivery, SpeechRequest
 from token2wav_gateway.doors.stage_request import StageRequest
+from token2wav_gateway.edge.tasks import first_of
 from token2wav_gateway.errors import INTERNAL, GatewayError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.speech.content import Audio, Codes, Ended, Event, Text, Words
@@ -179,20 +179,10 @@ class _ClientLeftError(GatewayError):
 
 async def unless_left(request: Request, work: Awaitable[_ResultT]) -> _ResultT:
     """Awaits work, and cancels it as soon as the client disconnects."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise _ClientLeftError("the client has disconnected")
-        return task.result()
-    finally:
-        watch.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+    return await first_of(work, _disconnected(request))
 
 
-async def _disconnected(request: Request) -> None:
+async def _disconnected(request: Request) -> NoReturn:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    raise _ClientLeftError("the client has disconnected")

@@ -70,8 +70,10 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             sentence of a response count as requests of its key.
     """
 
+    message_noun = "event"
+
     def __init__(self, caller: Caller, socket: WebSocket, ending: asyncio.Event) -> None:
-        super().__init__(caller, socket, ending, "event")
+        super().__init__(caller, socket, ending)
         self._id, self._conversation_id = new_id("sess"), new_id("conv")
         self._model = socket.query_params.get("model") or self._gateway.settings.models[0]
         self._voice_name, self._speed, self._format = _VOICE, 1.0, AudioFormat()
@@ -256,7 +258,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             await response.run()
             self._response = None
             self._waiting.task_done()
-            self._channel.restart_idle_clock()
+            self._restart_idle_clock()
 
     def _cancel(self, event: ResponseCancel) -> None:
         response = self._response
@@ -298,7 +300,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         }
 
     async def _send(self, kind: str, **content: Any) -> None:
-        await self._channel.send({"type": kind, "event_id": new_id("event"), **content})
+        await self._send_json({"type": kind, "event_id": new_id("event"), **content})
 
     def _speaks(self) -> bool:
         return self._response is not None

@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
+from token2wav_gateway.edge.tasks import first_of
 from token2wav_gateway.encoding import FLOATS, Encoder
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.metrics import Metrics
@@ -145,18 +146,11 @@ class RecipeService:
 
     async def _send(self, text: RecipeText | RequestError, sender: Any) -> None:
         """Sends the responses of a decoupled request."""
-        task = asyncio.ensure_future(self._send_audio(text, sender))
         try:
-            while not task.done():
-                await asyncio.wait({task}, timeout=_POLL_S)
-                if sender.is_cancelled():
-                    task.cancel()
-            with suppress(asyncio.CancelledError):
-                task.result()
+            await first_of(self._send_audio(text, sender), _cancelled(sender))
         except Exception as error:
             sender.send(pb_utils.InferenceResponse(error=_error(error)))
         finally:
-            task.cancel()
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     async def _send_audio(self, text: RecipeText | RequestError, sender: Any) -> None:
@@ -255,6 +249,11 @@ def _text(request: Any, name: str, longest: int) -> str:
     if len(text) > longest:
         raise RequestError(f"{name}: {len(text)} characters; at most {longest} are allowed")
     return text
+
+
+async def _cancelled(sender: Any) -> None:
+    while not sender.is_cancelled():
+        await asyncio.sleep(_POLL_S)
 
 
 def _response(audio: NDArray[np.float32]) -> Any:

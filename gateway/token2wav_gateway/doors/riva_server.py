@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import grpc
@@ -19,6 +19,7 @@ from riva.client.proto.riva_tts_pb2_grpc import add_RivaSpeechSynthesisServicer_
 from token2wav_gateway.access import Holder
 from token2wav_gateway.doors.riva import RivaSpeech, key_of
 from token2wav_gateway.edge.riva_front import RivaFront
+from token2wav_gateway.edge.tasks import first_of
 from token2wav_gateway.errors import INTERNAL, GatewayError, LateBodyError, RequestError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.settings import LimitSettings, SettingsError
@@ -234,24 +235,16 @@ class _Call:
             LateBodyError: the client sends none in time.
             GatewayError: the gateway ends.
         """
-        reading = asyncio.ensure_future(self._context.read())
-        ending = asyncio.ensure_future(self._ending.wait())
         try:
-            await asyncio.wait(
-                {reading, ending},
-                timeout=self._limits.idle_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if ending.done():
-                await asyncio.wait({reading}, timeout=_LAST_S)
-            if reading.done():
-                return reading.result()
-        finally:
-            reading.cancel()
-            ending.cancel()
-        if self._ending.is_set():
-            raise _EndingError("gateway: shutting down; try again later")
-        raise LateBodyError(f"request: no message for {self._limits.idle_s:g} s")
+            with anyio.fail_after(self._limits.idle_s):
+                return await first_of(self._context.read(), self._end())
+        except TimeoutError:
+            raise LateBodyError(f"request: no message for {self._limits.idle_s:g} s") from None
+
+    async def _end(self) -> NoReturn:
+        await self._ending.wait()
+        await asyncio.sleep(_LAST_S)
+        raise _EndingError("gateway: shutting down; try again later")
 
     async def _send(self, response: Any) -> None:
         try:

@@ -28,8 +28,7 @@ from fastapi import WebSocket
 from pydantic import BaseModel, ValidationError
 
 from token2wav_gateway.doors.requests import SessionConfig, SocketMessage, problem
-from token2wav_gateway.doors.socket_session import SocketSession
-from token2wav_gateway.edge.channel import FatalError
+from token2wav_gateway.doors.socket_session import FatalError, SocketSession
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.gateway import Caller
 from token2wav_gateway.speech.content import Audio, Text, Words
@@ -117,8 +116,10 @@ class Session(SocketSession[_Waiting]):
             request of its key.
     """
 
+    message_noun = "socket"
+
     def __init__(self, caller: Caller, socket: WebSocket, ending: asyncio.Event) -> None:
-        super().__init__(caller, socket, ending, "socket")
+        super().__init__(caller, socket, ending)
         self._unspoken = 0  # sentences that wait
         self._speaking: asyncio.Task[None] | None = None
         self._begun = False  # the client has the `audio.start` of this sentence
@@ -142,7 +143,11 @@ class Session(SocketSession[_Waiting]):
                 await asyncio.gather(self._speaking, return_exceptions=True)
 
     async def _begin(self) -> None:
-        await self._channel.take(self._configure)
+        text = await self._receive()
+        await self._connection.in_turn(self._open(text))
+
+    async def _open(self, text: str) -> None:
+        await self._configure(self._parsed(text))
 
     async def _configure(self, message: Any) -> None:
         """Configures the utterances that follow.
@@ -179,7 +184,7 @@ class Session(SocketSession[_Waiting]):
             self._splitter = WordFeeder(limit)
 
     async def _report(self, error: GatewayError, message: Any) -> None:
-        await self._channel.send(error_event(error))
+        await self._send_json(error_event(error))
 
     async def _take(self, message: Any) -> None:
         if isinstance(message, dict) and message.get("type") == "session.config":
@@ -292,7 +297,7 @@ class Session(SocketSession[_Waiting]):
                     await self._send("audio.cancelled", **position, **heard)
             self._waiting.task_done()
             self._watch_text()
-            self._channel.restart_idle_clock()
+            self._restart_idle_clock()
 
     async def _say(self, sentence: _Sentence) -> None:
         config, content = sentence.config, sentence.content
@@ -332,7 +337,7 @@ class Session(SocketSession[_Waiting]):
                         await self._send("audio.chunk", **fields)
         except GatewayError as failure:
             error = True
-            await self._channel.send(error_event(failure, sentence.position))
+            await self._send_json(error_event(failure, sentence.position))
         finally:
             if content.growing is not None:
                 content.growing.end()  # further words begin another text
@@ -353,13 +358,13 @@ class Session(SocketSession[_Waiting]):
         elif config.events == "json":
             await self._send("audio.delta", audio=base64.b64encode(audio.content).decode())
         else:
-            await self._channel.send_bytes(audio.content)
+            await self._send_bytes(audio.content)
         if config.stream_audio:
             counts = {"samples": audio.samples, "tokens": audio.tokens}
             await self._send("audio.progress", **sentence.position, **counts)
 
     async def _send(self, kind: str, **content: Any) -> None:
-        await self._channel.send({"type": kind, **content})
+        await self._send_json({"type": kind, **content})
 
     def _speaks(self) -> bool:
         return self._speaking is not None or not self._waiting.empty()

@@ -11,7 +11,7 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from token2wav_gateway.doors.realtime import RealtimeSession
 from token2wav_gateway.doors.session import Session, error_event
-from token2wav_gateway.edge.channel import CLOSE_S, GOING_AWAY, POLICY
+from token2wav_gateway.doors.socket_session import CLOSE_S, GOING_AWAY, POLICY
 from token2wav_gateway.errors import BusyError, GatewayError
 from token2wav_gateway.gateway import Gateway
 

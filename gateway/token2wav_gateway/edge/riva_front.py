@@ -17,8 +17,8 @@ from pathlib import Path
 
 import anyio
 
-from token2wav_gateway.edge.channel import run_until_one_ends
 from token2wav_gateway.edge.fair_reads import FairReads
+from token2wav_gateway.edge.tasks import first_of
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class RivaFront:
                 return
             server_reader, server = await asyncio.open_unix_connection(self.path, limit=_PIECE)
             try:
-                await run_until_one_ends(
+                await first_of(
                     self._copy_requests(relayed, reader, server),
                     self._copy_responses(relayed, server_reader, writer),
                 )

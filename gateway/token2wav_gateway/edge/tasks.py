@@ -1,0 +1,28 @@
+"""Tasks: the first of several to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+_ResultT = TypeVar("_ResultT")
+
+
+async def first_of(*parts: Awaitable[_ResultT]) -> _ResultT:
+    """Runs several parts until one of them ends, and cancels the others.
+
+    Returns:
+        Result of the part that ended. If several have ended, the first one in order counts.
+
+    Raises:
+        Exception: the error of this part.
+    """
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
