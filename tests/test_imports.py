@@ -51,7 +51,8 @@ GATEWAY_FLOORS = [
     {"edge"},
     {"access", "encoding", "metrics", "tracing"},
     {"settings"},
-    {"errors", "forms", "log"},
+    {"forms"},
+    {"errors", "log"},
 ]
 
 

@@ -78,13 +78,16 @@ class Access:
     Args:
         keys: keys; empty to admit every client.
         clock: returns monotonic seconds.
+
+    Attributes:
+        everybody: holder of requests without limits.
     """
 
     def __init__(
         self, keys: Sequence[KeySettings], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._holders = [(key.sha256, Holder(key, clock)) for key in keys]
-        self._everybody = Holder(None, clock)
+        self.everybody = Holder(None, clock)
 
     @contextmanager
     def admitted(self, authorization: str | None) -> Iterator[Holder]:
@@ -105,7 +108,7 @@ class Access:
             AccessDeniedError: the header is missing, or its key is unknown.
         """
         if not self._holders:
-            return self._everybody
+            return self.everybody
         kind, _, key = (authorization or "").partition(" ")
         digest = hashlib.sha256(key.strip().encode()).hexdigest()
         holder = None

@@ -7,6 +7,8 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, StringConstraints
 
+from token2wav_gateway.errors import GatewayError, RequestError
+
 
 def matching(pattern: str, expected: str) -> AfterValidator:
     """Returns a check that a whole text has a form.
@@ -33,6 +35,14 @@ def few(most: int) -> BeforeValidator:
         return values
 
     return BeforeValidator(check)
+
+
+def check_length(
+    field: str, text: str, longest: int, error: type[GatewayError] = RequestError
+) -> None:
+    """Raises an error for a text of a request that is too long."""
+    if len(text) > longest:
+        raise error(f"{field}: {len(text)} characters; at most {longest} are allowed", param=field)
 
 
 _Spelling = Annotated[str, StringConstraints(min_length=1, max_length=100)]

@@ -24,25 +24,13 @@ class Caller:
 
     Args:
         headers: headers of the request, or metadata of the call.
-        holder: holder of the key; None for a call whose guard counts the requests.
+        holder: holder of the key.
     """
 
-    def __init__(
-        self, gateway: Gateway, headers: Mapping[str, str], holder: Holder | None = None
-    ) -> None:
+    def __init__(self, gateway: Gateway, headers: Mapping[str, str], holder: Holder) -> None:
         self.gateway = gateway
+        self.holder = holder
         self._trace = trace_headers(headers)
-        self._holder = holder
-
-    @property
-    def name(self) -> str | None:
-        """Name of the key's holder; None without keys."""
-        return None if self._holder is None else self._holder.name
-
-    def count_request(self) -> None:
-        """Counts a further request. Raises BusyError if the key has too many within a minute."""
-        if self._holder is not None:
-            self._holder.count_request()
 
     def turn(
         self,
@@ -69,7 +57,7 @@ class Caller:
             content,
             Encoder(audio_format, rate_hz, whole=whole, mono=mono),
             trace=self._trace,
-            holder=self._holder if further else None,
+            holder=self.holder if further else None,
             word_times=self.gateway.word_times if words else None,
             words_within=words_within,
         )

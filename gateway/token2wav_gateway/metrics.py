@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from token2wav_client.listening import THRESHOLDS_MS, Recording
@@ -16,101 +18,82 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.speaking = Gauge(
-            "token2wav_gateway_speaking",
-            "Texts that are being spoken.",
-            registry=self.registry,
-        )
-        self.held_back = Gauge(
+        gauge = partial(Gauge, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.speaking = gauge("token2wav_gateway_speaking", "Texts that are being spoken.")
+        self.held_back = gauge(
             "token2wav_gateway_held_back",
             "Texts whose language model waits, because the client reads its audio slowly.",
-            registry=self.registry,
         )
-        self.sockets = Gauge(
-            "token2wav_gateway_sockets", "Open WebSockets.", registry=self.registry
-        )
-        self.texts = Counter(
+        self.sockets = gauge("token2wav_gateway_sockets", "Open WebSockets.")
+        self.texts = counter(
             "token2wav_gateway_texts_total",
             "Texts that ended, by outcome: done, failed, refused or cancelled.",
             ["outcome"],
-            registry=self.registry,
         )
-        self.refused = Counter(
+        self.refused = counter(
             "token2wav_gateway_refused_total",
             "Requests that were refused, by HTTP status.",
             ["status"],
-            registry=self.registry,
         )
-        self.tokens = Counter(
-            "token2wav_gateway_speech_tokens_total",
-            "Speech tokens that the language model sent.",
-            registry=self.registry,
+        self.tokens = counter(
+            "token2wav_gateway_speech_tokens_total", "Speech tokens that the language model sent."
         )
-        self.skipped = Counter(
+        self.skipped = counter(
             "token2wav_gateway_skipped_numbers_total",
             "Numbers of the language model that are no speech, by reason: padding, outside (the "
             "vocabulary), or frame (part of a frame that lacks a code).",
             ["reason"],
-            registry=self.registry,
         )
         for reason in ("padding", "outside", "frame"):
             self.skipped.labels(reason)
-        self.cut_off = Counter(
+        self.cut_off = counter(
             "token2wav_gateway_cut_off_total",
             "Texts that a limit ended, by end reason: length, repeats or silence.",
             ["reason"],
-            registry=self.registry,
         )
         for reason in ("length", "repeats", "silence"):
             self.cut_off.labels(reason)
-        self.audio_seconds = Counter(
-            "token2wav_gateway_audio_seconds_total",
-            "Seconds of audio that the speech server sent.",
-            registry=self.registry,
+        self.audio_seconds = counter(
+            "token2wav_gateway_audio_seconds_total", "Seconds of audio that the speech server sent."
         )
-        self.alignments = Counter(
+        self.alignments = counter(
             "token2wav_gateway_alignments_total",
             "Texts whose words were aligned, by outcome: done, failed, late, refused or long.",
             ["outcome"],
-            registry=self.registry,
         )
-        self.first_token = Histogram(
+        self.first_token = histogram(
             "token2wav_gateway_first_token_seconds",
             "Time from the text to its first speech token.",
             buckets=_SECONDS,
-            registry=self.registry,
         )
-        self.ttfp = Histogram(
+        self.ttfp = histogram(
             "token2wav_gateway_audio_ttfp_s",
             "Time to the first packet of audio, in seconds since the text arrived.",
             buckets=_SECONDS,
-            registry=self.registry,
         )
-        self.rtf = Histogram(
+        self.rtf = histogram(
             "token2wav_gateway_audio_rtf",
             "Time from the text to its last audio, divided by the duration of the audio.",
             buckets=_FACTORS,
-            registry=self.registry,
         )
-        self.underrun = Histogram(
+        self.underrun = histogram(
             "token2wav_gateway_audio_underrun_s",
             "Longest stall of a player that starts with the first audio, in seconds.",
             buckets=_STALLS,
-            registry=self.registry,
         )
-        self.continuity = Counter(
+        self.continuity = counter(
             "token2wav_gateway_audio_continuity_ok_total",
             "Texts of several chunks whose longest stall is within a threshold.",
             ["threshold_ms"],
-            registry=self.registry,
         )
         for threshold in THRESHOLDS_MS:
             self.continuity.labels(threshold)
-        self.first_audio = Histogram(
+        self.first_audio = histogram(
             "token2wav_gateway_first_audio_seconds",
             "Time from the text to its first audio.",
             buckets=_SECONDS,
-            registry=self.registry,
         )
 
     def count_playback(self, played: Recording) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 from opentelemetry import trace
@@ -17,7 +16,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.settings import SettingsError
 
-_SDK = "opentelemetry.sdk"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACER = trace.get_tracer("token2wav_gateway")
@@ -49,11 +47,9 @@ class Span:
         self._recorded = recorded
 
     def set(self, name: str, value: str | float) -> None:
-        """Sets an attribute."""
         self._recorded.set_attribute(f"token2wav.{name}", value)
 
     def event(self, name: str) -> None:
-        """Records the time of an event."""
         self._recorded.add_event(name)
 
 
@@ -97,25 +93,17 @@ def configure_tracing() -> None:
     endpoint = next(filter(os.environ.get, _ENDPOINTS), None)
     if endpoint is None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return
-    exporter = "opentelemetry.exporter.otlp.proto.http"
-    if not _installed(_SDK) or not _installed(exporter):
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError:
         raise SettingsError(
             f"{endpoint}: set, but OpenTelemetry is not installed; run "
             "pip install 'token2wav[gateway,tracing]', or remove the variable"
-        )
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
+        ) from None
     name = os.environ.get("OTEL_SERVICE_NAME", "token2wav-gateway")
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
-
-
-def _installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package above it
-        return False

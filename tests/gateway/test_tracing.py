@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
@@ -144,7 +145,7 @@ def identity(span: ReadableSpan) -> trace.SpanContext:
 
 def test_an_endpoint_without_opentelemetry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     configure_tracing()  # no endpoint
-    monkeypatch.setattr(tracing, "_installed", lambda _: False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
     with pytest.raises(
         SettingsError, match=r"OTEL_EXPORTER_OTLP_ENDPOINT: set, but .* pip install"

@@ -17,7 +17,7 @@ from token2wav_gateway.doors.stage_request import StageRequest
 from token2wav_gateway.edge.tasks import first_of
 from token2wav_gateway.errors import INTERNAL, GatewayError
 from token2wav_gateway.gateway import Gateway
-from token2wav_gateway.speech.content import Audio, Codes, Ended, Event, Text, Words
+from token2wav_gateway.speech.content import Audio, Codes, Ended, Event, Words
 from token2wav_gateway.speech.turn import Turn, check_text
 
 # Headers of vLLM-Omni for the fields of OpenAI's usage.
@@ -47,15 +47,7 @@ async def create_speech(body: SpeechRequest, request: Request) -> Response:
             request, gateway.voice_of(body.voice_name, body.ref_audio, body.ref_text)
         )
         turn = caller.turn(
-            Text(
-                body.input,
-                voice,
-                body.instructions,
-                body.sampling,
-                body.speed,
-                language=body.language_name,
-                pronunciations=body.pronunciations,
-            ),
+            body.text(body.input, voice),
             body.audio_format,
             body.sample_rate,
             whole=body.delivery == "whole",

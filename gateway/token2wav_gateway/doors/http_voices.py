@@ -60,7 +60,7 @@ async def create_voice(
     gateway = _gateway_of(request)
     with gateway.admitted(request.headers) as caller:
         recording = await audio_sample.read()
-        making = gateway.voices.create(name, ref_text, recording, caller.name, consent)
+        making = gateway.voices.create(name, ref_text, recording, caller.holder.name, consent)
         return (await unless_left(request, making)).summary
 
 

@@ -29,6 +29,7 @@ from token2wav_gateway.doors.realtime_events import (
 from token2wav_gateway.doors.realtime_response import Order, SpokenResponse, new_id
 from token2wav_gateway.doors.socket_session import SocketSession
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
+from token2wav_gateway.forms import check_length
 from token2wav_gateway.gateway import Caller
 from token2wav_gateway.speech.content import Text
 from token2wav_gateway.words.sentences import has_words
@@ -91,7 +92,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
 
     async def _take(self, message: Any) -> None:
         if isinstance(message, dict) and message.get("type") in _COUNTED:
-            self._caller.count_request()
+            self._caller.holder.count_request()
         event = parse_event(message)
         if isinstance(event, SessionUpdate):
             self._update(event.session)
@@ -127,12 +128,8 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         if options.instructions is not None:
             self._instructions = options.instructions or None
 
-    def _check_length(self, field: str, words: str) -> None:
-        limit = self._limits.text_characters
-        if len(words) > limit:
-            raise RequestError(
-                f"{field}: {len(words)} characters; at most {limit} are allowed", param=field
-            )
+    def _check_length(self, field: str, text: str) -> None:
+        check_length(field, text, self._limits.text_characters)
 
     async def _create_item(self, event: ItemCreate) -> None:
         item = event.item

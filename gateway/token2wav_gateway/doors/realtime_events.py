@@ -106,8 +106,6 @@ class AudioOutput(Body):
 
 
 class Audio(Body):
-    """Configuration of the audio."""
-
     input: AudioInput | None = None
     output: AudioOutput | None = None
 
@@ -206,58 +204,40 @@ class ResponseOptions(_Options):
 
 
 class _Event(Body):
+    type: str  # a name of `_EVENTS`
     event_id: Id | None = None
 
 
 class SessionUpdate(_Event):
-    """Event that changes the configuration of the session."""
-
-    type: Literal["session.update"]
     session: SessionOptions
 
 
 class ItemCreate(_Event):
-    """Event that adds an item to the conversation."""
-
-    type: Literal["conversation.item.create"]
     item: Item
     previous_item_id: Id | None = None
 
 
 class ItemDelete(_Event):
-    """Event that removes an item from the conversation."""
-
-    type: Literal["conversation.item.delete"]
     item_id: Id
 
 
 class ItemRetrieve(_Event):
-    """Event that asks for an item as the conversation has it."""
-
-    type: Literal["conversation.item.retrieve"]
     item_id: Id
 
 
 class ItemTruncate(_Event):
     """Event that says how much of a speech the listener has heard."""
 
-    type: Literal["conversation.item.truncate"]
     item_id: Id
     content_index: Literal[0]
     audio_end_ms: Annotated[int, Field(ge=0)]
 
 
 class ResponseCreate(_Event):
-    """Event that asks for the speech of the items that were not spoken yet."""
-
-    type: Literal["response.create"]
     response: ResponseOptions | None = None
 
 
 class ResponseCancel(_Event):
-    """Event that stops the speech."""
-
-    type: Literal["response.cancel"]
     response_id: Id | None = None
 
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from token2wav_gateway.edge.tasks import first_of
 from token2wav_gateway.encoding import FLOATS, Encoder
 from token2wav_gateway.errors import GatewayError, RequestError
+from token2wav_gateway.forms import check_length
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings, SettingsError, check_plugin, read_settings
 from token2wav_gateway.speech.content import Audio, Text
@@ -117,7 +118,6 @@ class RecipeService:
         return [answer.result() for answer in answers]
 
     def close(self) -> None:
-        """Cancels all texts, and ends the service."""
         self._submit(self._end()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -246,8 +246,7 @@ def _text(request: Any, name: str, longest: int) -> str:
         text = content.decode("utf-8") if isinstance(content, bytes) else str(content)
     except UnicodeDecodeError:
         raise RequestError(f"{name}: expected UTF-8") from None
-    if len(text) > longest:
-        raise RequestError(f"{name}: {len(text)} characters; at most {longest} are allowed")
+    check_length(name, text, longest)
     return text
 
 

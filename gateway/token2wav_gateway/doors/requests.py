@@ -20,6 +20,8 @@ from pydantic import (
 
 from token2wav_gateway.encoding import FORMATS
 from token2wav_gateway.forms import Pronunciations
+from token2wav_gateway.speech.content import Text
+from token2wav_gateway.voices.voice_folder import Voice
 from token2wav_gateway.words.sentences import Granularity
 
 _FIELD = re.compile("[a-z0-9_]+")
@@ -88,7 +90,6 @@ class VoiceId(Body):
 
 
 def _known_format(name: str) -> str:
-    """Checks the name of a format."""
     if name not in FORMATS:
         raise ValueError(f"{name[:32]!r} is not one of {', '.join(FORMATS)}")
     return name
@@ -250,16 +251,23 @@ class SpeechFields(AudioFields, Sampling):
         return self.language or "en"
 
     @property
-    def language_name(self) -> str:
-        """English name of the language, or its code; `Auto` if it is unknown."""
-        return name_of_language(self.language)
-
-    @property
     def sampling(self) -> dict[str, float]:
         """Fields of the request to the language model that the client has set."""
         set_here = {name: getattr(self, name) for name in Sampling.model_fields}
         lengths = {"seed": self.seed, "max_tokens": self.max_new_tokens}
         return without_nulls(self.extra_params.model_dump()) | without_nulls(set_here | lengths)
+
+    def text(self, words: str, voice: Voice) -> Text:
+        """Returns a text with the manner of these fields."""
+        return Text(
+            words,
+            voice,
+            self.instructions,
+            self.sampling,
+            self.speed,
+            language=name_of_language(self.language),
+            pronunciations=self.pronunciations,
+        )
 
 
 class SpeechRequest(SpeechFields):
@@ -291,14 +299,12 @@ class SpeechRequest(SpeechFields):
 
     @property
     def delivery(self) -> Delivery:
-        """Form of the response."""
         if self.stream_format is not None or self.stream is None:
             return self.stream_format or "audio"
         return "sse" if self.stream else "whole"
 
     @property
     def audio_format(self) -> str:
-        """Format of the audio."""
         return self.response_format or "mp3"
 
 
@@ -333,7 +339,6 @@ class SessionConfig(SpeechFields):
 
     @property
     def audio_format(self) -> str:
-        """Format of the audio."""
         return self.response_format or ("pcm" if self.stream_audio else "wav")
 
 

@@ -107,7 +107,8 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         If a limit of a server ends the speech, the trailing metadata of the call say so.
         """
         text, audio_format, rate_hz = await self._checked(request)
-        caller = Caller(self._gateway, dict(context.invocation_metadata() or ()))
+        metadata = dict(context.invocation_metadata() or ())
+        caller = Caller(self._gateway, metadata, self._gateway.access.everybody)
         turn = caller.turn(
             text, audio_format, rate_hz, mono=True, words=request.enable_word_time_offsets
         )

@@ -154,12 +154,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         # checked. The bytes of a call are the same for both kinds.
         return grpc.stream_stream_rpc_method_handler(answer)
 
-    def _admitted(self, call: Any) -> AbstractContextManager[Holder | None]:
-        """Context manager of a call; yields the holder of its key, None if it needs no key."""
+    def _admitted(self, call: Any) -> AbstractContextManager[Holder]:
+        """Context manager of a call; yields the holder of its key."""
         access, key = self._gateway.access, key_of(call.invocation_metadata)
         if call.method != _WITHOUT_KEY:
             return access.admitted(key)
-        return nullcontext(None if key is None else access.check(key))
+        return nullcontext(access.everybody if key is None else access.check(key))
 
     async def _abort(self, context: grpc.aio.ServicerContext, error: GatewayError) -> None:
         self._gateway.metrics.refused.labels(error.status).inc()
@@ -180,7 +180,7 @@ class _Call:
         self,
         context: grpc.aio.ServicerContext,
         handler: grpc.RpcMethodHandler,
-        holder: Holder | None,
+        holder: Holder,
         limits: LimitSettings,
         ending: asyncio.Event,
     ) -> None:
@@ -214,7 +214,7 @@ class _Call:
     async def _requests(self) -> AsyncGenerator[Any, None]:
         first = True
         while (request := await self._request()) is not None:
-            if not first and self._holder is not None:  # the call has been counted
+            if not first:  # the call has been counted
                 self._holder.count_request()
             first = False
             yield request

@@ -163,17 +163,9 @@ class Session(SocketSession[_Waiting]):
         config = self._checked(SessionConfig, message)
         self._gateway.check_model(config.model)
         voice = await self._gateway.voice_of(config.voice_name, config.ref_audio, config.ref_text)
+        self._content = config.text("", voice)
         # A session may be long, and needs its recording no more.
-        content = Text(
-            "",
-            voice,
-            config.instructions,
-            config.sampling,
-            config.speed,
-            language=config.language_name,
-            pronunciations=config.pronunciations,
-        )
-        self._config, self._content = config.model_copy(update={"ref_audio": None}), content
+        self._config = config.model_copy(update={"ref_audio": None})
         limit = self._limits.text_characters
         template = self._gateway.servers.language_model.template
         self._splitter: SentenceSplitter | WordFeeder = SentenceSplitter(
@@ -188,7 +180,7 @@ class Session(SocketSession[_Waiting]):
 
     async def _take(self, message: Any) -> None:
         if isinstance(message, dict) and message.get("type") == "session.config":
-            self._caller.count_request()
+            self._caller.holder.count_request()
             await self._configure(message)
             return
         message = self._checked(SocketMessage, message)
@@ -275,7 +267,6 @@ class Session(SocketSession[_Waiting]):
             self._waiting.put_nowait(_Close())
 
     async def _speak_all(self) -> None:
-        """Speaks sentences until `session.close`."""
         while not isinstance(part := await self._waiting.get(), _Close):
             if isinstance(part, _End):
                 await self._send(

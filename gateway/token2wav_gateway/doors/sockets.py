@@ -36,7 +36,6 @@ class Sockets:
 
     @property
     def count(self) -> int:
-        """Number of open sockets."""
         return len(self._open)
 
     def drain(self) -> None:

@@ -120,13 +120,12 @@ class Connection:
 
     @property
     def buffer(self) -> memoryview:
-        """Memory for the next bytes."""
         return self._buffer[: self._size]
 
     def received(self, size: int) -> None:
         """Queues the first bytes of the buffer, and reads no more until they have had a turn."""
         self._waiting = bytes(self._buffer[:size])
-        self._reads.join(self)
+        self._reads.join(self, self.read)
         if self._waiting:
             self._transport.pause_reading()
 

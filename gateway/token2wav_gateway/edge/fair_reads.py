@@ -32,13 +32,6 @@ class FairConnection(Protocol):
     turn: float
 
 
-class Reader(FairConnection, Protocol):
-    """A connection that also reads in its turns."""
-
-    def read(self) -> None:
-        """Parses the bytes that have arrived."""
-
-
 class FairReads:
     """Order in which connections parse the bytes that have arrived, and handle their messages.
 
@@ -64,9 +57,12 @@ class FairReads:
         # Variables of a task that ends its turn must not reach the next connection.
         self._context = contextvars.Context()
 
-    def join(self, connection: Reader) -> None:
-        """Takes a connection in line. It reads at once if no pause is due."""
-        self._queue(connection, connection.read)
+    def join(self, connection: FairConnection, begin: Callable[[], None]) -> None:
+        """Takes a connection in line, and calls `begin` in its turn: at once if no pause is due."""
+        connection.turn = max(connection.turn, self._now - _CREDIT_S)
+        heapq.heappush(self._waiting, (connection.turn, next(self._order), connection, begin))
+        if self._next is None and not self._handling:
+            self._serve()
 
     @coroutine
     def run(
@@ -78,7 +74,7 @@ class FairReads:
             turn = loop.create_future()
             try:
                 if cancelled is None:
-                    self._queue(connection, partial(self._give, turn))
+                    self.join(connection, partial(self._give, turn))
                     yield from turn
             except BaseException as error:
                 cancelled = error
@@ -96,12 +92,6 @@ class FairReads:
                 yield step
             except BaseException as error:
                 cancelled = error
-
-    def _queue(self, connection: FairConnection, begin: Callable[[], None]) -> None:
-        connection.turn = max(connection.turn, self._now - _CREDIT_S)
-        heapq.heappush(self._waiting, (connection.turn, next(self._order), connection, begin))
-        if self._next is None and not self._handling:
-            self._serve()
 
     def _serve(self) -> None:
         self._next = None

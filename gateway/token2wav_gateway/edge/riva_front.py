@@ -205,7 +205,6 @@ class RivaFront:
         self._server = await asyncio.start_server(self._relay, host, port, limit=_PIECE)
 
     async def close(self) -> None:
-        """Closes the port and all connections."""
         if self._server is not None:
             self._server.close()
         tasks = list(self._open.values())

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
+import anyio
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import Gauge
@@ -61,7 +62,6 @@ class Backpressure:
             self._waits_since = None
 
     def take(self, chunk: AudioChunk) -> None:
-        """Counts a chunk that the client takes."""
         self._token_s = chunk.samples_per_token / chunk.sample_rate / self._speed
         self._taken_s += chunk.duration_s
         self._change.set()
@@ -85,11 +85,8 @@ class Backpressure:
         began = time.monotonic()
         while self._is_ahead():
             self._change.clear()
-            timer = asyncio.get_running_loop().call_later(_POLL_S, self._change.set)
-            try:
+            with anyio.move_on_after(_POLL_S):
                 await self._change.wait()
-            finally:
-                timer.cancel()
             now = time.monotonic()
             if self._waits_since is not None and now - max(began, self._waits_since) >= _STARVED_S:
                 self._ahead_s *= 2

@@ -56,14 +56,7 @@ class Codes:
 
 @dataclass(frozen=True)
 class Started:
-    """First event of a turn, when its first audio has arrived.
-
-    Attributes:
-        channels: channels of the model. A format without a container has one channel all the same.
-    """
-
-    rate_hz: int
-    channels: int
+    """First event of a turn, when its first audio has arrived."""
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,10 @@ class GrowingText:
         self._change = asyncio.Event()
 
     def add(self, words: str) -> None:
-        """Adds words."""
         self.text += words
         self._change.set()
 
     def end(self) -> None:
-        """Ends the text."""
         self.ended = True
         self._change.set()
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from token2wav_gateway.errors import ModelError, ModelTimeoutError
 from token2wav_gateway.settings import LanguageModelSettings
+from token2wav_gateway.speech.content import Text
 from token2wav_gateway.speech.events import EventReader
 from token2wav_gateway.speech.template import Template, TokenReader
 
@@ -112,10 +113,10 @@ class LanguageModel:
     async def tokens(
         self,
         answer: Answer,
+        text: Text,
         vocabulary: Sequence[int] = (),
         headers: Mapping[str, str] | None = None,
         further: AsyncGenerator[str, None] | None = None,
-        **prompt: Any,
     ) -> AsyncGenerator[NDArray[np.int32], None]:
         """Asks for an answer, and yields its speech tokens as they arrive, (n,) or (n, codebooks).
 
@@ -125,8 +126,7 @@ class LanguageModel:
             answer: changes while the answer arrives.
             vocabulary: as for `TokenReader`. Numbers outside it are left out.
             headers: further headers of the request.
-            further: text after that of the prompt, for a template with `text: stream`.
-            prompt: arguments of `Template.body`, without the model.
+            further: text after `text`, for a template with `text: stream`.
 
         Raises:
             ModelError: the server cannot be reached, refuses the request, sends no tokens, sends
@@ -135,7 +135,7 @@ class LanguageModel:
         """
         reader, count, complete = TokenReader(self.template, vocabulary), 0, False
         answer.skipped = reader.skipped
-        body = self.template.body(model=self._settings.model, **prompt)
+        body = self.template.body(self._settings.model, text)
         async with aclosing(self._events(body, headers, further)) as events:
             async for event in events:
                 if event.strip() == _END:

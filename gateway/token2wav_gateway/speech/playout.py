@@ -84,7 +84,6 @@ class Playout:
         self._parts.append(_Part(text, key, self._sent_s))
 
     def extend(self, text: str) -> None:
-        """Replaces the text by a longer one."""
         self._parts[-1].text = text
 
     def add(self, seconds: float, whole_s: float) -> None:

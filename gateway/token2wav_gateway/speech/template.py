@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -25,6 +24,7 @@ from pydantic import (
 )
 
 from token2wav_gateway.settings import Section, SettingsError, read_yaml, validated
+from token2wav_gateway.speech.content import Text
 from token2wav_gateway.speech.frames import Frames
 
 _FOLDER = Path(__file__).with_name("templates")
@@ -118,37 +118,26 @@ class Template(Section):
         """Path of the request below the base URL."""
         return "chat/completions" if self.messages else "completions"
 
-    def body(
-        self,
-        *,
-        model: str,
-        text: str,
-        instructions: str | None,
-        voice: str,
-        prompt_text: str,
-        prompt_tokens: NDArray[np.int32],
-        language: str = "Auto",
-        sampling: Mapping[str, float] = MappingProxyType({}),
-    ) -> dict[str, Any]:
-        """Returns the body of the request for a text in a voice.
+    def body(self, model: str, text: Text) -> dict[str, Any]:
+        """Returns the body of the request for a text.
+
+        The sampling of the text replaces fields of `request`. A larger `max_tokens` changes
+        nothing.
 
         Args:
             model: name that the server gives to the model.
-            instructions: how to say the text; None for the default of the template.
-            prompt_text: text of the recording that the voice was made from.
-            prompt_tokens: (n,) speech tokens of this recording.
-            language: English name of the language, or its code; `Auto` if it is unknown.
-            sampling: fields that replace those of `request`. A larger `max_tokens` changes nothing.
         """
         offset = self.offset if self.read == "text" else 0
+        voice, instructions, sampling = text.voice, text.instructions, text.sampling
+        numbers = voice.tensors.prompt_tokens if voice.tensors else ()
         values = {
-            "text": text,
+            "text": text.text,
             "instructions": self.default_instructions if instructions is None else instructions,
-            "voice": voice,
-            "language": language,
-            "prompt_text": prompt_text,
+            "voice": voice.name,
+            "language": text.language,
+            "prompt_text": voice.text,
             "prompt_tokens": "".join(
-                self.token.replace(_NUMBER, str(number + offset)) for number in prompt_tokens
+                self.token.replace(_NUMBER, str(number + offset)) for number in numbers
             ),
         }
         content: dict[str, Any] = (

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import anyio
@@ -21,12 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from token2wav_client import AudioChunk, ClientError, TokenError
-from token2wav_client.audio import EndReason, channels_of
+from token2wav_client.audio import EndReason
 from token2wav_client.listening import Recording
 from token2wav_client.tokens import as_tokens
 from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import BusyError, ModelError, ModelTimeoutError, RequestError
+from token2wav_gateway.forms import check_length
 from token2wav_gateway.settings import LimitSettings
 from token2wav_gateway.speech.backpressure import Backpressure
 from token2wav_gateway.speech.content import Audio, Codes, Ended, Event, Started, Text, Words
@@ -38,7 +40,6 @@ from token2wav_gateway.words.word_times import SpokenText, WordTimes
 log = logging.getLogger(__name__)
 
 Tokens: TypeAlias = AsyncGenerator[NDArray[np.int32], None]
-_NO_PROMPT = np.zeros(0, np.int32)
 _BATCH = 100  # codes that are sent to the speech server at once
 
 
@@ -92,7 +93,6 @@ class Turn:
 
     @property
     def media_type(self) -> str:
-        """Media type of the audio."""
         return self._encoder.media_type
 
     @property
@@ -173,7 +173,7 @@ class Turn:
                             continue
                         if not begun:
                             begun = True
-                            yield Started(encoder.rate_hz, channels_of(chunk.audio))
+                            yield Started()
                         self.samples += len(chunk.audio)
                         self._spoken_tokens = chunk.first_token + chunk.token_count
                         if spoken is not None:
@@ -181,7 +181,7 @@ class Turn:
                         if content := encoder.encode(chunk.audio):  # it may keep all samples
                             yield Audio(content, self.samples, self._spoken_tokens)
             if not begun:
-                yield Started(encoder.rate_hz, 1)
+                yield Started()
             if content := encoder.finish():
                 yield Audio(content, self.samples, self._spoken_tokens)
             if spoken is not None:
@@ -195,7 +195,6 @@ class Turn:
         yield self.ended
 
     async def _speak(self) -> AsyncGenerator[AudioChunk, None]:
-        """Yields the audio as it arrives."""
         content, servers = self._content, self._servers
         codes = None if isinstance(content, Text) else _checked_codes(content.codes, servers.limits)
         if isinstance(content, Text):
@@ -217,7 +216,6 @@ class Turn:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Counts the outcome of the turn."""
         outcome = "cancelled"
         try:
             yield
@@ -308,16 +306,8 @@ class Turn:
 
     async def _tokens_of(self, content: Text, request: Span) -> Tokens:
         """Yields the speech tokens of the language model."""
-        servers, started, voice = self._servers, time.monotonic(), content.voice
-        prompt: dict[str, Any] = {
-            "text": await self.spoken_text(),
-            "instructions": content.instructions,
-            "voice": voice.name,
-            "language": content.language,
-            "sampling": content.sampling,
-            "prompt_text": voice.text,
-            "prompt_tokens": voice.tensors.prompt_tokens if voice.tensors else _NO_PROMPT,
-        }
+        servers, started = self._servers, time.monotonic()
+        spoken = replace(content, text=await self.spoken_text())
         with span("language model", request.headers) as call:
             answer, vocabulary = Answer(), await servers.vocabulary.get()
             further = None
@@ -327,7 +317,7 @@ class Turn:
                 longest_s = servers.limits.seconds / 2
                 further = content.growing.rest(content.text, pause_s, longest_s)
             batches = servers.language_model.tokens(
-                answer, vocabulary, call.headers, further, **prompt
+                answer, spoken, vocabulary, call.headers, further
             )
             try:
                 async with aclosing(batches):
@@ -398,12 +388,8 @@ def check_text(text: str, instructions: str | None, limits: LimitSettings) -> No
     """
     if not text.strip():
         raise RequestError("input: empty; a text is needed", param="input")
-    longest = limits.text_characters
-    for name, words in (("input", text), ("instructions", instructions or "")):
-        if len(words) > longest:
-            raise RequestError(
-                f"{name}: {len(words)} characters; at most {longest} are allowed", param=name
-            )
+    check_length("input", text, limits.text_characters)
+    check_length("instructions", instructions or "", limits.text_characters)
 
 
 def _checked_codes(codes: list[int] | list[list[int]], limits: LimitSettings) -> NDArray[Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from token2wav_client import ClientVoice
-from token2wav_gateway.errors import GatewayError, RequestError, StorageError
+from token2wav_gateway.errors import BusyError, GatewayError, RequestError, StorageError
 from token2wav_gateway.voices.memory import Memory
 
 log = logging.getLogger(__name__)
@@ -29,11 +30,14 @@ class Listener:
         model: model folder with a speech tokenizer and `campplus.onnx`, or a name, which is pulled
             for the first recording.
         longest_s: longest recording in seconds.
+        most_waiting: largest number of recordings that are computed or wait.
     """
 
-    def __init__(self, model: Path, longest_s: float) -> None:
+    def __init__(self, model: Path, longest_s: float, most_waiting: float = math.inf) -> None:
         self._model = model
         self._longest_s = longest_s
+        self._most_waiting = most_waiting
+        self._waiting = 0
         self._front_end: Any = None
         self._free = asyncio.Lock()
         self._known = Memory[bytes, tuple[str, ClientVoice]](_MOST_VOICES)  # with their ids
@@ -45,21 +49,33 @@ class Listener:
         waits until that work ends.
 
         Raises:
+            BusyError: too many recordings wait.
             StorageError: the work has failed because of a disk.
         """
-        await self._free.acquire()
-        future = asyncio.get_running_loop().run_in_executor(None, work)
-        future.add_done_callback(lambda _: self._free.release())
+        if self._waiting >= self._most_waiting:
+            raise BusyError(f"voices: {self._waiting} recordings wait; try again later")
+        self._waiting += 1
         try:
+            await self._free.acquire()
+            future = asyncio.get_running_loop().run_in_executor(None, work)
+            future.add_done_callback(lambda _: self._free.release())
             return await asyncio.shield(future)
         except OSError as error:
             log.error("a recording cannot be stored: %s", error)
             raise StorageError(error) from None
+        finally:
+            self._waiting -= 1
 
-    async def known(self, recording: bytes) -> ClientVoice | None:
-        """Returns the voice of a recording if it is remembered."""
+    async def voice(self, recording: bytes, field: str) -> ClientVoice:
+        """Returns the voice of a recording at once if it is remembered, or else as `in_turn`.
+
+        Raises as `voice_of` and `in_turn` do.
+        """
         # In a thread: the hash of 16 MiB takes 30 ms, in which no other stream would get audio.
-        return self._voice(await asyncio.to_thread(_digest, recording))
+        voice = self._voice(await asyncio.to_thread(_digest, recording))
+        if voice is None:
+            voice = await self.in_turn(lambda: self.voice_of(recording, field))
+        return voice
 
     def _voice(self, digest: bytes) -> ClientVoice | None:
         known = self._known.get(digest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-from functools import partial
 
 import numpy as np
 import soundfile
@@ -48,11 +47,7 @@ class RecordedVoices:
                 raise RequestError("reference_wav: missing; there is no default voice")
             return voice
         name, file = await asyncio.to_thread(_file_of, recording)
-        tensors = await self._listener.known(file)
-        if tensors is None:
-            work = partial(self._listener.voice_of, file, "reference_wav")
-            tensors = await self._listener.in_turn(work)
-        return Voice(name, text, tensors)
+        return Voice(name, text, await self._listener.voice(file, "reference_wav"))
 
 
 def _file_of(recording: NDArray[np.float32]) -> tuple[str, bytes]:

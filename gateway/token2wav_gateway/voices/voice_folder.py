@@ -11,13 +11,12 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, FiniteFloat
 from safetensors.numpy import save
@@ -33,13 +32,12 @@ from token2wav_gateway.errors import (
     StorageError,
     TooLargeError,
 )
+from token2wav_gateway.forms import check_length
 from token2wav_gateway.settings import VoiceSettings
 from token2wav_gateway.voices.listener import Listener
-from token2wav_gateway.voices.memory import FileCache
+from token2wav_gateway.voices.memory import Memory
 
 log = logging.getLogger(__name__)
-
-_ResultT = TypeVar("_ResultT")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TEXT = 1000
@@ -127,11 +125,10 @@ class VoiceFolder:
 
     def __init__(self, settings: VoiceSettings) -> None:
         self._settings = settings
-        self._listener = (
-            Listener(settings.model, settings.longest_s) if settings.model is not None else None
-        )
-        self._read = FileCache[Voice](_MOST_READ)
-        self._waiting = 0
+        self._listener: Listener | None = None
+        if settings.model is not None:
+            self._listener = Listener(settings.model, settings.longest_s, _MOST_WAITING)
+        self._read = Memory[tuple[Any, ...], Voice](_MOST_READ)  # by names and stamps
         if settings.folder is not None:
             settings.folder.mkdir(parents=True, exist_ok=True)
 
@@ -172,16 +169,21 @@ class VoiceFolder:
             path = folder / f"{name}.safetensors"
         if not _NAME.fullmatch(name) or not _is_file(path):
             raise self._unknown(name)
+        key = (name, *map(_stamp, _files(path)))
+        if (voice := self._read.get(key)) is None:
+            voice = self._load(path)
+            self._read.put(key, voice)
+        return voice
+
+    def _load(self, path: Path) -> Voice:
         try:
-            return self._read.get(
-                _files(path), lambda: replace(_described(path), tensors=ClientVoice.load(path))
-            )
+            return replace(_described(path), tensors=ClientVoice.load(path))
         except (VoiceError, OSError) as error:
             if not _is_file(path):  # deleted meanwhile
-                raise self._unknown(name) from None
+                raise self._unknown(path.stem) from None
             # The message contains the path, which is nothing for a caller.
             log.error("%s", error)
-            raise GatewayError(f"voice {name}: its file cannot be read") from None
+            raise GatewayError(f"voice {path.stem}: its file cannot be read") from None
 
     def _unknown(self, name: str) -> NotFoundError:
         known = ", ".join(self.names()[:10]) or "no voice yet"
@@ -231,17 +233,15 @@ class VoiceFolder:
                 param="name",
             )
         _check_recording(recording, "audio_sample")
-        _check_words(text, "ref_text")
-        if len(consent or "") > _LONGEST_CONSENT:
-            raise RequestError(
-                f"consent: {len(consent or '')} characters; at most {_LONGEST_CONSENT} are allowed",
-                param="consent",
-            )
+        check_length("ref_text", text, _LONGEST_TEXT, TooLargeError)
+        check_length("consent", consent or "", _LONGEST_CONSENT)
         path = folder / f"{name}.safetensors"
         description = Description(
             text=text, created_at=int(time.time()), holder=holder, consent=consent
         )
-        return await self._in_turn("audio_sample", self._create, path, description, recording)
+        listener = self._hearing("audio_sample")
+        work = partial(self._create, listener, path, description, recording)
+        return await listener.in_turn(work)
 
     async def of_recording(
         self, recording: bytes, text: str, *, recording_field: str, text_field: str
@@ -259,32 +259,15 @@ class VoiceFolder:
             BusyError: too many recordings wait.
         """
         _check_recording(recording, recording_field)
-        _check_words(text, text_field)
-        tensors = None if self._listener is None else await self._listener.known(recording)
-        if tensors is None:
-            tensors = await self._in_turn(
-                recording_field, Listener.voice_of, recording, recording_field
-            )
-        return Voice("", text, tensors)
+        check_length(text_field, text, _LONGEST_TEXT, TooLargeError)
+        listener = self._hearing(recording_field)
+        return Voice("", text, await listener.voice(recording, recording_field))
 
-    async def _in_turn(
-        self, field: str, work: Callable[..., _ResultT], *arguments: Any
-    ) -> _ResultT:
-        """Runs work with the listener, after the work of earlier callers.
-
-        Raises:
-            RequestError: this gateway has no listener.
-            BusyError: too many recordings wait.
-        """
+    def _hearing(self, field: str) -> Listener:
+        """Returns the listener. Raises RequestError if this gateway has none."""
         if self._listener is None:
             raise RequestError("voices: this server creates no voices", param=field)
-        if self._waiting >= _MOST_WAITING:
-            raise BusyError(f"voices: {_MOST_WAITING} recordings wait; try again later")
-        self._waiting += 1
-        try:
-            return await self._listener.in_turn(partial(work, self._listener, *arguments))
-        finally:
-            self._waiting -= 1
+        return self._listener
 
     def _create(
         self, listener: Listener, path: Path, description: Description, recording: bytes
@@ -341,7 +324,7 @@ class VoiceFolder:
         except OSError as error:
             log.error("a voice cannot be deleted: %s", error)
             raise StorageError(error) from None
-        self._read.forget(_files(path))
+        self._read.forget(lambda key, _: key[0] == name)
         if self._listener is not None and voice is not None:
             self._listener.forget(voice)
 
@@ -350,18 +333,19 @@ def _files(voice: Path) -> tuple[Path, Path]:
     return voice, voice.with_suffix(".json")
 
 
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    """Returns time, size and inode of a file, one of which changes with its content."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 def _check_recording(recording: bytes, field: str) -> None:
     """Raises RequestError for an empty recording, which need not wait for the listener."""
     if not recording:
         raise RequestError(f"{field}: empty; a recording is needed", param=field)
-
-
-def _check_words(text: str, field: str) -> None:
-    """Raises TooLargeError for too many words of a recording."""
-    if len(text) > _LONGEST_TEXT:
-        raise TooLargeError(
-            f"{field}: {len(text)} characters; at most {_LONGEST_TEXT} are allowed", param=field
-        )
 
 
 def _described(path: Path) -> Voice:

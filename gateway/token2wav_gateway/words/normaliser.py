@@ -99,8 +99,6 @@ class Normaliser:
         return text
 
     def _restart(self) -> None:
-        """Starts another process in the background."""
-
         async def start() -> None:
             await asyncio.sleep(_PAUSE_S)
             await self.start()
@@ -110,7 +108,6 @@ class Normaliser:
 
 
 def respelled(text: str, spellings: Mapping[str, str]) -> str:
-    """Replaces words by their spellings."""
     if not spellings:
         return text
     words = "|".join(re.escape(word) for word in sorted(spellings, key=len, reverse=True))

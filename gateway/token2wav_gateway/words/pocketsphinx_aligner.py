@@ -101,7 +101,6 @@ class PocketsphinxAligner:
         return 0, start, transitions
 
     def _pronunciations(self, form: str) -> list[list[str]]:
-        """Returns the sounds of each pronunciation of a word."""
         sounds = self._dictionary.lookup_word(form) or pronunciation(form)
         found: list[list[str]] = []
         while sounds is not None:

@@ -157,7 +157,6 @@ class SentenceSplitter:
         return [*joined, prefix + sentences[-1]]
 
     def _cut(self) -> list[str]:
-        """Cuts sentences that are too long."""
         sentences: list[str] = []
         while len(self._rest) + len(self._word) > self._longest:
             text = self._rest + self._word

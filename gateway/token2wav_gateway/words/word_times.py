@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from token2wav_gateway.encoding import RATE_HZ, mixed_down
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.settings import AlignerSettings, check_plugin
+from token2wav_gateway.settings import AlignerSettings
 from token2wav_gateway.words.aligner_worker import (
     ANSWER,
     DROPPED,
@@ -36,7 +36,7 @@ from token2wav_gateway.words.aligner_worker import (
     ONGOING,
     REQUEST,
 )
-from token2wav_gateway.words.aligners import ALIGNERS, Word
+from token2wav_gateway.words.aligners import Word
 from token2wav_gateway.words.sentences import has_words
 
 log = logging.getLogger(__name__)
@@ -77,13 +77,9 @@ class WordTimes:
 
     The aligner answers one request at a time, in the order of the requests. Create it in the event
     loop that uses it.
-
-    Raises:
-        SettingsError: no aligner of this name is installed.
     """
 
     def __init__(self, settings: AlignerSettings, metrics: Metrics) -> None:
-        check_plugin("aligner.name", settings.name, ALIGNERS)
         self.settings = settings
         self.metrics = metrics
         self._free = asyncio.Lock()
@@ -112,14 +108,12 @@ class WordTimes:
         return len(self._texts) >= self.settings.waiting
 
     def begin(self, text: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts the task of a text."""
         task = asyncio.create_task(text)
         self._texts.add(task)
         task.add_done_callback(self._texts.discard)
         return task
 
     def new_number(self) -> int:
-        """Returns a number for a text."""
         return next(self._numbers)
 
     async def ask(self, request: Request, deadline: float) -> Any:
@@ -146,7 +140,6 @@ class WordTimes:
         return task
 
     async def close(self) -> None:
-        """Ends the aligner."""
         self._closed = True
         for tasks in (self._texts, self._requests):  # a text that is cancelled asks once more
             for task in tuple(tasks):
@@ -330,7 +323,6 @@ class SpokenText:
         self._word_times.metrics.alignments.labels(outcome).inc()
 
     async def _align(self) -> None:
-        """Sends the audio as it arrives, and collects the words."""
         number, first, state, samples = self._word_times.new_number(), self._text, ONGOING, 0
         complete = False
         try:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from token2wav_gateway.doors.realtime_events import ItemCreate, SessionUpdate, parse_event
 from token2wav_gateway.doors.requests import SpeechRequest, problem
 from token2wav_gateway.doors.stage_request import StageRequest
+from token2wav_gateway.voices.voice_folder import Voice
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_few_mistakes_are_reported_for_any_number_of_wrong_parts() -> None:
 )
 def test_the_name_of_a_language(language: str | None, name: str, code: str) -> None:
     body = SpeechRequest.model_validate({"input": "It rains.", "language": language})
-    assert (body.language_name, body.language_code) == (name, code)
+    assert (body.text("", Voice("")).language, body.language_code) == (name, code)
 
 
 def test_sampling_outside_extra_params_goes_first() -> None:

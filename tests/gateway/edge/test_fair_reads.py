@@ -20,7 +20,8 @@ class Line:
         self.log: list[str] = []
 
     def join(self, name: str, took: float, reads: int = 1) -> None:
-        self.reads.join(Client(self, name, took, reads))
+        client = Client(self, name, took, reads)
+        self.reads.join(client, client.read)
 
     async def finish(self, reads: int) -> None:
         while len(self.log) < reads:
@@ -39,7 +40,7 @@ class Client:
         self._line.log.append(self._name)
         self._left -= 1
         if self._left:  # the next bytes have arrived already
-            asyncio.get_running_loop().call_soon(self._line.reads.join, self)
+            asyncio.get_running_loop().call_soon(self._line.reads.join, self, self.read)
 
 
 async def test_reads_pause_as_long_as_they_last() -> None:

@@ -8,7 +8,6 @@ import socket
 from contextlib import aclosing
 from typing import Any
 
-import numpy as np
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS, until
@@ -23,11 +22,13 @@ from testkit.rigs.raw_server import (
 )
 from token2wav_gateway.errors import ModelError, ModelTimeoutError
 from token2wav_gateway.settings import LanguageModelSettings
+from token2wav_gateway.speech.content import Text
 from token2wav_gateway.speech.language_model import Answer, LanguageModel
 from token2wav_gateway.speech.template import load_template
+from token2wav_gateway.voices.voice_folder import Voice
 
 KEY = "right"
-PROMPT: dict[str, Any] = {"text": "a", "instructions": None, "voice": "b", "prompt_text": ""}
+TEXT = Text("a", Voice("b"))
 SHORT_S = 0.2  # time-out of a server that must run into it
 
 
@@ -53,7 +54,7 @@ def tokens_of(
         model = LanguageModel(
             LanguageModelSettings(url=url, **settings), load_template(template), 100
         )
-        batches = model.tokens(answer or Answer(), **PROMPT, prompt_tokens=np.zeros(0, np.int32))
+        batches = model.tokens(answer or Answer(), TEXT)
         try:
             async with aclosing(batches):
                 return [int(token) async for batch in batches for token in batch]

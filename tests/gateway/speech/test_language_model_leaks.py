@@ -6,9 +6,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import aclosing, closing, contextmanager
-from typing import Any
 
-import numpy as np
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS
@@ -23,10 +21,12 @@ from testkit.rigs.raw_server import (
 from testkit.rigs.resources import check_nothing_kept
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.settings import LanguageModelSettings
+from token2wav_gateway.speech.content import Text
 from token2wav_gateway.speech.language_model import Answer, LanguageModel
 from token2wav_gateway.speech.template import load_template
+from token2wav_gateway.voices.voice_folder import Voice
 
-PROMPT: dict[str, Any] = {"text": "a", "instructions": None, "voice": "b", "prompt_text": ""}
+TEXT = Text("a", Voice("b"))
 TOKEN = b'data: {"choices": [{"text": "<|s_1|>"}]}\n\n'
 TURNS = 50  # of the event loop, more than a request to this machine takes
 TOGETHER = 10  # texts that fail at the same time
@@ -55,7 +55,7 @@ def replying(reply: Reply | None) -> Iterator[int]:
 
 
 async def read(model: LanguageModel) -> None:
-    tokens = model.tokens(Answer(), **PROMPT, prompt_tokens=np.zeros(0, np.int32))
+    tokens = model.tokens(Answer(), TEXT)
     async with aclosing(tokens):
         async for _ in tokens:
             pass

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from token2wav_client import ClientVoice
 from token2wav_gateway.settings import SettingsError
+from token2wav_gateway.speech.content import Text
 from token2wav_gateway.speech.template import Template, TokenReader, load_template
+from token2wav_gateway.voices.voice_folder import Voice
 
 KNOWN = ["cosyvoice2", "cosyvoice3", "cosyvoice3_ids", "numbers", "orpheus", "stepaudio2"]
 
@@ -59,15 +62,8 @@ def test_tokens_do_not_depend_on_the_pieces(
 )
 def test_a_client_can_only_lower_the_limit_of_tokens(sampling: dict[str, int], sent: int) -> None:
     template = load_template("cosyvoice3")
-    body = template.body(
-        model="speech",
-        text="It rains.",
-        instructions=None,
-        voice="joe",
-        prompt_text="",
-        prompt_tokens=np.zeros(0, np.int32),
-        sampling={"seed": 5, **sampling},
-    )
+    text = Text("It rains.", Voice("joe"), sampling={"seed": 5, **sampling})
+    body = template.body("speech", text)
     assert (body["seed"], body["max_tokens"], body["temperature"]) == (5, sent, 0.8)
     assert template.is_shortened(sampling) == (sent < 2048)
 
@@ -154,14 +150,11 @@ def test_endless_text_without_tokens_takes_no_memory() -> None:
 
 
 def test_the_prompt_has_the_words_and_the_tokens_of_the_voice() -> None:
-    body = load_template("cosyvoice3").body(
-        model="speech",
-        text="Hello {voice}.",
-        instructions=None,
-        voice="anna",
-        prompt_text="My words. ",
-        prompt_tokens=np.array([1, 22], np.int32),
+    tensors = ClientVoice(
+        np.array([1, 22], np.int32), np.zeros((4, 80), np.float32), np.ones(192, np.float32)
     )
+    voice = Voice("anna", "My words. ", tensors)
+    body = load_template("cosyvoice3").body("speech", Text("Hello {voice}.", voice))
     text = "You are a helpful assistant.<|endofprompt|>My words. Hello {voice}."
     assert body["messages"] == [
         {"role": "user", "content": text},
@@ -173,10 +166,9 @@ def test_the_prompt_has_the_words_and_the_tokens_of_the_voice() -> None:
 
 def test_the_prompt_has_the_language() -> None:
     template = Template(prompt="({language}) {text}", token="<t{number}>")
-    prompt: dict[str, Any] = {"text": "Hallo.", "instructions": None, "voice": "anna"}
-    prompt |= {"model": "speech", "prompt_text": "", "prompt_tokens": np.zeros(0, np.int32)}
-    assert template.body(**prompt, language="German")["prompt"] == "(German) Hallo."
-    assert template.body(**prompt)["prompt"] == "(Auto) Hallo."
+    text = Text("Hallo.", Voice("anna"))
+    assert template.body("speech", replace(text, language="German"))["prompt"] == "(German) Hallo."
+    assert template.body("speech", text)["prompt"] == "(Auto) Hallo."
 
 
 def test_orpheus_stops_at_its_end_of_speech() -> None:

@@ -6,11 +6,13 @@ import asyncio
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from huggingface_hub import constants
 
 from examples.demo_voice.recordings import PROMPT
 from testkit.patience import PATIENCE_SECONDS
+from token2wav_client import ClientVoice
 from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.voices import listener
 from token2wav_gateway.voices.listener import Listener
@@ -28,7 +30,12 @@ async def test_a_recording_is_hashed_beside_the_event_loop(monkeypatch: pytest.M
 
     monkeypatch.setattr(listener, "_digest", digest)
     asyncio.get_running_loop().call_later(0.02, goes_on.set)
-    assert await Listener(Path("model"), longest_s=30).known(b"sound") is None
+    knowing = Listener(Path("model"), longest_s=30)
+    voice = ClientVoice(
+        np.zeros(3, np.int32), np.zeros((6, 80), np.float32), np.ones(192, np.float32)
+    )
+    knowing._known.put(b"sound", (voice.id, voice))
+    assert await knowing.voice(b"sound", "file") is voice
 
 
 def test_a_model_by_name_that_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> None:

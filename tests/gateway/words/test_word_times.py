@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from testkit.patience import until
 from testkit.rigs.processes import children, stat_fields
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.settings import AlignerSettings, SettingsError
+from token2wav_gateway.settings import AlignerSettings, SettingsError, check_plugin
 from token2wav_gateway.words import word_times as module
 from token2wav_gateway.words.aligner_worker import DROPPED
-from token2wav_gateway.words.aligners import Word
+from token2wav_gateway.words.aligners import ALIGNERS, Word
 from token2wav_gateway.words.word_times import SpokenText, WordTimes, checked
 
 SECOND = np.zeros(24_000, np.int16)
@@ -215,9 +215,9 @@ async def test_an_aligner_that_is_slow_to_load(monkeypatch: pytest.MonkeyPatch) 
 
 def test_unknown_aligners_are_refused_at_the_start() -> None:
     with pytest.raises(SettingsError, match=r"^aligner.name: 'nobody' is not one of .*Letters"):
-        WordTimes(AlignerSettings(name="nobody"), Metrics())
+        check_plugin("aligner.name", "nobody", ALIGNERS)
     with pytest.raises(SettingsError, match=r"^aligner.name: missing cannot be imported: Attr"):
-        WordTimes(AlignerSettings(name="missing"), Metrics())
+        check_plugin("aligner.name", "missing", ALIGNERS)
 
 
 RUBBISH: list[Any] = [
