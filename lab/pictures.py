@@ -1,5 +1,5 @@
-"""Pictures of docs/speed.md and docs/exactness.md, from the committed results: load, gaps, the next
-packet of codecs, and the errors of windows.
+"""Pictures of benchmarks/results/README.md and docs/exactness.md, from the committed results: load,
+gaps, the next packet of codecs, and the errors of windows.
 
     .venv/bin/python -m lab.pictures
 
