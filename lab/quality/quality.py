@@ -150,7 +150,7 @@ def main() -> None:
             listen(silence),
         )
         save(options.name, {"environment": describe(), "text": options.text.name, **report})
-        print(json.dumps(report, indent=2), quality_pauses.table(), sep="\n\n")
+        print(json.dumps(report, indent=2))
         return
     recogniser = Recogniser()
     subject = {

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.quality.recogniser import Signal
-from scripts.family_table import configs
 from token2wav import Token2Wav, UtteranceOptions, Voice
 from token2wav.config.model_config import ModelConfig
 from token2wav.serving.end_limits import audible, window_samples
@@ -131,12 +130,3 @@ def _loop_end(
                 silence_only += reason is not None
     counts = {reason: reasons.count(reason) for reason in sorted(set(reasons))}
     return LoopEnd(round(max(after), 2), counts, silence_only)
-
-
-def table() -> str:
-    """Returns the recommended limits of every family, for docs/tuning.md."""
-    rates: dict[int, list[str]] = {}
-    for name, config in configs():
-        rates.setdefault(repeats(config), []).append(name)
-    rows = [f"| {number} | {', '.join(names)} |" for number, names in sorted(rates.items())]
-    return "\n".join(["| `end_after_repeats` | models |", "|---|---|", *rows])

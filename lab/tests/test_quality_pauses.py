@@ -1,4 +1,4 @@
-"""Pauses of speech: runs and silences that are counted, and the table of recommended limits."""
+"""Pauses of speech: runs and silences that are counted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from lab.quality import quality_pauses
-from testkit.models.golden import ROOT
 
 
 @pytest.mark.parametrize(
@@ -23,8 +22,3 @@ def test_the_longest_pause_lies_between_sounds() -> None:
     audio = np.concatenate((silence, sound, silence[:4800], sound, silence[:7200], sound, silence))
     assert quality_pauses.longest_pause_s(audio, 24_000) == pytest.approx(0.3)
     assert quality_pauses.longest_pause_s(silence, 24_000) == 0
-
-
-def test_the_page_has_the_table() -> None:
-    page = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
-    assert quality_pauses.table() in page
