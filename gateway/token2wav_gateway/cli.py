@@ -45,18 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             riva_port=options.riva_port,
         )
     except GatewayError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 2
+        return _refuse(error)
     configure_log(settings.log_level)
     if options.metrics_port:
         try:
             start_http_server(options.metrics_port, options.host, metrics.registry)
         except OSError as error:
-            print(
-                f"{PROGRAM}: metrics port {options.metrics_port}: {error.strerror}",
-                file=sys.stderr,
-            )
-            return 2
+            return _refuse(f"metrics port {options.metrics_port}: {error.strerror}")
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn drains at a signal, and then raises it again.
         signal.signal(number, lambda *_: sys.exit(0))
@@ -66,9 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(DrainingServer(config, app).serve())
     except SettingsError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 2
+        return _refuse(error)
     return 0
+
+
+def _refuse(reason: object) -> int:
+    print(f"{PROGRAM}: {reason}", file=sys.stderr)
+    return 2
 
 
 def parser() -> CommandParser:
