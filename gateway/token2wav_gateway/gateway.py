@@ -93,9 +93,19 @@ class Gateway:
             known = ", ".join(self.settings.models)
             raise NotFoundError(f"model: {name[:64]!r} is not one of: {known}", param="model")
 
-    async def voice_of(self, name: str | None, recording: bytes | None, text: str) -> Voice:
+    async def voice_of(
+        self,
+        name: str | None,
+        recording: bytes | None,
+        text: str,
+        recording_field: str = "ref_audio",
+        text_field: str = "ref_text",
+    ) -> Voice:
         """Returns the voice of a request: that of its recording, the one that it names, or the
         default voice.
+
+        Args:
+            recording_field, text_field, text: see `VoiceFolder.of_recording`.
 
         Raises:
             RequestError: the recording is unusable, or there is no default voice.
@@ -104,6 +114,4 @@ class Gateway:
         """
         if recording is None:
             return self.voices.get(name)
-        return await self.voices.of_recording(
-            recording, text, recording_field="ref_audio", text_field="ref_text"
-        )
+        return await self.voices.of_recording(recording, text, recording_field, text_field)

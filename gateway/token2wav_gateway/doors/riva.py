@@ -136,11 +136,6 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
     async def _checked(self, request: SynthesizeSpeechRequest) -> tuple[Text, str, int]:
         """Checks a request, before its text is spoken. Returns the text, and the
         format and the rate of its audio.
-
-        Raises:
-            RequestError: a field is out of range, or asks for something that does not exist here.
-            TooLargeError: the request without its recording, or the recording, is too large.
-            NotFoundError: there is no such voice.
         """
         limits, recording = self._gateway.settings.limits, len(request.zero_shot_data.audio_prompt)
         if request.ByteSize() - recording > limits.body_bytes:
@@ -187,27 +182,18 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         return text, audio_format, rate_hz
 
     async def _voice_of(self, request: SynthesizeSpeechRequest) -> Voice:
-        """Returns the voice of a request: that of its recording, the one that it names, or the
-        default voice.
-
-        Raises:
-            RequestError: the recording is unusable, or the request names no voice.
-            NotFoundError: there is no such voice.
-        """
-        settings, voices = self._gateway.settings, self._gateway.voices
-        if recording := request.zero_shot_data.audio_prompt:
-            return await voices.of_recording(
-                recording,
-                request.zero_shot_data.transcript,
-                recording_field=_PROMPT,
-                text_field="zero_shot_data.transcript",
-            )
+        settings, prompt = self._gateway.settings, request.zero_shot_data
         # Riva's clients list voices as MODEL.VOICE. No voice of a folder has a point in its name.
-        name = request.voice_name.removeprefix(f"{settings.models[0]}.")
-        name = name or settings.voices.default or ""
-        if not name and settings.voices.folder is not None:
+        name = request.voice_name.removeprefix(f"{settings.models[0]}.") or settings.voices.default
+        if not (prompt.audio_prompt or name or settings.voices.folder is None):
             raise RequestError(
                 "voice_name: empty, and the gateway has no setting `voices.default`",
                 param="voice_name",
             )
-        return voices.get(name)
+        return await self._gateway.voice_of(
+            name,
+            prompt.audio_prompt or None,
+            prompt.transcript,
+            recording_field=_PROMPT,
+            text_field="zero_shot_data.transcript",
+        )

@@ -69,11 +69,7 @@ class Description(BaseModel):
 
     @classmethod
     def of(cls, voice: Path) -> Description | None:
-        """Reads the description of a voice; None if the voice has none.
-
-        Raises:
-            GatewayError: the description is damaged.
-        """
+        """Reads the description of a voice; None if the voice has none."""
         path = voice.with_suffix(".json")
         try:
             status = path.stat()
@@ -244,7 +240,7 @@ class VoiceFolder:
         return await listener.in_turn(work)
 
     async def of_recording(
-        self, recording: bytes, text: str, *, recording_field: str, text_field: str
+        self, recording: bytes, text: str, recording_field: str, text_field: str
     ) -> Voice:
         """Makes a voice of a recording for one request, and writes nothing to disk.
 
@@ -349,11 +345,7 @@ def _check_recording(recording: bytes, field: str) -> None:
 
 
 def _described(path: Path) -> Voice:
-    """Reads a voice without its tensors.
-
-    Raises:
-        GatewayError: there is no such file, or the description is damaged.
-    """
+    """Reads a voice without its tensors."""
     if not _is_file(path):
         raise NotFoundError(f"voice: {path.stem!r} is no file", param="voice")
     if (description := Description.of(path)) is None:
