@@ -163,11 +163,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             await self._send(f"conversation.item.{kind}", previous_item_id=previous, item=stored)
 
     async def _make_room(self) -> None:
-        """Deletes the oldest item that was spoken if there is no room for another item.
-
-        Raises:
-            RequestError: too many items wait to be spoken.
-        """
+        """Deletes the oldest item that was spoken if there is no room for another item."""
         if len(self._items) >= _MOST_ITEMS:
             oldest = next((other for other in self._items if other.text is None), None)
             if oldest is None:
@@ -196,12 +192,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
         )
 
     async def _respond(self, options: ResponseOptions) -> None:
-        """Starts to speak, in a task of its own.
-
-        Raises:
-            RequestError: something is being spoken, or there is nothing to say.
-            NotFoundError: there is no such voice.
-        """
+        """Starts to speak, in a task of its own."""
         if self._response is not None:
             raise RequestError(
                 f"response.create: {self._response.id} is being spoken; wait for response.done, or "

@@ -189,9 +189,6 @@ def _require_strings() -> None:
 
     The Python backend of Triton 2.51 and older does not know the layout of NumPy 2. It loses the
     bytes of arrays, and an input of strings ends the model process.
-
-    Raises:
-        SettingsError: the Python backend loses bytes.
     """
     if np.lib.NumpyVersion(np.__version__) < "2.0.0":
         return
@@ -212,11 +209,7 @@ async def _servers(settings: Settings) -> Servers:
 
 
 def _recording(request: Any) -> NDArray[np.float32] | None:
-    """Reads the recording of a request, (samples,); None if it has none.
-
-    Raises:
-        RequestError: the length does not fit the samples, or samples are not finite.
-    """
+    """Reads the recording of a request, (samples,); None if it has none."""
     tensor = pb_utils.get_input_tensor_by_name(request, "reference_wav")
     if tensor is None:
         return None
@@ -233,11 +226,7 @@ def _recording(request: Any) -> NDArray[np.float32] | None:
 
 
 def _text(request: Any, name: str, longest: int) -> str:
-    """Reads a text of a request; empty if it has none.
-
-    Raises:
-        RequestError: the text is no UTF-8, or too long.
-    """
+    """Reads a text of a request; empty if it has none."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     if tensor is None:
         return ""

@@ -191,12 +191,7 @@ class _Call:
         self._ending = ending
 
     async def run(self) -> None:
-        """Reads the requests, and sends the responses.
-
-        Raises:
-            GatewayError: the method fails, a request is late or no message of its type, or the
-                client has stopped reading.
-        """
+        """Reads the requests, and sends the responses."""
         handler, context = self._handler, self._context
         if handler.unary_unary is not None:
             async with aclosing(self._requests()) as requests:
@@ -229,12 +224,7 @@ class _Call:
             raise RequestError("request: not a message of Riva's interface") from None
 
     async def _message(self) -> Any:
-        """Returns the next message as bytes, or EOF.
-
-        Raises:
-            LateBodyError: the client sends none in time.
-            GatewayError: the gateway ends.
-        """
+        """Returns the next message as bytes, or EOF."""
         try:
             with anyio.fail_after(self._limits.idle_s):
                 return await first_of(self._context.read(), self._end())

@@ -150,11 +150,7 @@ class Session(SocketSession[_Waiting]):
         await self._configure(self._parsed(text))
 
     async def _configure(self, message: Any) -> None:
-        """Configures the utterances that follow.
-
-        Raises:
-            RequestError: the configuration is wrong, or an utterance has begun.
-        """
+        """Configures the utterances that follow."""
         if self._has_text:
             raise RequestError(
                 "session.config: an utterance has begun; send input.done or cancel before it",

@@ -89,11 +89,7 @@ class SocketSession(ABC, Generic[_WaitingT]):
             await self._connection.in_turn(self._handle(text))
 
     async def _receive(self) -> str:
-        """Receives a text; an empty one in place of bytes.
-
-        Raises:
-            FatalError: the client sent nothing for too long while the session was silent.
-        """
+        """Receives a text; an empty one in place of bytes."""
         try:
             # asyncio.wait_for before Python 3.12 ignores a cancellation that meets a message.
             with anyio.fail_after(None) as self._receiving:

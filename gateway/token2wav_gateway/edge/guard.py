@@ -92,11 +92,7 @@ class _Exchange:
         self._whole = False
 
     def check_declared_length(self) -> None:
-        """Checks the length in the header of the request.
-
-        Raises:
-            TooLargeError: it is above the limit.
-        """
+        """Checks the length in the header of the request."""
         if self._declared.isdigit() and int(self._declared) > self._most:
             raise self._too_large()
 
@@ -119,11 +115,7 @@ class _Exchange:
         return await self._receive()
 
     async def send(self, message: Message) -> None:
-        """Sends a message of the response, unless the body was refused.
-
-        Raises:
-            _StalledError: the client takes no more bytes.
-        """
+        """Sends a message of the response, unless the body was refused."""
         if self.refusal is not None:
             return
         self.started = True

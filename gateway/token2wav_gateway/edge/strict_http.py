@@ -26,11 +26,7 @@ class StrictParser(h11.Connection):
     problem = "request: no valid HTTP/1.1"
 
     def next_event(self) -> type[h11.NEED_DATA] | type[h11.PAUSED] | h11.Event:
-        """Parses the next event.
-
-        Raises:
-            RemoteProtocolError: the request is refused.
-        """
+        """Parses the next event."""
         unread, _ = self.trailing_data
         if self.their_state is h11.IDLE:
             self._check_head(unread.partition(b"\r\n\r\n")[0])

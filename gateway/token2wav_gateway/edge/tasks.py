@@ -14,9 +14,6 @@ async def first_of(*parts: Awaitable[_ResultT]) -> _ResultT:
 
     Returns:
         Result of the part that ended. If several have ended, the first one in order counts.
-
-    Raises:
-        Exception: the error of this part.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:

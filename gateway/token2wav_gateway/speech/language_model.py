@@ -231,11 +231,7 @@ async def _lines(
 
 
 async def _check_head(answer: aiohttp.ClientResponse) -> None:
-    """Checks the status and the headers of an answer that must be a stream of events.
-
-    Raises:
-        ModelError: they are others.
-    """
+    """Checks the status and the headers of an answer that must be a stream of events."""
     if answer.status != 200:
         text = (await answer.content.read(_QUOTED)).decode(errors="replace")
         raise ModelError(f"language model: status {answer.status}", quote=_line(text))

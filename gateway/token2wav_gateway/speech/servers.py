@@ -71,11 +71,7 @@ class Servers:
         return self._known_vocabulary
 
     async def _check(self) -> None:
-        """Checks that both servers work.
-
-        Raises:
-            ModelError: a server does not answer, or not correctly.
-        """
+        """Checks that both servers work."""
         await self.language_model.check()
         try:
             await self.client.health()

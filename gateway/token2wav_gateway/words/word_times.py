@@ -389,12 +389,7 @@ def checked(words: Any, text: str, seconds: float, before: Sequence[Word] = ()) 
 
 
 async def _read(process: asyncio.subprocess.Process, number: int) -> dict[str, Any]:
-    """Reads the answer of the process to a request.
-
-    Raises:
-        EOFError: the process has ended.
-        _AlignerError: the answer belongs to another request, is no JSON object, or is too long.
-    """
+    """Reads the answer of the process to a request."""
     assert process.stdout is not None
     answered, length = ANSWER.unpack(await process.stdout.readexactly(ANSWER.size))
     if answered != number:
