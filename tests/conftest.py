@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +28,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # find it, and the bounds of these tests are for float32 on a CPU. Workers inherit the variable.
 if "PYTEST_XDIST_WORKER" not in os.environ and ("-m", "gpu") not in pairwise(sys.argv):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Tests that a shell runs in the background ignore SIGINT. Commands under test would inherit this,
+# and tests of Ctrl-C would wait forever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 import torch
 
 # Set before the first test imports triton: without a GPU, triton interprets its kernels.
