@@ -41,14 +41,17 @@ class Command:
         summary: one line for the help text of `token2wav`.
         function: function of the module that runs the subcommand. It takes the arguments after the
             name of the subcommand, and returns the exit code.
-        parser: function of the module that returns the parser of these arguments.
     """
 
     module: str
     extra: str
     summary: str
     function: str = "main"
-    parser: str = "parser"
+
+    @property
+    def parser(self) -> str:
+        """Function of the module that returns the parser of the arguments."""
+        return "parser" if self.function == "main" else f"{self.function}_parser"
 
     def load(self, function: str) -> Callable[..., Any]:
         loaded: Callable[..., Any] = getattr(import_module(self.module), function)
@@ -57,19 +60,12 @@ class Command:
 
 COMMANDS = {
     "serve": Command("token2wav_server.cli", "server", "serve a model with NVIDIA Triton"),
-    "pull": Command(
-        "token2wav.commands",
-        "hub",
-        "fetch a model from the Hugging Face Hub",
-        "pull",
-        "pull_parser",
-    ),
+    "pull": Command("token2wav.commands", "hub", "fetch a model from the Hugging Face Hub", "pull"),
     "models": Command(
         "token2wav.commands",
         "client",  # it needs no package
         "list the models that have a name",
         "models",
-        "models_parser",
     ),
     "doctor": Command("token2wav_server.doctor", "server", "check this machine, and a model"),
     "setup": Command("token2wav_server.setup", "server", "install tritonserver with pip"),
@@ -78,36 +74,22 @@ COMMANDS = {
         "client",
         "synthesize one utterance into a file, a pipe or a loudspeaker",
         "synth",
-        "synth_parser",
     ),
     "health": Command(
-        "token2wav_client.cli",
-        "client",
-        "check that a server synthesizes speech",
-        "health",
-        "health_parser",
+        "token2wav_client.cli", "client", "check that a server synthesizes speech", "health"
     ),
     "bench": Command(
         "token2wav_client.cli",
         "client",
         "measure latency and throughput of a running server",
         "bench",
-        "bench_parser",
     ),
     "voice": Command("token2wav_voice.cli", "voice", "create a voice from a recording"),
     "voice-id": Command(
-        "token2wav_client.cli",
-        "client",
-        "print the id of a voice file",
-        "voice_id",
-        "voice_id_parser",
+        "token2wav_client.cli", "client", "print the id of a voice file", "voice_id"
     ),
     "tokenize": Command(
-        "token2wav_voice.cli",
-        "voice",
-        "turn a recording into speech tokens",
-        "tokenize",
-        "tokenize_parser",
+        "token2wav_voice.cli", "voice", "turn a recording into speech tokens", "tokenize"
     ),
     "gateway": Command(
         "token2wav_gateway.cli", "gateway", "serve text to speech with OpenAI's interfaces"
@@ -120,14 +102,12 @@ COMMANDS = {
         "client",
         "write an utterance as input data for perf_analyzer",
         "perf_data",
-        "perf_data_parser",
     ),
     "completion": Command(
         "token2wav.commands",
         "client",  # its only dependency, shtab, is always installed
         "print a completion script for a shell",
         "completion",
-        "completion_parser",
     ),
 }
 
