@@ -43,7 +43,7 @@ _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.asyn
 class _RunningGraphs(CountedGraphs):
     """Pool that runs a function once in place of its capture."""
 
-    def capture(self, function: Callable[[], None]) -> CudaGraph:
+    def capture(self, function: Callable[[], None], *, in_steps: bool = False) -> CudaGraph:
         function()
         return super().capture(function)
 

@@ -55,12 +55,9 @@ class CountedGraphs(GraphPool):
         self._counter, self.lock = counter, threading.RLock()
         self.summary = GraphSummary()
 
-    def capture(self, function: Callable[[], None]) -> CudaGraph:
+    def capture(self, function: Callable[[], None], *, in_steps: bool = False) -> CudaGraph:
         no_graph: Any = None
         return _CountedGraph(no_graph, function, self._counter)
-
-    def capture_steps(self, function: Callable[[], None]) -> CudaGraph:
-        return self.capture(function)
 
 
 def _assembled_on_meta(counter: LaunchCounter) -> ExitStack:

@@ -6,14 +6,14 @@ Items that are computed in groups have their results in the order of the items.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
+from testkit.graph_pool import PoolWithoutGraphs
 from token2wav.execution.buckets import BucketRunner, groups_of, map_grouped
 from token2wav.execution.step_boundary import at_boundaries, interruption, step_boundary
 
@@ -112,19 +112,9 @@ def test_an_interrupting_batch_uses_no_bucket_of_a_batch_that_it_can_interrupt()
     assert len(sums) == 3, "a batch of another bucket has no boundary"
 
 
-class EagerPool:
-    """Pool that captures nothing."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-
-    def capture_steps(self, function: Callable[[], None]) -> Callable[[], None]:
-        return function
-
-
 def test_runners_of_one_pool_compute_one_batch_at_a_time() -> None:
     """Graphs of all runners share memory, from one step of a batch to the next."""
-    pool: Any = EagerPool()
+    pool = PoolWithoutGraphs()
     size, items = Room(2, 2), [torch.ones(2)]
     first, second = (
         BucketRunner(Room.of, partial(Sums, log=[]), [size], pool, [size]) for _ in range(2)

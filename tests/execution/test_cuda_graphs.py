@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from testkit.graph_pool import PoolWithoutGraphs
 from tests.stages.rig import Parts
 from token2wav import StreamConfig
 from token2wav.backends import exported_buckets
@@ -37,18 +38,6 @@ needs_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
-
-
-class RunningPool(GraphPool):
-    """Pool that runs a function as often as a capture and its replay do, but captures nothing."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-
-    def capture(self, function: Callable[[], None]) -> Any:
-        for _ in range(3):
-            function()
-        return function
 
 
 def spoil(tensors: Sequence[torch.Tensor]) -> None:
@@ -88,7 +77,7 @@ def test_runs_at_load_write_only_to_the_scratch_page(parts: Parts) -> None:
     spoil([cache._data[:, :, :, :, :pages], *tables(states)])
     step = ExportedStep(parts.flow.estimator, parts.solver.tables, cache)
     with torch.inference_mode():
-        runner = FlowRunner(step, states, exported_buckets(2, (2,)), RunningPool())
+        runner = FlowRunner(step, states, exported_buckets(2, (2,)), PoolWithoutGraphs(3))
     assert cache._data[:, :, :, :, :pages].isnan().all()
     assert not cache._data[:, :, :, :, cache.null].any()
     assert all(table.isnan().all() for table in tables(states))
@@ -100,8 +89,8 @@ def test_runs_of_the_vocoder_at_load_write_to_no_stream(parts: Parts) -> None:
     shapes = likely_pieces(parts.hift, parts.config, parts.config.hops(StreamConfig()), 1)
     stores: list[StateStore] = []
 
-    class SpoiltPool(RunningPool):
-        def capture(self, function: Callable[[], None]) -> Any:
+    class SpoiltPool(PoolWithoutGraphs):
+        def capture(self, function: Callable[[], None], *, in_steps: bool = False) -> Any:
             store = function.__self__._states  # type: ignore[attr-defined]
             if not stores:
                 spoil(tables(store))
@@ -110,7 +99,7 @@ def test_runs_of_the_vocoder_at_load_write_to_no_stream(parts: Parts) -> None:
 
     with torch.inference_mode():
         WaveformStage(
-            parts.hift, parts.source_noise, shapes=shapes[:2], graphs=SpoiltPool(), streams=2
+            parts.hift, parts.source_noise, shapes=shapes[:2], graphs=SpoiltPool(3), streams=2
         )
     [store] = stores
     for table in tables(store):
@@ -153,8 +142,8 @@ class Doubled:
 def test_a_bucket_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCaptureFixture) -> None:
     asked: list[Callable[[], None]] = []
 
-    class NoPool(RunningPool):
-        def capture(self, function: Callable[[], None]) -> Any:
+    class NoPool(PoolWithoutGraphs):
+        def capture(self, function: Callable[[], None], *, in_steps: bool = False) -> Any:
             asked.append(function)
             if len(asked) > 1:
                 raise CaptureError("not this one")
@@ -162,7 +151,7 @@ def test_a_bucket_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCapture
 
     sizes = [Count(rows) for rows in (1, 2, 4)]
     with caplog.at_level(logging.WARNING):
-        runner = BucketRunner(lambda items: Count(len(items)), Doubled, sizes, NoPool())
+        runner = BucketRunner(lambda items: Count(len(items)), Doubled, sizes, NoPool(3))
     assert len(asked) == 2  # after the first failure no other capture is tried
     [warning] = caplog.messages
     assert "Count(rows=2) cannot be captured" in warning
@@ -242,9 +231,9 @@ def test_a_function_that_is_captured_in_steps_has_a_graph_for_each(
         step_boundary()
         step_boundary()
 
-    for capture, graphs in ((pool.capture, 1), (pool.capture_steps, 3)):
+    for in_steps, graphs in ((False, 1), (True, 3)):
         before, recorded.replays = len(recorded.modes), 0
-        captured = capture(three_steps)
+        captured = pool.capture(three_steps, in_steps=in_steps)
         assert len(recorded.modes) - before == graphs
         reached.clear()
         with at_boundaries(lambda: reached.append(recorded.replays)):
@@ -378,7 +367,8 @@ class TestOnGpu:
             reached.append(True)
             other()
 
-        captured, other = pool.capture_steps(two_steps), pool.capture(change_others)
+        captured = pool.capture(two_steps, in_steps=True)
+        other = pool.capture(change_others)
         values.zero_()
         with at_boundaries(paced(run_other, device)):
             captured()

@@ -7,8 +7,7 @@ audio depends on the tokens alone, and with all context it is that of the whole 
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from testkit.batches import spoken_together
+from testkit.graph_pool import PoolWithoutGraphs
 from testkit.models.codec_models import CODECS, drawn_tokens
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.folder_edits import write_folder
@@ -170,17 +170,6 @@ def test_a_stream_of_a_batch_keeps_the_memory_of_its_configuration(
         assert kept_bytes(model, 8) == 0 < config.stream_bytes
 
 
-class Captures:
-    """Pool of CUDA graphs that captures nothing, and counts."""
-
-    def __init__(self) -> None:
-        self.lock, self.count = threading.RLock(), 0
-
-    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        self.count += 1
-        return function
-
-
 @pytest.mark.parametrize(
     ("settings", "count"),
     [
@@ -196,10 +185,10 @@ def test_graphs_are_captured_for_short_windows_only(
 ) -> None:
     """A window of 10 minutes would take gigabytes, and no window of a usual stream is so long."""
     model = Token2Wav.load(write_folder("neucodec", tmp_path), stream=settings, runtime=CPU)
-    graphs: Any = Captures()
+    graphs: Any = PoolWithoutGraphs()
     parts = StageParts(model.config, "decoder", decoder(model)._net, None, {}, 25, graphs)
     family_for(model.config).own_stage(parts)
-    assert graphs.count == count
+    assert graphs.captures == count
 
 
 def test_windows_are_refused_elsewhere(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from testkit.captured_code import OnDevice
+from testkit.graph_pool import PoolWithoutGraphs
 from testkit.launches import Launches
 from testkit.models.golden import ROOT, TINY
 from testkit.utterances import a_voice, some_tokens
@@ -20,7 +20,6 @@ from tests.stages.rig import AUDIO, Parts
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, assembly, backends
 from token2wav.assembly import load_network
 from token2wav.cache.states import StateStore
-from token2wav.execution.cuda_graphs import GraphSummary
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_source_noise
 from token2wav.layers.streaming import StreamStep, state_specs
@@ -290,23 +289,13 @@ def test_every_chunk_is_made_up_of_prepared_lengths(
     assert len(hops) == streams * 3  # a hop is one piece, and the last 254 frames begin with one
 
 
-class _NoGraphs:
-    """Stand-in for a pool of CUDA graphs that captures nothing."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.summary, self.lock = GraphSummary(), threading.RLock()
-
-    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        return function
-
-
 def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks lengths, engine and streams of a model as it is loaded on a GPU.
 
     Only the capture of graphs is left out, because it needs a GPU.
     """
     monkeypatch.setattr(assembly, "graphs_enabled", lambda device: True)
-    monkeypatch.setattr(assembly, "GraphPool", _NoGraphs)
+    monkeypatch.setattr(assembly, "GraphPool", lambda device: PoolWithoutGraphs())
     monkeypatch.setattr(assembly, "gpu_runs_kernels", lambda device: False)
     # The flow runs as on a CPU. Padding would change its last digits, which would shift phases and
     # hide the effect of the vocoder.

@@ -100,8 +100,7 @@ class BucketRunner(Generic[SizeT, Item]):
             compute: Callable[[], None] = work.compute
             if graphs:
                 try:
-                    cut = size in self._in_steps
-                    compute = (graphs.capture_steps if cut else graphs.capture)(work.compute)
+                    compute = graphs.capture(work.compute, in_steps=size in self._in_steps)
                 except CaptureError as error:
                     log.warning(
                         "%s cannot be captured as a CUDA graph, so this size and all smaller ones "

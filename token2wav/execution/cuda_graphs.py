@@ -78,7 +78,7 @@ class GraphPool:
         self._failed: list[torch.cuda.CUDAGraph] = []
         self.summary = GraphSummary()
 
-    def capture(self, function: Callable[[], None]) -> CudaGraph:
+    def capture(self, function: Callable[[], None], *, in_steps: bool = False) -> CudaGraph:
         """Captures a function as a CUDA graph.
 
         The function runs before the capture. The graph is on the GPU when this method returns, so
@@ -87,21 +87,12 @@ class GraphPool:
 
         Args:
             function: launches work on the current CUDA stream and never waits for that work.
+            in_steps: whether each part between two step boundaries becomes a graph of its own. A
+                function that is captured in steps must not run between the steps of another one.
 
         Raises:
             CaptureError: the capture failed, although the function runs without a capture.
         """
-        return self._capture(function, in_steps=False)
-
-    def capture_steps(self, function: Callable[[], None]) -> CudaGraph:
-        """Captures a function as one CUDA graph for each part between its step boundaries.
-
-        Otherwise as `capture`. All such functions share one memory pool. So a function of them must
-        not run between the steps of another one.
-        """
-        return self._capture(function, in_steps=True)
-
-    def _capture(self, function: Callable[[], None], *, in_steps: bool) -> CudaGraph:
         began = time.monotonic()
         torch.cuda.empty_cache()  # else the capture itself would free this memory
         free, _ = torch.cuda.mem_get_info(self._device)

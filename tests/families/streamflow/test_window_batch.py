@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from testkit.captured_code import NothingCopied, OnDevice
+from testkit.graph_pool import PoolWithoutGraphs
 from testkit.utterances import off
 from tests.families.streamflow.rig import (
     BLOCK,
@@ -21,7 +20,7 @@ from tests.families.streamflow.rig import (
     some_tokens,
     spoken,
 )
-from token2wav.execution.cuda_graphs import GraphPool, GraphSummary, graphs_enabled
+from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.families.streamflow import flow
 from token2wav.families.streamflow.solver import GuidedSolver
@@ -34,21 +33,8 @@ CLOSE = 10 * MEL if DEVICE.type == "cuda" else MEL
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 
 
-class RunningPool:
-    """Pool that runs a function as often as a capture does, but captures nothing."""
-
-    def __init__(self) -> None:
-        self.summary, self.captures, self.lock = GraphSummary(), 0, threading.RLock()
-
-    def capture(self, function: Callable[[], None]) -> Any:
-        self.captures += 1
-        for _ in range(3):
-            function()
-        return function
-
-
 def a_pool() -> Any:
-    return GraphPool(DEVICE) if graphs_enabled(DEVICE) else RunningPool()
+    return GraphPool(DEVICE) if graphs_enabled(DEVICE) else PoolWithoutGraphs(runs=3)
 
 
 def test_streams_in_graphs_equal_eager_streams(monkeypatch: pytest.MonkeyPatch) -> None:
