@@ -418,9 +418,8 @@ class Assembly:
         check_pages(config, self.stream, pages)
         cache = PagedKVCache(layout, pages, context.device)
         longest = hop // config.block_tokens
-        kernel_step = self.family.kernel_step()
         with torch.inference_mode():
-            make = partial(flow_runner, kernel_step=kernel_step, pool=self.pool)
+            make = partial(flow_runner, kernel_step=self.family.kernel_step, pool=self.pool)
             runners = {
                 steps: make(self.backend, (flow.estimator, solver.tables, cache), states, longest)
                 for steps, solver in solvers.items()

@@ -186,7 +186,7 @@ def flow_runner(
     parts: tuple[Estimator, OdeTables, PagedKVCache],
     states: StateStore,
     longest_blocks: int = _PROVISIONAL_CHUNK,
-    kernel_step: StepMaker | None = None,
+    kernel_step: Callable[[], StepMaker | None] = lambda: None,
     pool: GraphPool | None = None,
     *,
     provisional: bool = False,
@@ -195,16 +195,17 @@ def flow_runner(
 
     Args:
         parts: estimator, tables of its ODE schedule, and key-value cache.
-        kernel_step: makes the step function on kernels of the family; None to run the estimator
-            eagerly on torch.
+        kernel_step: `Family.kernel_step`.
         pool: memory pool of the CUDA graphs; None to run eagerly.
         provisional: whether the runner computes provisional chunks only.
     """
     if backend.step is None:
         device, dim_head = parts[-1].device, parts[-1].layout.dim_head
-        if kernel_step is None or pool is None or not kernels_run(device, dim_head):
+        can_run = pool is not None and kernels_run(device, dim_head)
+        make = kernel_step() if can_run else None
+        if make is None:
             return FlowRunner(TorchStep(*parts), states)
-        step = kernel_step(*parts)
+        step = make(*parts)
         buckets = _kernel_buckets(PROVISIONAL_BLOCKS if provisional else max(CAPTURED_BLOCKS))
         # A batch of provisional chunks is short, and the scheduler never interrupts it.
         in_steps = [size for size in buckets if size.blocks > ONE_GRAPH_BLOCKS and not provisional]

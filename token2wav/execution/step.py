@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -72,7 +72,8 @@ class VelocityStep(StepFunction):
             x.copy_(self.tables.advance(step, x, velocities))
 
 
-StepMaker = Callable[[Estimator, OdeTables, PagedKVCache], StepFunction]
+# Class of a step function, which takes the estimators of one family.
+StepMaker = Callable[[Any, OdeTables, PagedKVCache], StepFunction]
 
 
 class ExportedModule(Protocol):

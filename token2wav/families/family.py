@@ -107,8 +107,8 @@ class Family(ABC):
         return None
 
     def kernel_step(self) -> StepMaker | None:
-        """Returns the maker of a step function on kernels, which CUDA graphs capture; None to run
-        the network eagerly on torch.
+        """Returns the class of the step function on kernels, which CUDA graphs capture; None to run
+        the network eagerly on torch. It is called only where kernels can run.
         """
         return None
 

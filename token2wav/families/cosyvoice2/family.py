@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.config.model_config import StageName
-from token2wav.execution.step import StepFunction, StepMaker
+from token2wav.execution.step import StepMaker
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
 from token2wav.families.family import Family
 from token2wav.networks.flow_weights import read_cosyvoice_weights
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NormalNoise, SourceNoise
-from token2wav.networks.ode import OdeTables
 
 
 class CosyVoice2(Family):
@@ -36,15 +34,10 @@ class CosyVoice2(Family):
         )
 
     def kernel_step(self) -> StepMaker | None:
-        return _kernel_step
+        # Triton-language kernels
+        from token2wav.families.cosyvoice2.kernel_step import CosyVoice2KernelStep
 
-
-def _kernel_step(estimator: Any, tables: OdeTables, cache: PagedKVCache) -> StepFunction:
-    from token2wav.families.cosyvoice2.kernel_step import (
-        CosyVoice2KernelStep,  # Triton-language kernels
-    )
-
-    return CosyVoice2KernelStep(estimator, tables, cache)
+        return CosyVoice2KernelStep
 
 
 FAMILY = CosyVoice2()

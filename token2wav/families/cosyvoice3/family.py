@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.config.model_config import StageName
-from token2wav.execution.step import StepFunction, StepMaker
+from token2wav.execution.step import StepMaker
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.families.family import Family, ReferenceLoop
@@ -18,7 +17,6 @@ from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.flow_weights import read_bigvgan_weights, read_cosyvoice_weights
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
-from token2wav.networks.ode import OdeTables
 from token2wav.published.sizes import BigVGANConfig
 
 
@@ -49,15 +47,10 @@ class CosyVoice3(Family):
         )
 
     def kernel_step(self) -> StepMaker | None:
-        return _kernel_step
+        # Triton-language kernels
+        from token2wav.families.cosyvoice3.kernel_step import CosyVoice3KernelStep
 
-
-def _kernel_step(estimator: Any, tables: OdeTables, cache: PagedKVCache) -> StepFunction:
-    from token2wav.families.cosyvoice3.kernel_step import (
-        CosyVoice3KernelStep,  # Triton-language kernels
-    )
-
-    return CosyVoice3KernelStep(estimator, tables, cache)
+        return CosyVoice3KernelStep
 
 
 FAMILY = CosyVoice3()

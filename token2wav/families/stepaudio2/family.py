@@ -6,12 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.config.model_config import StageName
-from token2wav.execution.step import StepFunction, StepMaker
+from token2wav.execution.step import StepMaker
 from token2wav.families.cosyvoice2.family import CosyVoice2
 from token2wav.families.stepaudio2.flow import stepaudio2_flow
-from token2wav.networks.ode import OdeTables
 
 
 class StepAudio2(CosyVoice2):
@@ -21,15 +19,10 @@ class StepAudio2(CosyVoice2):
         return stepaudio2_flow(config.flow) if stage == "flow" else super().network(config, stage)
 
     def kernel_step(self) -> StepMaker | None:
-        return _kernel_step
+        # Triton-language kernels
+        from token2wav.families.stepaudio2.kernel_step import StepAudio2KernelStep
 
-
-def _kernel_step(estimator: Any, tables: OdeTables, cache: PagedKVCache) -> StepFunction:
-    from token2wav.families.stepaudio2.kernel_step import (
-        StepAudio2KernelStep,  # Triton-language kernels
-    )
-
-    return StepAudio2KernelStep(estimator, tables, cache)
+        return StepAudio2KernelStep
 
 
 FAMILY = StepAudio2()
