@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from testkit.models.random_weights import fill
+from token2wav.execution.buckets import PaddedSize
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.families.chatterbox.fade import FadedHiFT
 from token2wav.kernels.channels_last import HiFTPlan
@@ -19,8 +20,7 @@ from token2wav.kernels.convolution import Precision
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
 from token2wav.published.sizes import HiFTConfig
-from token2wav.stages.kernel_pieces import PlannedPieces
-from token2wav.stages.piece_sizes import PieceSize
+from token2wav.stages.kernel_pieces import kernel_pieces
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage
 
@@ -84,9 +84,9 @@ def a_network(name: str) -> HiFT:
 def a_stage(
     network: HiFT, precision: Precision = "ieee", lookahead_frames: int = 0
 ) -> WaveformStage:
-    sizes = [PieceSize(2 * network.lookahead_frames + 4, rows) for rows in (1, 3)]
+    sizes = [PaddedSize(2 * network.lookahead_frames + 4, rows) for rows in (1, 3)]
     graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
-    kernels = partial(PlannedPieces, HiFTPlan(network, precision), sizes, graphs)
+    kernels = partial(kernel_pieces, HiFTPlan(network, precision), sizes, graphs)
     noise = SourceNoise(HARMONICS + 1, 0)
     return WaveformStage(network, noise, kernels=kernels, lookahead_frames=lookahead_frames)
 

@@ -484,14 +484,14 @@ class Assembly:
         # Triton-language kernels
         from token2wav.kernels.channels_last import HiFTPlan
         from token2wav.kernels.convolution import precision_beside
-        from token2wav.stages.kernel_pieces import PlannedPieces
+        from token2wav.stages.kernel_pieces import kernel_pieces
 
         dtype = torch.float16 if self.context.precision == "float16" else torch.float32
         precision = precision_beside(dtype, half_inputs=self._half_convolution_inputs)
         plan = HiFTPlan(vocoder, precision)
         sizes = kernel_sizes(vocoder.lookahead_frames, self.config, hops)
         log.info("the vocoder runs on kernels in %d CUDA graphs", len(sizes))
-        return partial(PlannedPieces, plan, sizes, self.pool)
+        return partial(kernel_pieces, plan, sizes, self.pool)
 
 
 def _read_network(

@@ -74,7 +74,7 @@ def vocoder_bytes(model: ModelConfig, stream: StreamConfig) -> int:
     if not isinstance(vocoder, HiFT):
         return 0
     batches = kernel_sizes(vocoder.lookahead_frames, model, model.hops(stream))
-    frames = max(batch.rows * batch.frames for batch in batches)
+    frames = max(batch.rows * batch.length for batch in batches)
     size = vocoder.config.base_channels * vocoder.config.samples_per_frame
     return round(frames * _FRAME_BYTES * size / (_CHANNELS * _SAMPLES))
 

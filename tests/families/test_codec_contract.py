@@ -115,7 +115,7 @@ def watch(model: Token2Wav, settings: StreamConfig, streams: int) -> tuple[Shape
     engine = WaveformStage(network, shapes=shapes, lookahead_frames=held)
     assert not engine.store._in_place
     decoder._frames = engine  # type: ignore[attr-defined]
-    buckets = set(engine._pieces._buckets)  # type: ignore[attr-defined]
+    buckets = set(engine._pieces._buckets)
     run, ran = engine._pieces.run, Shapes()
 
     def recorded(items: list[PieceInput]) -> list[torch.Tensor]:

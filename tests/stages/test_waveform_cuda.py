@@ -24,7 +24,7 @@ from token2wav.stages.waveform import WaveformStage, likely_pieces
 pytest.importorskip("triton", reason="the Triton language is not installed")
 from token2wav.kernels.channels_last import HiFTPlan
 from token2wav.kernels.convolution import Precision
-from token2wav.stages.kernel_pieces import PlannedPieces
+from token2wav.stages.kernel_pieces import kernel_pieces
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,7 +60,7 @@ def on_kernels(parts: Parts, precision: Precision, graphs: GraphPool | None) -> 
     """Returns a vocoder on kernels."""
     hift, config = parts.hift, parts.config
     sizes = kernel_sizes(hift.lookahead_frames, config, config.hops(StreamConfig()), 4)
-    kernels = partial(PlannedPieces, HiFTPlan(hift, precision), sizes, graphs)
+    kernels = partial(kernel_pieces, HiFTPlan(hift, precision), sizes, graphs)
     return WaveformStage(hift, parts.source_noise, kernels=kernels)
 
 
@@ -134,8 +134,8 @@ def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
     assert isinstance(engine, WaveformStage)
     assert engine._lengths
-    assert isinstance(engine._pieces, PlannedPieces)
-    buckets = engine._pieces._runner._buckets.values()
+    assert engine._mixes_places, "it runs on kernels"
+    buckets = engine._pieces._buckets.values()
     assert all(isinstance(compute, CudaGraph) for _, compute in buckets)
     monkeypatch.setenv(SWITCH, "0")
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder

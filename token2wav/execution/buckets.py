@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -40,6 +41,32 @@ class Size(Protocol):
 
 
 SizeT = TypeVar("SizeT", bound=Size)
+
+
+@dataclass(frozen=True, order=True)
+class PaddedSize:
+    """Size of a batch of rows in which shorter items are padded.
+
+    Attributes:
+        length: frames or tokens that a row has room for.
+    """
+
+    length: int
+    rows: int = 1
+
+    def fits(self, other: PaddedSize) -> bool:
+        return self.length <= other.length and self.rows <= other.rows
+
+    @property
+    def cost(self) -> int:
+        return self.rows * self.length
+
+
+class ExactSize(PaddedSize):
+    """Size of a batch of rows that cannot be padded."""
+
+    def fits(self, other: PaddedSize) -> bool:
+        return self.length == other.length and self.rows <= other.rows
 
 
 class Work(Protocol[WorkItem]):

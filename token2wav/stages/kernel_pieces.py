@@ -12,14 +12,13 @@ import numpy as np
 import torch
 
 from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
-from token2wav.execution.buckets import BucketRunner
+from token2wav.execution.buckets import BucketRunner, PaddedSize
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.staging import copy_to
 from token2wav.kernels.channels_last import HiFTPlan
 from token2wav.kernels.convolution import COLUMNS, FAR, PieceTensors
 from token2wav.networks.noise import NoiseTable
-from token2wav.stages.piece_sizes import PieceSize
-from token2wav.stages.waveform import PieceInput
+from token2wav.stages.waveform import KernelPieces, PieceInput
 
 _NETWORK = "vocoder"  # network name in its state store
 
@@ -33,13 +32,13 @@ class _KernelBatch:
 
     def __init__(
         self,
-        size: PieceSize,
+        size: PaddedSize,
         plan: HiFTPlan,
         states: StateStore,
         rows: tuple[StateRows, StateRows],
         noise: NoiseTable,
     ) -> None:
-        network, streams, frames = plan.network, size.rows, size.frames
+        network, streams, frames = plan.network, size.rows, size.length
         device, samples = network.device, network.frame_samples
         self._plan, self._states, self._noise_table = plan, states, noise
         self._old, self._new = rows
@@ -97,38 +96,33 @@ class _KernelBatch:
         return results
 
 
-class PlannedPieces:
-    """Runner of the pieces of a vocoder on kernels.
+def kernel_pieces(
+    plan: HiFTPlan,
+    sizes: Sequence[PaddedSize],
+    graphs: GraphPool | None,
+    noise: NoiseTable,
+    slots: int,
+) -> KernelPieces:
+    """Makes the runner of the pieces of a vocoder on kernels.
 
     Args:
         slots: slots in the state store, including the scratch slot.
     """
+    network = plan.network
+    store = StateStore({_NETWORK: plan.state_specs()}, network.device, slots)
+    # Prepared sizes run one at a time, so they share their rows.
+    most = max(size.rows for size in sizes)
+    old, new = (store.rows(_NETWORK, most) for _ in range(2))
 
-    def __init__(
-        self,
-        plan: HiFTPlan,
-        sizes: Sequence[PieceSize],
-        graphs: GraphPool | None,
-        noise: NoiseTable,
-        slots: int,
-    ) -> None:
-        network = plan.network
-        self.store = StateStore({_NETWORK: plan.state_specs()}, network.device, slots)
-        self.longest = max(size.frames for size in sizes) - network.lookahead_frames
-        # Prepared sizes run one at a time, so they share their rows.
-        most = max(size.rows for size in sizes)
-        old, new = (self.store.rows(_NETWORK, most) for _ in range(2))
+    def make(size: PaddedSize) -> _KernelBatch:
+        rows = old.first(size.rows), new.first(size.rows)
+        return _KernelBatch(size, plan, store, rows, noise)
 
-        def make(size: PieceSize) -> _KernelBatch:
-            rows = old.first(size.rows), new.first(size.rows)
-            return _KernelBatch(size, plan, self.store, rows, noise)
-
-        with torch.inference_mode():
-            self._runner = BucketRunner(_size_of, make, sizes, graphs)
-
-    def run(self, pieces: Sequence[PieceInput]) -> list[torch.Tensor]:
-        return self._runner.run(pieces)
+    with torch.inference_mode():
+        runner = BucketRunner(_size_of, make, sizes, graphs)
+    longest = max(size.length for size in sizes) - network.lookahead_frames
+    return KernelPieces(runner, store, longest)
 
 
-def _size_of(pieces: Sequence[PieceInput]) -> PieceSize:
-    return PieceSize(max(piece.shape.frames for piece in pieces), len(pieces))
+def _size_of(pieces: Sequence[PieceInput]) -> PaddedSize:
+    return PaddedSize(max(piece.shape.frames for piece in pieces), len(pieces))

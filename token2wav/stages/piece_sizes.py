@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from token2wav.config.model_config import ModelConfig
+from token2wav.execution.buckets import PaddedSize
 
 MOST_STREAMS = 64  # streams of the largest batch; larger batches are split
 # Frames of all pieces of the largest batch, without look-ahead: 64 streams with 100 frames, or 32
@@ -13,32 +12,14 @@ MOST_STREAMS = 64  # streams of the largest batch; larger batches are split
 _MOST_FRAMES = 6400
 
 
-@dataclass(frozen=True, order=True)
-class PieceSize:
-    """Size of a batch of pieces.
-
-    Attributes:
-        frames: mel frames that a piece has room for.
-    """
-
-    frames: int
-    rows: int = 1
-
-    def fits(self, other: PieceSize) -> bool:
-        return self.frames <= other.frames and self.rows <= other.rows
-
-    @property
-    def cost(self) -> int:
-        return self.rows * self.frames
-
-
 def kernel_sizes(
     lookahead_frames: int,
     config: ModelConfig,
     hops: tuple[int, int],
     most_streams: int = MOST_STREAMS,
-) -> list[PieceSize]:
-    """Lists sizes for first chunks and for the longest chunks, each for 1, 2, 4 ... streams.
+) -> list[PaddedSize]:
+    """Lists sizes, in frames, for first chunks and for the longest chunks, each for 1, 2, 4 ...
+    streams.
 
     A first chunk has up to twice the frames of a hop, because it also fills the last block of the
     prompt. A last chunk is longer by the frames that the vocoder holds back. A chunk needs no size
@@ -52,7 +33,7 @@ def kernel_sizes(
     longest = max(longest, lookahead_frames + 1)
     first = max(2 * first, lookahead_frames + 1)
     return [
-        PieceSize(frames + lookahead_frames, 1 << doublings)
+        PaddedSize(frames + lookahead_frames, 1 << doublings)
         for frames in sorted({min(first, longest), longest})
         for doublings in range(min(most_streams, max(1, _MOST_FRAMES // frames)).bit_length())
     ]

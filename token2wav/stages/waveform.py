@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -159,20 +159,14 @@ class _Cut:
     frames: int
 
 
-class PieceRunner(Protocol):
-    """Runner of batches of pieces."""
-
-    def run(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
-        """Returns the audio (samples,) of each piece, independently of the other pieces."""
-
-
-class KernelPieces(PieceRunner, Protocol):
+class KernelPieces(NamedTuple):
     """Runner of batches of pieces that may have different lengths and places in their streams.
 
     Attributes:
         longest: most frames of a piece, without those that flush the end of a stream.
     """
 
+    runner: BucketRunner[Any, PieceInput]
     store: StateStore
     longest: int
 
@@ -320,12 +314,11 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         self._repeated_frames = -(-self._extrapolated_samples // network.frame_samples)
         if self._noise and (graphs or kernels):
             self._noise.prepare(_PREPARED_BLOCKS)
-        self._pieces: PieceRunner
+        self._pieces: BucketRunner[Any, PieceInput]
         self._mixes_places = kernels is not None
         if self._noise and kernels:
-            self._pieces = runner = kernels(self._noise, 1 + streams)
-            self.store = runner.store
-            self._lengths = [(first, runner.longest) for first in (True, False)]
+            self._pieces, self.store, longest = kernels(self._noise, 1 + streams)
+            self._lengths = [(first, longest) for first in (True, False)]
         else:
             self._prepare(shapes, graphs, 1 + streams)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from token2wav.config.windows import Window, Windows
-from token2wav.execution.buckets import BucketRunner, map_grouped
+from token2wav.execution.buckets import BucketRunner, ExactSize, map_grouped
 from token2wav.execution.captured_sizes import CAPTURED_WINDOW_FRAMES, CAPTURED_WINDOWS
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.staging import frames_to_device
@@ -30,27 +30,6 @@ from token2wav.voice import Voice
 
 _MOST_ROWS = CAPTURED_WINDOWS[-1]
 _MOST_FRAMES = CAPTURED_WINDOW_FRAMES * _MOST_ROWS  # of a batch of several windows
-
-
-@dataclass(frozen=True, order=True)
-class WindowShape:
-    """Shape of a batch of windows.
-
-    Attributes:
-        frames: frames of each window, with context.
-    """
-
-    frames: int
-    rows: int = 1
-
-    def fits(self, other: WindowShape) -> bool:
-        """Returns whether a batch of this shape can run in the tensors of another shape."""
-        return self.frames == other.frames and self.rows <= other.rows
-
-    @property
-    def cost(self) -> int:
-        """Cost of a batch of this shape, in arbitrary units."""
-        return self.rows * self.frames
 
 
 @dataclass(eq=False)
@@ -77,13 +56,13 @@ class _WindowInput:
 
 
 class _Batch:
-    """Tensors for windows of one shape: B windows, T frames."""
+    """Tensors for windows of one size: B windows, T frames with context."""
 
-    def __init__(self, shape: WindowShape, network: WindowNetwork) -> None:
+    def __init__(self, size: ExactSize, network: WindowNetwork) -> None:
         self._network, device = network, network.device
-        size = shape.rows, network.input_channels, shape.frames
-        self._frames = torch.zeros(size, dtype=network.input_dtype, device=device)
-        self._positions = torch.zeros(shape.rows, dtype=torch.int64, device=device)
+        shape = size.rows, network.input_channels, size.length
+        self._frames = torch.zeros(shape, dtype=network.input_dtype, device=device)
+        self._positions = torch.zeros(size.rows, dtype=torch.int64, device=device)
         self._audio = torch.empty(0)
 
     def fill(self, items: Sequence[_WindowInput]) -> None:
@@ -135,9 +114,9 @@ class WindowStage(StatefulStage[_WindowStream], VocoderStage):
         self._ramp = torch.sin(0.5 * torch.pi * ramp).square()
         with torch.inference_mode():
             self._batches = BucketRunner(
-                lambda items: WindowShape(items[0].frames.shape[1], len(items)),
-                lambda shape: _Batch(shape, network),
-                [WindowShape(windows.longest, count) for count in rows],
+                lambda items: ExactSize(items[0].frames.shape[1], len(items)),
+                lambda size: _Batch(size, network),
+                [ExactSize(windows.longest, count) for count in rows],
                 graphs,
             )
 

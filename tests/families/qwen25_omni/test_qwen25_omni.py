@@ -20,11 +20,12 @@ from testkit.utterances import off, portions, some_tokens, streamed, streamed_me
 from token2wav import CheckpointError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import assemble, load_network
 from token2wav.config.token_format import TokenFormat
+from token2wav.execution.buckets import PaddedSize
 from token2wav.families.qwen25_omni.config import Qwen25OmniConfig
 from token2wav.families.qwen25_omni.family import FAMILY
 from token2wav.families.qwen25_omni.voices import named_voices, write_voices
 from token2wav.families.streamflow.solver import GuidedSolver
-from token2wav.families.streamflow.window_batch import WindowBatch, WindowSize
+from token2wav.families.streamflow.window_batch import WindowBatch
 from token2wav.networks.masks import guided_biases
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
@@ -195,7 +196,7 @@ def test_captured_code_never_synchronizes(tiny: Path) -> None:
     solver = EulerSolver(flow.estimator, 2, 0.5, config.schedule)
     windows = GuidedSolver(flow.estimator, solver.tables, flow.unconditional())
     noise = FlowNoise(config.mel_bands).to(torch.device("meta"))
-    batch = WindowBatch(WindowSize(6 * config.block_tokens, 2), flow, noise, windows)
+    batch = WindowBatch(PaddedSize(6 * config.block_tokens, 2), flow, noise, windows)
     with NothingCopied(), OnDevice():
         batch.compute()
 

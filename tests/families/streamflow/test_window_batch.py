@@ -20,11 +20,12 @@ from tests.families.streamflow.rig import (
     some_tokens,
     spoken,
 )
+from token2wav.execution.buckets import PaddedSize
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.families.streamflow import flow
 from token2wav.families.streamflow.solver import GuidedSolver
-from token2wav.families.streamflow.window_batch import WindowBatch, WindowSize
+from token2wav.families.streamflow.window_batch import WindowBatch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Libraries round products of other shapes differently, on a GPU more than on a CPU.
@@ -69,6 +70,6 @@ def test_a_window_that_fits_no_graph_runs_eagerly() -> None:
 def test_captured_code_never_synchronizes() -> None:
     parts = Parts.random(flow_config(steps=2), "meta")
     solver = GuidedSolver(parts.flow.estimator, parts.solver.tables, parts.flow.unconditional())
-    batch = WindowBatch(WindowSize(5 * BLOCK, 2), parts.flow, parts.noise, solver)
+    batch = WindowBatch(PaddedSize(5 * BLOCK, 2), parts.flow, parts.noise, solver)
     with NothingCopied(), OnDevice():
         batch.compute()

@@ -22,13 +22,13 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.config.model_config import ModelConfig
-from token2wav.execution.buckets import BucketRunner, map_grouped
+from token2wav.execution.buckets import BucketRunner, PaddedSize, map_grouped
 from token2wav.execution.captured_sizes import CAPTURED_WINDOWS
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.staging import joined, to_device
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.streamflow.solver import GuidedSolver
-from token2wav.families.streamflow.window_batch import Window, WindowBatch, WindowSize
+from token2wav.families.streamflow.window_batch import Window, WindowBatch, size_of
 from token2wav.networks.noise import FlowNoise
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
@@ -88,13 +88,13 @@ class WindowFlow(StatefulStage[_WindowStream], FlowStage):
         self._ratio, self._past_tokens = config.token_mel_ratio, past_tokens
         self._no_tokens = config.tokens.zeros(0)
         longest = past_tokens + longest_hop + config.lookahead_tokens
-        sizes = [WindowSize(longest, rows) for rows in CAPTURED_WINDOWS]
-        self._batches: dict[int, BucketRunner[WindowSize, Window]] = {}
+        sizes = [PaddedSize(longest, rows) for rows in CAPTURED_WINDOWS]
+        self._batches: dict[int, BucketRunner[PaddedSize, Window]] = {}
         if graphs is not None:
             with torch.inference_mode():
                 self._batches = {
                     steps: BucketRunner(
-                        WindowSize.of,
+                        size_of,
                         partial(WindowBatch, encoder=encoder, noise=self._noise, solver=solver),
                         sizes,
                         graphs,

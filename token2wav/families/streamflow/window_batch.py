@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from token2wav.execution.buckets import PaddedSize
 from token2wav.execution.staging import IntegerTensors
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.streamflow.solver import GuidedSolver
@@ -45,31 +46,9 @@ class Window:
         return self.steps, len(self.tokens), self.left, self.count
 
 
-@dataclass(frozen=True, order=True)
-class WindowSize:
-    """Size of a batch of windows.
-
-    Attributes:
-        tokens: tokens that a window has room for.
-        rows: windows of the batch.
-    """
-
-    tokens: int
-    rows: int = 1
-
-    @classmethod
-    def of(cls, windows: Sequence[Window]) -> WindowSize:
-        """Returns the smallest size that holds windows."""
-        return cls(max(len(window.tokens) for window in windows), len(windows))
-
-    def fits(self, other: WindowSize) -> bool:
-        """Returns whether a batch of this size can run in the tensors of another size."""
-        return self.tokens <= other.tokens and self.rows <= other.rows
-
-    @property
-    def cost(self) -> int:
-        """Cost of a batch of this size, in arbitrary units."""
-        return self.rows * self.tokens
+def size_of(windows: Sequence[Window]) -> PaddedSize:
+    """Returns the smallest size, in tokens, that holds windows."""
+    return PaddedSize(max(len(window.tokens) for window in windows), len(windows))
 
 
 class WindowBatch:
@@ -81,12 +60,12 @@ class WindowBatch:
     """
 
     def __init__(
-        self, size: WindowSize, encoder: Flow, noise: FlowNoise, solver: GuidedSolver
+        self, size: PaddedSize, encoder: Flow, noise: FlowNoise, solver: GuidedSolver
     ) -> None:
         self._encoder, self._source, self._solver = encoder, noise, solver
         device, bands = encoder.device, encoder.mel_bands
-        self._frames = encoder.token_mel_ratio * size.tokens
-        shapes = (size.rows, size.tokens, *encoder.token_shape), (2, size.rows)
+        self._frames = encoder.token_mel_ratio * size.length
+        shapes = (size.rows, size.length, *encoder.token_shape), (2, size.rows)
         self._integers = IntegerTensors(shapes, device)
         self._tokens, (self._starts, self._lengths) = self._integers.tensors
         self._noise = torch.zeros(size.rows, bands, self._frames, device=device)
