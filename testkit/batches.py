@@ -54,7 +54,7 @@ def spoken_together(
 
 
 def mels_together(
-    engine: FlowStage, utterances: Sequence[tuple[int, Chunker, Tokens]]
+    engine: FlowStage[Any], utterances: Sequence[tuple[int, Chunker, Tokens]]
 ) -> list[NDArray[np.float32]]:
     """Returns the mels (bands, frames) of open streams of a flow engine, computed together.
 

@@ -19,7 +19,7 @@ def kept_bytes(model: Token2Wav, count: int, streams: int = 8) -> int:
         count: tokens of the chunk, which ends the stream if it has no whole windows.
     """
     [decoder] = model.pipeline.stages.values()
-    stage: Any = decoder._frames  # type: ignore[attr-defined]
+    stage: Any = decoder
     windows = model.config.windows  # type: ignore[attr-defined]
     last = count % windows.block > 0
     tokens = drawn_tokens(model.config, count if last else count + windows.right)

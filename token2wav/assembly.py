@@ -58,7 +58,6 @@ from token2wav.stages.cached_flow import (
     encoder_cache,
     flow_states,
 )
-from token2wav.stages.decoder import TokenDecoder
 from token2wav.stages.pause import Pause, PauseFlow, PauseVocoder
 from token2wav.stages.piece_sizes import kernel_sizes
 from token2wav.stages.recompute import RecomputeFlow, RecomputeVocoder
@@ -330,7 +329,7 @@ class Assembly:
         stages = {name: self._stage(name, networks[name]) for name in reversed(names)}
         return Stages({name: stages[name] for name in names}, summary)
 
-    def _pause_stage(self, name: StageName) -> Stage:
+    def _pause_stage(self, name: StageName) -> Stage[Any]:
         """Makes a stage that computes nothing. The first stage of the model takes the time."""
         runtime, held = self.context.runtime, self.config.withheld_frames(self.stream)
         pause = Pause(runtime.pause_batch_ms, runtime.pause_token_ms)
@@ -338,11 +337,9 @@ class Assembly:
             return PauseFlow(self.config, pause)
         with torch.device("meta"):
             network: Any = self.family.network(self.config, name)
-        if name == "decoder":
-            return TokenDecoder(PauseVocoder(network, held, pause))
-        return PauseVocoder(network, held)
+        return PauseVocoder(network, held, pause if name == "decoder" else None)
 
-    def _stage(self, name: StageName, network: Any) -> Stage:
+    def _stage(self, name: StageName, network: Any) -> Stage[Any]:
         noise: Any = self.family.noise(self.config, self.context.folder, name)
         solvers: dict[int, EulerSolver] = {}
         provisional_tables: dict[int, OdeTables] = {}
@@ -360,8 +357,7 @@ class Assembly:
             return special_stage
         if name == "flow":
             return self._flow_stage(network, noise, solvers, provisional_tables)
-        stage = self._vocoder_stage(name, network, noise)
-        return TokenDecoder(stage) if name == "decoder" else stage
+        return self._vocoder_stage(name, network, noise)
 
     def _schedules(self, flow: Any) -> tuple[dict[int, EulerSolver], dict[int, OdeTables]]:
         """Makes the solvers of a flow, and the tables for its provisional chunks, both by number of
@@ -393,7 +389,7 @@ class Assembly:
         noise: FlowNoise,
         solvers: dict[int, EulerSolver],
         provisional_tables: dict[int, OdeTables],
-    ) -> FlowStage:
+    ) -> FlowStage[Any]:
         """Makes the incremental stage of a flow.
 
         A page of its cache has room for the largest number of ODE steps.

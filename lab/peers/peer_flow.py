@@ -27,7 +27,6 @@ from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     EncoderInput,
     FlowStage,
-    StatefulStage,
     StreamOptions,
     TokenChunk,
 )
@@ -78,7 +77,7 @@ class _LayerCache(AttentionContext):
         return attend(q, self.keys, self.values, bias)
 
 
-class PeerFlow(StatefulStage[_Stream], FlowStage):
+class PeerFlow(FlowStage[_Stream]):
     """Flow stage with dense caches.
 
     Args:

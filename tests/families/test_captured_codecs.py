@@ -37,8 +37,8 @@ def test_captured_streams_equal_the_cpu(name: str, tmp_path: Path) -> None:
         for device in ("cpu", "cuda")
     )
     [decoder] = gpu.pipeline.stages.values()
-    frames: Any = decoder._frames  # type: ignore[attr-defined]
-    buckets = (frames._batches if windows else frames._pieces)._buckets.values()
+    stage: Any = decoder
+    buckets = (stage._batches if windows else stage._pieces)._buckets.values()
     assert buckets
     assert all(isinstance(compute, CudaGraph) for _, compute in buckets)
     tokens = [drawn_tokens(cpu.config, count) for count in (140, 33, 33)]

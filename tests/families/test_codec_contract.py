@@ -36,7 +36,7 @@ from token2wav.errors import ConfigError
 from token2wav.layers import streaming
 from token2wav.published.checkpoint_files import PUBLISHED, weights_file
 from token2wav.published.registry import read_config
-from token2wav.stages.stage import FrameChunk
+from token2wav.stages.stage import FrameChunk, as_frames
 from token2wav.stages.waveform import PieceInput, WaveformStage, likely_pieces
 from token2wav.voice import voice_for
 
@@ -76,7 +76,7 @@ class Subject:
     @property
     def sends_at_once(self) -> bool:
         """Whether the audio of a token needs no later token."""
-        return not (self.decoder._frames._net.lookahead_frames or self.config.lookahead_tokens)
+        return not (self.decoder._net.lookahead_frames or self.config.lookahead_tokens)
 
     @property
     def field(self) -> str:
@@ -85,7 +85,7 @@ class Subject:
 
     def whole(self, tokens: Tokens) -> Audio:
         """Returns the audio of an utterance that is computed in one call, without any state."""
-        audio: Audio = self.decoder.whole(self.config.tokens.checked(tokens)).numpy()
+        audio: Audio = self.decoder.whole(as_frames(self.config.tokens.checked(tokens))).numpy()
         channels = self.config.channels
         return audio.reshape(-1, channels) if channels > 1 else audio
 
@@ -109,12 +109,12 @@ def watch(model: Token2Wav, settings: StreamConfig, streams: int) -> tuple[Shape
     """
     config: Any = model.config
     [decoder] = model.pipeline.stages.values()
-    network = decoder._frames._net  # type: ignore[attr-defined]
+    network = decoder._net  # type: ignore[attr-defined]
     shapes = likely_pieces(network, config, config.hops(settings), streams)
     held = config.withheld_frames(settings)
     engine = WaveformStage(network, shapes=shapes, lookahead_frames=held)
     assert not engine.store._in_place
-    decoder._frames = engine  # type: ignore[attr-defined]
+    model.pipeline.stages = {"decoder": engine}
     buckets = set(engine._pieces._buckets)
     run, ran = engine._pieces.run, Shapes()
 
@@ -156,7 +156,7 @@ def codec(loaded: Subject, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]
     yield loaded
     assert loaded.model.pipeline.open_streams == 0
     if not CODECS[loaded.golden.family].windows:  # which keep no states
-        assert loaded.decoder._frames.store.used == 0
+        assert loaded.decoder.store.used == 0
     # A stream that ends with its first piece may have any length.
     assert {shape for shape in loaded.ran if shape[:2] != (True, False)} <= loaded.prepared
 
@@ -317,7 +317,7 @@ def test_early_audio_leaves_no_trace(codec: Subject, held: int) -> None:
     With the whole reach held back, a stream equals the whole. Early audio differs, but not the
     audio after it.
     """
-    network, config = codec.decoder._frames._net, codec.config
+    network, config = codec.decoder._net, codec.config
     if not (reach := early_frames(config)):
         pytest.skip("this codec cannot send audio early")
     samples = network.frame_samples
@@ -360,17 +360,17 @@ def test_early_audio_is_exact_if_later_tokens_have_arrived(family: str, tmp_path
     first, longest = config.hops(settings)
     for count in (first + 1, 3 * first + 2, 7 * first, first + longest):
         tokens = drawn_tokens(config, count)
-        whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
+        whole = decoder.whole(as_frames(tokens)).numpy()  # type: ignore[attr-defined]
         assert off(model.synthesize(tokens), whole) <= PARITY * whole.std()
     slow = joined(chunks_of(model, portions(tokens, [1])))
     assert off(slow, whole) > PARITY * whole.std()
 
 
 def test_a_cpu_packs_weights_and_changes_states_in_place(codec: Subject) -> None:
-    frames = codec.decoder._frames
+    stage = codec.decoder
     if not CODECS[codec.golden.family].windows:  # which keep no states
-        assert frames.store._in_place is not bool(codec.prepared)
-    assert torch.nn.Linear not in {type(module) for module in frames._net.modules()}
+        assert stage.store._in_place is not bool(codec.prepared)
+    assert torch.nn.Linear not in {type(module) for module in stage._net.modules()}
 
 
 def test_utterances_of_any_length(codec: Subject) -> None:

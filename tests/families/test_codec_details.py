@@ -24,7 +24,7 @@ from token2wav.assembly import check_folder, family_for, load_network
 from token2wav.families.nanocodec.network import HalfSnake
 from token2wav.published.registry import read_config
 from token2wav.serving.options import UtteranceOptions
-from token2wav.stages.stage import FrameChunk, StreamOptions
+from token2wav.stages.stage import FrameChunk, StreamOptions, as_frames
 from token2wav.stages.waveform import WaveformStage, likely_pieces
 
 PARITY = 1e-5  # of the spread of the audio
@@ -34,7 +34,7 @@ EXACT = StreamConfig(lookahead_frames=0)
 
 def network_of(model: Token2Wav) -> Any:
     [decoder] = model.pipeline.stages.values()
-    return decoder._frames._net  # type: ignore[attr-defined]
+    return decoder._net  # type: ignore[attr-defined]
 
 
 def config_of(name: str, folder: Path, sizes: dict[str, Any]) -> Any:
@@ -253,7 +253,7 @@ def test_the_past_of_audex_has_a_limit_or_a_window(tmp_path: Path) -> None:
     bounded = Token2Wav.load(folder, stream=StreamConfig(left_blocks=3), runtime=CPU)
     audio = bounded.synthesize(tokens)
     [decoder] = bounded.pipeline.stages.values()
-    whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
+    whole = decoder.whole(as_frames(tokens)).numpy()  # type: ignore[attr-defined]
     assert off(audio, whole) <= PARITY * whole.std()
     # 8 positions, of which each of the two layers sees 7 before its own
     sees_all = model.synthesize(tokens[:40])

@@ -27,7 +27,6 @@ from token2wav.assembly import family_for
 from token2wav.execution.captured_sizes import CAPTURED_WINDOWS
 from token2wav.families.family import StageParts
 from token2wav.published.registry import read_config
-from token2wav.stages.decoder import TokenDecoder
 from token2wav.stages.windows import WindowStage
 from token2wav.voice import voice_for
 
@@ -50,7 +49,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if engine == "prepared numbers":
         stage, config = decoder(model), model.config
         prepared = WindowStage(stage._net, config.windows, rows=(1, 2, 4))  # type: ignore[attr-defined]
-        model.pipeline.stages = {"decoder": TokenDecoder(prepared)}
+        model.pipeline.stages = {"decoder": prepared}
     return model
 
 
@@ -62,7 +61,7 @@ def codec(loaded: Model) -> Iterator[Model]:
 
 def decoder(model: Model) -> Any:
     [stage] = model.pipeline.stages.values()
-    return stage._frames  # type: ignore[attr-defined]
+    return stage
 
 
 def alone(model: Model, count: int) -> Audio:

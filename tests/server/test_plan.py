@@ -335,7 +335,7 @@ def test_a_codec_takes_what_its_engine_takes(
         state = kept_bytes(model, windows.block * max(1, windows.past // windows.block))
     else:
         [decoder] = model.pipeline.stages.values()
-        state = decoder._frames.store.slot_bytes  # type: ignore[attr-defined]
+        state = decoder.store.slot_bytes  # type: ignore[attr-defined]
     weights = sum(tensor.nbytes for tensor in network.state_dict().values())
 
     common = ["--model", str(folder), "--memory-mib", "1000", "--used-mib", "0"]

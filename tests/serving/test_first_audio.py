@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def parts() -> Parts:
 
 def speak(
     parts: Parts,
-    engine: FlowStage,
+    engine: FlowStage[Any],
     prompt: int,
     count: int,
     sizes: Sequence[int],

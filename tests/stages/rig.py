@@ -119,7 +119,7 @@ class Parts:
         """Returns the audio of a mel computed at once: the oracle."""
         return RecomputeVocoder(self.hift, self.source_noise).whole(torch.from_numpy(mel)).numpy()
 
-    def model(self, flow: FlowStage, stream: StreamConfig | None = None) -> RecordedModel:
+    def model(self, flow: FlowStage[Any], stream: StreamConfig | None = None) -> RecordedModel:
         """Returns a model of a flow engine, a mel recorder and the streaming vocoder."""
         recorder = MelRecorder(WaveformStage(self.hift, self.source_noise))
         return RecordedModel(
@@ -174,7 +174,7 @@ def _replace(engine: CachedFlow, other: Callable[[Callable[..., Any]], Callable[
 class MelRecorder:
     """Vocoder engine that records every mel and passes it on to another vocoder engine."""
 
-    def __init__(self, engine: VocoderStage) -> None:
+    def __init__(self, engine: VocoderStage[Any]) -> None:
         self._engine = engine
         self._mels: dict[int, list[torch.Tensor]] = {}
 
@@ -229,7 +229,7 @@ class FlowStream:
 
     def __init__(
         self,
-        engine: FlowStage,
+        engine: FlowStage[Any],
         voice: Voice,
         config: ModelConfig,
         stream: StreamConfig | None = None,
@@ -271,7 +271,7 @@ class FlowStream:
 
 def flow_mel(
     parts: Parts,
-    engine: FlowStage,
+    engine: FlowStage[Any],
     portions: Iterable[Tokens],
     voice: Voice,
     stream: StreamConfig | None = None,

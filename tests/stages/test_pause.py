@@ -20,7 +20,6 @@ from testkit.utterances import Audio, chunks_of, portions, streamed, voice_of
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.errors import StreamClosedError
 from token2wav.serving.options import UtteranceOptions
-from token2wav.stages.decoder import TokenDecoder
 from token2wav.stages.pause import Pause, PauseFlow, PauseVocoder
 from token2wav.stages.stage import TokenChunk
 
@@ -121,7 +120,7 @@ def test_a_batch_takes_a_time_and_each_token_some_more(model: Token2Wav, tmp_pat
 
     codec = Token2Wav.load(codec_folder("mimi", tmp_path), runtime=PAUSE)
     [real] = codec.pipeline.stages.values()
-    decoder = TokenDecoder(PauseVocoder(real._frames._net, 0, pause))  # type: ignore[attr-defined]
+    decoder = PauseVocoder(real._net, 0, pause)  # type: ignore[attr-defined]
     tokens = drawn_tokens(codec.config, 12)
     decoder.advance([(decoder.open(), TokenChunk(tokens, 0, 10, last=False))])
     steps = model.config.ode_steps

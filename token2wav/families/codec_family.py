@@ -16,7 +16,6 @@ from token2wav.execution.captured_sizes import CAPTURED_WINDOW_FRAMES, CAPTURED_
 from token2wav.families.family import Family, StageParts
 from token2wav.networks.codec_weights import codec_weights
 from token2wav.published.weight_names import WeightNames
-from token2wav.stages.decoder import TokenDecoder
 from token2wav.stages.stage import Stage
 from token2wav.stages.windows import WindowStage
 
@@ -46,8 +45,8 @@ class WindowCodecFamily(CodecFamily):
 
     torch_only = "windows (a decoder that is not causal)"
 
-    def own_stage(self, parts: StageParts) -> Stage | None:
+    def own_stage(self, parts: StageParts) -> Stage[Any] | None:
         windows, graphs = parts.config.windows, parts.graphs
         short = windows.longest <= CAPTURED_WINDOW_FRAMES
         rows = CAPTURED_WINDOWS if graphs and short else ()
-        return TokenDecoder(WindowStage(parts.network, windows, rows=rows, graphs=graphs))
+        return WindowStage(parts.network, windows, rows=rows, graphs=graphs)

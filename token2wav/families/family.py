@@ -112,6 +112,6 @@ class Family(ABC):
         """
         return None
 
-    def own_stage(self, parts: StageParts) -> Stage | None:
+    def own_stage(self, parts: StageParts) -> Stage[Any] | None:
         """Makes a stage that only this family has. Returns None to use the shared stage."""
         return None

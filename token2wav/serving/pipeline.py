@@ -47,7 +47,7 @@ class Pipeline:
     def __init__(
         self,
         config: ModelConfig,
-        stages: Mapping[StageName, Stage],
+        stages: Mapping[StageName, Stage[Any]],
         stream: StreamConfig,
         device: str = "cpu",
         mark: AudioMark | None = None,
@@ -259,7 +259,7 @@ class Pipeline:
         """Returns the usage of the key-value cache, which only the first stage has."""
         return next(iter(self.stages.values())).usage()
 
-    def _stage(self, name: StageName) -> Stage:
+    def _stage(self, name: StageName) -> Stage[Any]:
         if name not in self.stages:
             raise ConfigError(
                 f"{name}: this model has no such stage; its stages are {', '.join(self.stages)}"

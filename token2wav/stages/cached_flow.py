@@ -48,7 +48,6 @@ from token2wav.stages.stage import (
     CacheUsage,
     Encoder,
     FlowStage,
-    StatefulStage,
     StreamOptions,
     TokenChunk,
 )
@@ -187,7 +186,7 @@ def check_pages(config: ModelConfig, stream: StreamConfig, pages: int) -> None:
     )
 
 
-class CachedFlow(StatefulStage[_FlowStream], FlowStage):
+class CachedFlow(FlowStage[_FlowStream]):
     """Incremental flow on a CPU or a CUDA device.
 
     A stream takes the pages of its first chunk when it opens. If the pool has too few pages then,

@@ -21,8 +21,7 @@ from token2wav.layers.streaming import WaveformNetwork
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     FlowStage,
-    FrameChunk,
-    StatefulStage,
+    Frames,
     StreamOptions,
     TokenChunk,
     VocoderStage,
@@ -52,7 +51,7 @@ class Pause:
             self.sleep(seconds / steps)
 
 
-class PauseFlow(StatefulStage[None], FlowStage):
+class PauseFlow(FlowStage[None]):
     """Flow stage whose mel repeats the first code of each token in all values of its frames."""
 
     def __init__(self, config: ModelConfig, pause: Pause) -> None:
@@ -90,7 +89,7 @@ class _Signal:
     withheld: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-class PauseVocoder(StatefulStage[_Signal], VocoderStage):
+class PauseVocoder(VocoderStage[_Signal]):
     """Vocoder stage whose audio holds a level for each frame, made from its first channel.
 
     Args:
@@ -112,7 +111,7 @@ class PauseVocoder(StatefulStage[_Signal], VocoderStage):
     def open(self, voice: Voice | None = None, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         return self.register(_Signal())
 
-    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, Frames]]) -> list[torch.Tensor]:
         streams = [self.state(handle) for handle, _ in batch]
         if self._pause:
             self._pause.wait(sum(chunk.frames.shape[1] for _, chunk in batch))
@@ -124,7 +123,7 @@ class PauseVocoder(StatefulStage[_Signal], VocoderStage):
     def whole(self, frames: torch.Tensor) -> torch.Tensor:
         return self._signal(frames)[: self._ready(frames.shape[1], last=True)]
 
-    def _advance_one(self, stream: _Signal, chunk: FrameChunk) -> torch.Tensor:
+    def _advance_one(self, stream: _Signal, chunk: Frames) -> torch.Tensor:
         stream.frames += chunk.frames.shape[1]
         samples = torch.cat((stream.withheld, self._signal(chunk.frames)))
         count = max(0, self._ready(stream.frames, last=chunk.last) - stream.sent)

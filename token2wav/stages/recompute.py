@@ -23,8 +23,7 @@ from token2wav.stages.stage import (
     Encoder,
     EncoderInput,
     FlowStage,
-    FrameChunk,
-    StatefulStage,
+    Frames,
     StreamOptions,
     TokenChunk,
     VocoderStage,
@@ -41,7 +40,7 @@ class _History:
     tokens: NDArray[np.int32]  # begins with the tokens of the prompt
 
 
-class RecomputeFlow(StatefulStage[_History], FlowStage):
+class RecomputeFlow(FlowStage[_History]):
     """Flow stage that runs all ODE steps on the whole utterance so far for every chunk.
 
     Args:
@@ -147,7 +146,7 @@ class _FrameHistory:
     speech_offset: int = 0  # samples already sent
 
 
-class RecomputeVocoder(StatefulStage[_FrameHistory], VocoderStage):
+class RecomputeVocoder(VocoderStage[_FrameHistory]):
     """Vocoder stage that vocodes the whole mel so far for every chunk, and returns only the samples
     that were not sent yet.
     """
@@ -162,7 +161,7 @@ class RecomputeVocoder(StatefulStage[_FrameHistory], VocoderStage):
         return self.register(_FrameHistory(self._net.no_frames()))
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, Frames]]) -> list[torch.Tensor]:
         return [self._advance_one(self.state(handle), chunk) for handle, chunk in batch]
 
     @torch.inference_mode()
@@ -171,7 +170,7 @@ class RecomputeVocoder(StatefulStage[_FrameHistory], VocoderStage):
             0
         ]
 
-    def _advance_one(self, history: _FrameHistory, chunk: FrameChunk) -> torch.Tensor:
+    def _advance_one(self, history: _FrameHistory, chunk: Frames) -> torch.Tensor:
         history.frames = torch.cat((history.frames, chunk.frames.to(self._net.device)), dim=1)
         if not chunk.last and history.frames.shape[1] < self._net.first_frames:
             return torch.empty(0, device=self._net.device)

@@ -10,8 +10,10 @@ to the state of a stream by the handle that `open` returns. Only `close` release
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -75,6 +77,26 @@ class TokenChunk:
     skip: int = 0
     provisional: bool = False
 
+    @cached_property
+    def frames(self) -> torch.Tensor:
+        """Tokens of the chunk as frames of a codec: the codes or the latent of a token are a frame.
+
+        So a stage from frames to audio takes a chunk of tokens as it takes a `FrameChunk`.
+        """
+        return as_frames(self.tokens[: self.stop - self.start])
+
+    @cached_property
+    def next_frames(self) -> torch.Tensor:
+        """Look-ahead of the chunk as frames of a codec."""
+        return as_frames(self.tokens[self.stop - self.start :])
+
+
+def as_frames(tokens: NDArray[Any]) -> torch.Tensor:
+    """Converts tokens (n,) or (n, channels) to frames (channels, n) of the same dtype."""
+    if tokens.ndim == 1:
+        tokens = tokens[:, None]
+    return torch.from_numpy(tokens).T
+
 
 @dataclass(frozen=True, eq=False)
 class FrameChunk:
@@ -90,6 +112,9 @@ class FrameChunk:
     frames: torch.Tensor
     last: bool
     next_frames: torch.Tensor | None = None
+
+
+Frames = FrameChunk | TokenChunk  # chunk for a stage from frames to audio
 
 
 @dataclass(frozen=True)
@@ -109,13 +134,18 @@ class CacheUsage:
     prompt_misses: int = 0
 
 
-class Stage(Protocol):
-    """Stage of a model.
+class Stage(ABC, Generic[State]):
+    """Stage of a model, which stores the state of each stream under its handle. Thread-safe.
 
     The input of the first stage is a `TokenChunk`. The input of every later stage is a `FrameChunk`
     with the output of the stage before.
     """
 
+    def __init__(self) -> None:
+        self._streams: dict[int, State] = {}
+        self._handles = itertools.count(1)
+
+    @abstractmethod
     def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         """Starts an utterance, computes everything that depends on its voice alone, and returns its
         handle.
@@ -124,6 +154,7 @@ class Stage(Protocol):
             voice: prompt and speaker; only flows use them.
         """
 
+    @abstractmethod
     def advance(self, batch: Sequence[tuple[int, Any]]) -> list[torch.Tensor]:
         """Computes the next chunk of each utterance. The result of a chunk does not depend on the
         rest of the batch.
@@ -133,17 +164,31 @@ class Stage(Protocol):
             look-ahead holds back the end of the result until the next chunk arrives.
         """
 
+    def register(self, state: State) -> int:
+        handle = next(self._handles)
+        self._streams[handle] = state
+        return handle
+
+    def state(self, handle: int) -> State:
+        """Returns the state of a stream, or raises StreamClosedError if it has ended."""
+        try:
+            return self._streams[handle]
+        except KeyError:
+            raise StreamClosedError(f"stream {handle}: it has ended") from None
+
     def close(self, handle: int) -> None:
         """Releases an utterance; a handle that is not open is ignored."""
+        self._streams.pop(handle, None)
 
     def prompt_batches(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         """Returns how many batches `open` would compute now: none if it computes nothing, or if the
         prompt of the voice is in the cache.
         """
+        return 0
 
     def limit_chunks(self, most: int) -> None:
-        """Sets how many chunks the caller computes at the same time, in all calls
-        of `advance` together. A cache may keep less memory for so many chunks.
+        """Sets how many chunks the caller computes at the same time, in all calls of `advance`
+        together. A cache may keep less memory for so many chunks; without a cache it has no effect.
         """
 
     def usage(self) -> CacheUsage:
@@ -153,6 +198,7 @@ class Stage(Protocol):
     @property
     def open_streams(self) -> int:
         """Utterances that hold memory."""
+        return len(self._streams)
 
     @property
     def withheld_samples(self) -> int:
@@ -160,11 +206,12 @@ class Stage(Protocol):
         return 0
 
 
-class FlowStage(Stage, Protocol):
+class FlowStage(Stage[State]):
     """Stage from tokens to mel. It returns mel (bands, ratio * (stop - start)) for each chunk,
     where `ratio` is the number of mel frames per token.
     """
 
+    @abstractmethod
     def whole(
         self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
     ) -> torch.Tensor:
@@ -176,9 +223,10 @@ class FlowStage(Stage, Protocol):
         """
 
 
-class VocoderStage(Stage, Protocol):
-    """Stage from frames to audio."""
+class VocoderStage(Stage[State]):
+    """Stage from frames to audio: of a vocoder, or of a codec, whose frames are its tokens."""
 
+    @abstractmethod
     def whole(self, frames: torch.Tensor) -> torch.Tensor:
         """Computes the audio (samples,) of all frames (channels, n) of an utterance."""
 
@@ -295,41 +343,5 @@ class Stages:
         by_name: stages in the order in which a chunk passes them.
     """
 
-    by_name: Mapping[StageName, Stage]
+    by_name: Mapping[StageName, Stage[Any]]
     summary: StageSummary
-
-
-class StatefulStage(Generic[State]):
-    """Base of stages, which stores the state of each stream under its handle. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._streams: dict[int, State] = {}
-        self._handles = itertools.count(1)
-
-    def register(self, state: State) -> int:
-        handle = next(self._handles)
-        self._streams[handle] = state
-        return handle
-
-    def state(self, handle: int) -> State:
-        """Returns the state of a stream, or raises StreamClosedError if it has ended."""
-        try:
-            return self._streams[handle]
-        except KeyError:
-            raise StreamClosedError(f"stream {handle}: it has ended") from None
-
-    def close(self, handle: int) -> None:
-        self._streams.pop(handle, None)
-
-    def prompt_batches(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
-        return 0
-
-    def limit_chunks(self, most: int) -> None:
-        """Sets nothing, because a stage without cache keeps no memory for chunks."""
-
-    def usage(self) -> CacheUsage:
-        return CacheUsage()
-
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)

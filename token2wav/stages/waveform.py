@@ -33,7 +33,7 @@ from token2wav.networks.noise import NoiseTable, SourceNoise
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     FrameChunk,
-    StatefulStage,
+    Frames,
     StreamOptions,
     VocoderStage,
 )
@@ -263,7 +263,7 @@ def check_lookahead_frames(lookahead_frames: int, network: WaveformNetwork) -> N
         )
 
 
-class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
+class WaveformStage(VocoderStage[_WaveformStream]):
     """Stage from frames to audio, on a network that runs step by step. The audio of a stream equals
     the audio of `whole` up to float rounding.
 
@@ -374,7 +374,7 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
             self.store.release(slot)
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, Frames]]) -> list[torch.Tensor]:
         streams = [self.state(handle) for handle, _ in batch]
         chunks = self._on_device([chunk for _, chunk in batch])
         cuts = [self._cut(stream, chunk) for stream, chunk in zip(streams, chunks, strict=True)]
@@ -404,7 +404,7 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
             stream.extrapolated = 0 if chunk.last else self._extrapolated_samples_after(cut)
         return results
 
-    def _on_device(self, chunks: Sequence[FrameChunk]) -> list[FrameChunk]:
+    def _on_device(self, chunks: Sequence[Frames]) -> list[FrameChunk]:
         """Returns chunks whose frames are on the device. One copy brings the codes of all codec
         streams there.
         """
@@ -412,11 +412,7 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         parts = frames_to_device([*(chunk.frames for chunk in chunks), *known], self._device)
         following = iter(parts[len(chunks) :])
         return [
-            dataclasses.replace(
-                chunk,
-                frames=frames,
-                next_frames=None if chunk.next_frames is None else next(following),
-            )
+            FrameChunk(frames, chunk.last, None if chunk.next_frames is None else next(following))
             for chunk, frames in zip(chunks, parts, strict=False)
         ]
 

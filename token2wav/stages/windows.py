@@ -21,8 +21,7 @@ from token2wav.execution.staging import frames_to_device
 from token2wav.layers.streaming import WindowNetwork
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
-    FrameChunk,
-    StatefulStage,
+    Frames,
     StreamOptions,
     VocoderStage,
 )
@@ -87,7 +86,7 @@ class _Batch:
         return [row[first:last] for row, (first, last) in zip(rows, spans, strict=True)]
 
 
-class WindowStage(StatefulStage[_WindowStream], VocoderStage):
+class WindowStage(VocoderStage[_WindowStream]):
     """Stage from frames to audio, on a network that decodes windows.
 
     Args:
@@ -128,7 +127,7 @@ class WindowStage(StatefulStage[_WindowStream], VocoderStage):
         return self.register(_WindowStream(self._net.no_frames(), self._nothing))
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, Frames]]) -> list[torch.Tensor]:
         streams = [self.state(handle) for handle, _ in batch]
         frames = frames_to_device([_known(chunk) for _, chunk in batch], self._device)
         known = [
@@ -152,7 +151,7 @@ class WindowStage(StatefulStage[_WindowStream], VocoderStage):
         return audio
 
     def _cut(
-        self, stream: _WindowStream, chunk: FrameChunk, frames: torch.Tensor
+        self, stream: _WindowStream, chunk: Frames, frames: torch.Tensor
     ) -> list[_WindowInput]:
         """Divides a chunk into windows. `frames` are all frames that are known: the context, the
         chunk and its look-ahead.
@@ -186,7 +185,7 @@ class WindowStage(StatefulStage[_WindowStream], VocoderStage):
         return torch.cat(parts)
 
 
-def _known(chunk: FrameChunk) -> torch.Tensor:
+def _known(chunk: Frames) -> torch.Tensor:
     """Returns the frames of a chunk and of its look-ahead."""
     if chunk.next_frames is None:
         return chunk.frames

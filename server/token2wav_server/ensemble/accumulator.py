@@ -31,8 +31,8 @@ from token2wav.serving.pipeline import Pipeline, Result, Timed
 from token2wav.serving.utterance import Utterance
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
+    Stage,
     StageSummary,
-    StatefulStage,
     StreamOptions,
 )
 from token2wav.voice import Voice
@@ -63,7 +63,7 @@ class _InFlight(NamedTuple):
     sent: float
 
 
-class LaterStages(StatefulStage[_InFlight]):
+class LaterStages(Stage[_InFlight]):
     """Flow and vocoder, as the accumulator sees them: it sends chunks, and receives reports.
 
     Triton drops a chunk between two models if its client has left, and reports nothing. Chunks
@@ -77,9 +77,13 @@ class LaterStages(StatefulStage[_InFlight]):
 
     def __init__(self, withheld_samples: int) -> None:
         super().__init__()
-        self.withheld_samples = withheld_samples
+        self._withheld_samples = withheld_samples
         self._flow_idle_since = 0.0
         self._is_stopped = False
+
+    @property
+    def withheld_samples(self) -> int:
+        return self._withheld_samples
 
     def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         """Opens a stream. Its first chunk opens it in the stages."""

@@ -311,6 +311,6 @@ def test_planned_memory_of_a_stream(model: Model) -> None:
     [decoder] = model.pipeline.stages.values()
     with model.stream(voice) as stream:
         stream.push(tokens_of(model, 180))
-        [state] = decoder._streams.values()  # type: ignore[attr-defined]
+        [state] = decoder._streams.values()
         kept = state.past.nbytes + state.tail.nbytes + decoder._vocoder.store.slot_bytes  # type: ignore[attr-defined]
     assert kept == pytest.approx(config.stream_bytes, rel=0.02)

@@ -34,7 +34,7 @@ class CosyVoice1Family(Family):
             for name, weight in read_cosyvoice_weights(getattr(network, part), file).items()
         }
 
-    def own_stage(self, parts: StageParts) -> Stage | None:
+    def own_stage(self, parts: StageParts) -> Stage[Any] | None:
         return CosyVoice1Decoder(parts.config, parts.network)
 
 

@@ -26,7 +26,7 @@ from token2wav.networks.ode import EulerSolver
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     FrameChunk,
-    StatefulStage,
+    Stage,
     StreamOptions,
     TokenChunk,
 )
@@ -88,7 +88,7 @@ class _WindowInput:
         return self.stream.steps, *lengths
 
 
-class CosyVoice1Decoder(StatefulStage[_Stream]):
+class CosyVoice1Decoder(Stage[_Stream]):
     """Stage from tokens to audio: a flow in windows, and a vocoder with a state.
 
     Windows of the same length run together, if their prompts have the same length too.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from token2wav.families.cosyvoice3.family import CosyVoice3
@@ -17,7 +19,7 @@ class StreamFlow(CosyVoice3):
     torch_only = "guided attention (one mask for each layer, no cached past)"
     paged_flow = False
 
-    def own_stage(self, parts: StageParts) -> Stage | None:
+    def own_stage(self, parts: StageParts) -> Stage[Any] | None:
         if parts.name != "flow":
             return None
         with torch.inference_mode():

@@ -34,7 +34,6 @@ from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     EncoderInput,
     FlowStage,
-    StatefulStage,
     StreamOptions,
     TokenChunk,
 )
@@ -56,7 +55,7 @@ class _WindowStream:
     past: NDArray[np.int32]
 
 
-class WindowFlow(StatefulStage[_WindowStream], FlowStage):
+class WindowFlow(FlowStage[_WindowStream]):
     """Flow stage with sliding windows, on torch.
 
     Args:

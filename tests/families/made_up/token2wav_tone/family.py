@@ -22,7 +22,6 @@ from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     FrameChunk,
     Stage,
-    StatefulStage,
     StreamOptions,
     TokenChunk,
 )
@@ -50,7 +49,7 @@ class Tone(Family):
         loudness = float(json.loads(path.read_text())["loudness"])
         return {"loudness": torch.tensor(loudness)} if stage == "vocoder" else {}
 
-    def own_stage(self, parts: StageParts) -> Stage | None:
+    def own_stage(self, parts: StageParts) -> Stage[Any] | None:
         return (
             ToneVocoder(float(parts.network.loudness), parts.config.sample_rate)
             if parts.name == "vocoder"
@@ -58,7 +57,7 @@ class Tone(Family):
         )
 
 
-class ToneFlow(StatefulStage[Voice], Stage):
+class ToneFlow(Stage[Voice]):
     """Tokens to pitches (1, frames) in Hz: of the token, then of the middle between it and the next
     one.
     """
@@ -86,7 +85,7 @@ class ToneFlow(StatefulStage[Voice], Stage):
         )
 
 
-class ToneVocoder(StatefulStage[list[float]], Stage):
+class ToneVocoder(Stage[list[float]]):
     """Vocoder that turns pitches into a sine and keeps its phase from chunk to chunk."""
 
     def __init__(self, loudness: float, sample_rate: int) -> None:
