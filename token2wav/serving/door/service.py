@@ -10,14 +10,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from token2wav.cache.block_pool import PageNeeds
 from token2wav.config import LimitConfig, ServerConfig
 from token2wav.errors import InputError, LimitError, to_public_error
 from token2wav.serving.door.message import Message, Options
 from token2wav.serving.door.sequences import Sequences
-from token2wav.serving.door.voice_registry import registry
+from token2wav.serving.door.voice_registry import VoiceRegistry, voices_in
 from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.policy import chunks_at_once
@@ -65,8 +64,9 @@ class Service:
     ) -> None:
         self._model, self._observer = pipeline.config, observer
         self._check_admission, self._is_canary = check_admission, is_canary
-        self._voices = registry(config, self._model)
-        _prefill(pipeline, [self._voices.named(Path(file).stem) for file in config.voices])
+        voices = voices_in(config, self._model)
+        self._voices = VoiceRegistry(config.limits.sent_voices, voices)
+        _prefill(pipeline, voices.values())
         self._sequences: Sequences[Utterance] = Sequences(config.limits.idle_seconds)
         workers = config.runtime.workers or default_workers(summary.device)
         _warn_of_small_cache(pipeline, config, workers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 
 from token2wav.config import ServerConfig
@@ -31,43 +32,33 @@ class VoiceRegistry:
 
     Args:
         most_voices: most voices without a name.
+        named: voices with a name, by name.
     """
 
-    def __init__(self, most_voices: int) -> None:
+    def __init__(self, most_voices: int, named: Mapping[str, Voice]) -> None:
         self._most_voices = most_voices
         self._voices: OrderedDict[str, Voice] = OrderedDict()  # voices without a name, by id
-        self._named_voices: dict[str, Voice] = {}  # voices with a name, by id
-        self._ids: dict[str, str] = {}  # id of each voice with a name, by name
+        self._named = named
+        self._named_by_id = {voice.content_hash: voice for voice in named.values()}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._voices)
 
-    def keep(self, name: str, voice: Voice) -> None:
-        """Adds a voice with a name, which is never evicted.
-
-        Args:
-            name: name that no other voice has.
-        """
-        with self._lock:
-            self._ids[name] = voice.content_hash
-            self._named_voices[voice.content_hash] = voice
-
-    def register(self, voice: Voice) -> str:
-        """Adds a voice without a name, and returns its id.
+    def register(self, voice: Voice) -> None:
+        """Adds a voice without a name.
 
         A voice that the registry has already is not added again, but becomes the most recently used
         one.
         """
         voice_id = voice.content_hash
+        if voice_id in self._named_by_id:
+            return
         with self._lock:
-            if voice_id in self._named_voices:
-                return voice_id
             self._voices[voice_id] = voice
             self._voices.move_to_end(voice_id)
             if len(self._voices) > self._most_voices:
                 self._voices.popitem(last=False)
-        return voice_id
 
     def get(self, voice_id: str) -> Voice:
         """Returns the voice with an id.
@@ -75,9 +66,9 @@ class VoiceRegistry:
         Raises:
             InputError: the registry has no voice with this id.
         """
+        if (voice := self._named_by_id.get(voice_id)) is not None:
+            return voice
         with self._lock:
-            if (voice := self._named_voices.get(voice_id)) is not None:
-                return voice
             if (voice := self._voices.get(voice_id)) is None:
                 raise InputError(
                     "voice_id", f"'{voice_id}' is not registered here; send the voice itself once"
@@ -92,10 +83,9 @@ class VoiceRegistry:
             InputError: the registry has no voice with this name. The message lists up to 20 names
                 that it has.
         """
-        with self._lock:
-            if name in self._ids:
-                return self._named_voices[self._ids[name]]
-            names = [*self._ids]
+        if name in self._named:
+            return self._named[name]
+        names = [*self._named]
         listed, more = ", ".join(names[:_MAX_NAMES_LISTED]), len(names) - _MAX_NAMES_LISTED
         suffix = f" and {more} others" if more > 0 else ""
         known = (
@@ -131,18 +121,6 @@ def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
             voices[name] = _fitting(path, model)
         except InputError as error:
             raise ConfigError(f"voices: {error}") from error
-    return voices
-
-
-def registry(config: ServerConfig, model: ModelConfig) -> VoiceRegistry:
-    """Creates the registry of a server, with the voices of its settings.
-
-    Raises:
-        ConfigError: a voice file cannot be used, as in `voices_in`.
-    """
-    voices = VoiceRegistry(config.limits.sent_voices)
-    for name, voice in voices_in(config, model).items():
-        voices.keep(name, voice)
     return voices
 
 
