@@ -527,23 +527,11 @@ def _multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def causal_conv(
-    inputs: int,
-    outputs: int,
-    kernel: int,
-    *,
-    dilation: int = 1,
-    groups: int = 1,
-    bias: bool = True,
+    inputs: int, outputs: int, kernel: int, *, dilation: int = 1, **options: Any
 ) -> StreamConv:
-    return StreamConv(
-        inputs,
-        outputs,
-        kernel,
-        left=(kernel - 1) * dilation,
-        dilation=dilation,
-        groups=groups,
-        bias=bias,
-    )
+    """Makes a convolution that reads no later positions. `options` are those of `StreamConv`."""
+    left = (kernel - 1) * dilation
+    return StreamConv(inputs, outputs, kernel, left=left, dilation=dilation, **options)
 
 
 def lookahead_conv(inputs: int, outputs: int, kernel: int) -> StreamConv:
@@ -551,25 +539,14 @@ def lookahead_conv(inputs: int, outputs: int, kernel: int) -> StreamConv:
 
 
 def centred_conv(
-    inputs: int,
-    outputs: int,
-    kernel: int,
-    *,
-    dilation: int = 1,
-    groups: int = 1,
-    bias: bool = True,
+    inputs: int, outputs: int, kernel: int, *, dilation: int = 1, **options: Any
 ) -> StreamConv:
-    """Makes a convolution with an odd kernel that reads equally far to both sides."""
+    """Makes a convolution with an odd kernel that reads equally far to both sides. `options` are
+    those of `StreamConv`.
+    """
     reach = (kernel - 1) * dilation // 2
     return StreamConv(
-        inputs,
-        outputs,
-        kernel,
-        left=reach,
-        right=reach,
-        dilation=dilation,
-        groups=groups,
-        bias=bias,
+        inputs, outputs, kernel, left=reach, right=reach, dilation=dilation, **options
     )
 
 
