@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from testkit.graph_pool import PoolWithoutGraphs
-from token2wav.execution.buckets import BucketRunner, groups_of, map_grouped
+from token2wav.execution.buckets import BucketRunner, map_grouped
 from token2wav.execution.step_boundary import at_boundaries, interruption, step_boundary
 
 
@@ -141,11 +141,6 @@ def test_a_batch_can_be_interrupted_between_its_parts() -> None:
     assert reached == [1]
 
 
-def test_groups_appear_in_the_order_of_their_first_items() -> None:
-    assert groups_of(["bb", "a", "cc", "d"], len) == [[0, 2], [1, 3]]
-    assert groups_of([], len) == []
-
-
 def test_results_come_back_in_order() -> None:
     seen: list[list[int]] = []
 
@@ -154,7 +149,8 @@ def test_results_come_back_in_order() -> None:
         return [10 * item for item in items]
 
     assert map_grouped([3, 2, 5, 4], lambda item: item % 2, run) == [30, 20, 50, 40]
-    assert seen == [[3, 5], [2, 4]]
+    assert seen == [[3, 5], [2, 4]], "groups run in the order of their first items"
+    assert map_grouped([], lambda item: item, run) == []
 
 
 def test_a_run_must_answer_for_every_item() -> None:

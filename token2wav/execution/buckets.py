@@ -195,23 +195,18 @@ class BucketRunner(Generic[SizeT, Item]):
         return min(fitting, key=lambda bucket: bucket.cost, default=None)
 
 
-def groups_of(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[int]]:
-    """Groups the indices of items with equal keys, in the order of their first items."""
-    groups: dict[Hashable, list[int]] = {}
-    for index, item in enumerate(items):
-        groups.setdefault(key(item), []).append(index)
-    return list(groups.values())
-
-
 def map_grouped(
     items: Sequence[Item],
     key: Callable[[Item], Hashable],
     run: Callable[[list[Item]], Sequence[Result]],
 ) -> list[Result]:
     """Computes the results of all items, in their order. `run` gets items with equal keys, and
-    returns one result for each.
+    returns one result for each. Groups run in the order of their first items.
     """
+    groups: dict[Hashable, list[int]] = {}
+    for index, item in enumerate(items):
+        groups.setdefault(key(item), []).append(index)
     results: dict[int, Result] = {}
-    for members in groups_of(items, key):
+    for members in groups.values():
         results.update(zip(members, run([items[index] for index in members]), strict=True))
     return [results[index] for index in range(len(items))]
