@@ -205,15 +205,14 @@ def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig
         check_lookahead_frames(config.withheld_frames(stream), last)
     if flow is not None and family.paged_flow and not stream.reference:
         steps = max(config.allowed_steps(stream.steps))
-        check_pages(config, stream, cache_pages(context, _layout(context, config, flow, steps)[1]))
+        page = _layout(config, flow, steps, context.cache_storage)[1]
+        check_pages(config, stream, cache_pages(context, page))
 
 
-def _layout(context: LoadContext, config: Any, flow: Any, steps: int) -> tuple[CacheLayout, int]:
+def _layout(config: Any, flow: Any, steps: int, storage: Storage) -> tuple[CacheLayout, int]:
     """Returns the layout of the cache of a flow, and the bytes of a page with the encoder's share.
     `steps` is the largest number of ODE steps.
     """
-    setting = context.runtime.cache_storage
-    storage = context.precision if setting == "auto" else setting
     layout = CacheLayout.of(config, flow.estimator, config.flow.inference_cfg_rate, steps, storage)
     return layout, layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens)
 
@@ -260,17 +259,9 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
     family = family_for(config)
     flow: Any = family.network(config, "flow")
     vocoder: Any = family.network(config, "vocoder")
-    layout = CacheLayout.of(
-        config, flow.estimator, config.flow.inference_cfg_rate, config.ode_steps, storage
-    )
-    return FlowNetworks(
-        flow,
-        vocoder,
-        layout,
-        config.flow.inference_cfg_rate,
-        config.schedule,
-        layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens),
-    )
+    layout, page = _layout(config, flow, config.ode_steps, storage)
+    guidance = config.flow.inference_cfg_rate
+    return FlowNetworks(flow, vocoder, layout, guidance, config.schedule, page)
 
 
 def withheld_samples(config: ModelConfig, stream: StreamConfig) -> int:
@@ -405,7 +396,7 @@ class Assembly:
             options = {"full_tail": reference.full_tail, "windows": reference.windows}
             return RecomputeFlow(config, flow, noise, solvers, left_blocks=window, **options)
         recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=window)
-        layout, per_page = _layout(context, config, flow, max(solvers))
+        layout, per_page = _layout(config, flow, max(solvers), context.cache_storage)
         # The states are allocated first, so that the cache takes its share of the rest. No more
         # streams can be open than there are pages.
         count = min(context.streams, cache_pages(context, per_page))

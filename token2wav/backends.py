@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from token2wav.cache.encoder_cache import EncoderCache
-from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.cache.states import StateStore
 from token2wav.config import RuntimeConfig
 from token2wav.config.model_config import StageName
@@ -85,6 +85,11 @@ class LoadContext:
         if self.runtime.precision == "auto":
             return "float16" if self.device.type == "cuda" else "float32"
         return self.runtime.precision
+
+    @property
+    def cache_storage(self) -> Storage:
+        setting = self.runtime.cache_storage
+        return self.precision if setting == "auto" else setting
 
     @property
     def engines(self) -> EngineFolder:
