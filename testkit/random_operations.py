@@ -48,8 +48,7 @@ from token2wav import (
     Voice,
 )
 from token2wav.config import LimitConfig
-from token2wav.serving.interruptions import Interruptions
-from token2wav.serving.pipeline import Result, Timed
+from token2wav.serving.pipeline import Interruptions, Result, Timed
 from token2wav.serving.turn import Turn
 from token2wav.serving.utterance import Utterance
 from token2wav.serving.worker import WorkerPool

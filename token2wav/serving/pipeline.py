@@ -17,12 +17,17 @@ from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import BackendError, ConfigError, Token2WavError
 from token2wav.execution.device import check_device, entered
 from token2wav.execution.staging import to_host
-from token2wav.execution.step_boundary import at_boundaries, paced, step_boundary, wait_for
+from token2wav.execution.step_boundary import (
+    at_boundaries,
+    interruption,
+    paced,
+    step_boundary,
+    wait_for,
+)
 from token2wav.serving.audio_mark import AudioMark
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.clocks import PipelineLoad, Playback
 from token2wav.serving.hops import HopSchedule
-from token2wav.serving.interruptions import Interruptions
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.utterance import Utterance
 from token2wav.stages.stage import CacheUsage, FrameChunk, Stage, TokenChunk
@@ -33,6 +38,27 @@ _Chunk = tuple[Utterance, tuple[int, ...], TokenChunk]
 # Result of a chunk: the audio to send; None if the chunk yields no audio yet; or an error.
 Result = AudioChunk | Token2WavError | None
 Timed = Callable[[Mapping[StageName, float]], None]  # called with the seconds of each stage
+
+
+class Interruptions:
+    """Interruptions of one batch. Call it at every boundary between two ODE steps.
+
+    Args:
+        interrupt: takes one turn, if the scheduler finds one, and returns its seconds, else None.
+            Its argument is `seconds`. It raises nothing, because an exception would end the batch.
+
+    Attributes:
+        seconds: total time of the interruptions.
+    """
+
+    def __init__(self, interrupt: Callable[[float], float | None]) -> None:
+        self._interrupt = interrupt
+        self.seconds = 0.0
+
+    def __call__(self) -> None:
+        with interruption():
+            while (seconds := self._interrupt(self.seconds)) is not None:
+                self.seconds += seconds
 
 
 class Pipeline:

@@ -408,18 +408,12 @@ class CachedFlow(FlowStage[_FlowStream]):
         if any(part.placed.place.padding for part in parts):
             mus = joined(padded)
         return [
-            self._input(part, noise, mu, cond)
+            ChunkInput(noise, mu, cond, part.prompt.speaker, part.placed.place.scaled(ratio))
             for part, noise, mu, cond in zip(parts, joined(noises), mus, joined(conds), strict=True)
         ]
 
     def _zeros(self, frames: int) -> torch.Tensor:
         return self._zero.expand(-1, frames)
-
-    def _input(
-        self, part: _PagedChunk, noise: torch.Tensor, mu: torch.Tensor, cond: torch.Tensor
-    ) -> ChunkInput:
-        place = part.placed.place.scaled(self._config.token_mel_ratio)
-        return ChunkInput(noise, mu, cond, part.prompt.speaker, place)
 
     def _prefill(self, voice: Voice, steps: int) -> _Prompt:
         """Computes the prefix of a voice: the blocks that lie wholly in its prompt."""

@@ -25,9 +25,8 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.errors import ConfigError, InputError, StreamClosedError, to_public_error
 from token2wav.published.registry import read_config
 from token2wav.serving.door.service import Service
-from token2wav.serving.interruptions import Interruptions
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
-from token2wav.serving.pipeline import Pipeline, Result, Timed
+from token2wav.serving.pipeline import Interruptions, Pipeline, Result, Timed
 from token2wav.serving.utterance import Utterance
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
