@@ -109,10 +109,8 @@ class Exportable:
 
 
 def exportable(folder: Path) -> Exportable:
-    """Returns the networks of a model folder, for an export.
-
-    Raises:
-        ConfigError: no such folder, or its family runs on torch alone.
+    """Returns the networks of a model folder, for an export; raises ConfigError if there is no such
+    folder, or its family runs on torch alone.
     """
     config = read_config(folder)
     family = family_for(config)
@@ -164,23 +162,15 @@ def assemble(
 
 
 def cache_pages(context: LoadContext, page_bytes: int) -> int:
-    """Returns the number of pages of the cache that the settings or the free memory allow.
-
-    Raises:
-        ConfigError: the memory is smaller than the cache of the settings.
-    """
+    """Returns the number of pages of the cache that the settings or the free memory allow."""
     return cache_bytes(context.runtime.cache_mib, context.device) // page_bytes
 
 
 def check_runtime(
     folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig
 ) -> None:
-    """Checks that this machine has the device, memory and backend that the settings name, and that
-    the settings fit the sizes of the model. Loads no weights.
-
-    Raises:
-        ConfigError: the device, memory or backend is missing or does not run this model, or a
-            setting of streams does not fit the model or the cache.
+    """Raises ConfigError if this machine lacks the device, memory or backend of the settings, or if
+    a setting does not fit the model. Loads no weights.
     """
     context = LoadContext(folder, runtime, device_named(runtime.device))
     with entered(context.device):
@@ -191,12 +181,7 @@ def check_runtime(
 
 
 def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig) -> None:
-    """Checks the settings of streams against the networks, which are made without weights.
-
-    Raises:
-        ConfigError: the machine has too little memory for the cache, or a setting does not fit the
-            vocoder or the cache.
-    """
+    """Checks the settings of streams against the networks, which are made without weights."""
     family = family_for(config)
     with torch.device("meta"):
         last = family.network(config, config.stages[-1])
@@ -218,10 +203,8 @@ def _layout(config: Any, flow: Any, steps: int, storage: Storage) -> tuple[Cache
 
 
 def check_folder(folder: Path) -> None:
-    """Reads configuration and weights of a model folder without putting anything on a device.
-
-    Raises:
-        Token2WavError: the folder cannot be served. The message gives the reason.
+    """Raises Token2WavError if a model folder cannot be served. Reads configuration and weights
+    without putting anything on a device.
     """
     config = read_config(folder)
     family = family_for(config)
@@ -244,13 +227,8 @@ def load_network(folder: Path, config: ModelConfig, stage: StageName) -> Any:
 
 
 def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
-    """Makes the networks of a flow decoder without weights, on torch's default device.
-
-    Args:
-        storage: dtype of the stored keys and values.
-
-    Raises:
-        ConfigError: the model has no flow with a cache.
+    """Makes the networks of a flow decoder without weights, on torch's default device; raises
+    ConfigError if the model has no flow with a cache. `storage` is the dtype of keys and values.
     """
     if not config.ode_steps:
         raise ConfigError(
@@ -491,11 +469,8 @@ def _read_network(
 
 
 def _backend_of(context: LoadContext, config: ModelConfig, stream: StreamConfig) -> Backend:
-    """Chooses the backend of a model.
-
-    Raises:
-        ConfigError: as `choose`; or `stream.reference` is set, but the family has no reference
-            loop.
+    """Chooses the backend of a model; raises ConfigError as `choose`, or if the family has no
+    reference loop for `stream.reference`.
     """
     family = family_for(config)
     if stream.reference and family.reference is None:

@@ -42,10 +42,8 @@ class BlockPool:
         return len(self._free)
 
     def acquire(self, count: int) -> list[int]:
-        """Takes `count` free pages, in ascending order.
-
-        Raises:
-            OutOfBlocksError: fewer pages are free; none is taken.
+        """Takes `count` free pages, in ascending order. Raises OutOfBlocksError, and takes none, if
+        fewer are free.
         """
         with self._lock:
             if count > len(self._free):
@@ -175,10 +173,8 @@ class PrefixCache(Generic[ContentT]):
 
     def take(self, count: int) -> list[int]:
         """Takes `count` pages from the pool. Evicts unused prefixes if too few pages are free.
-
-        Raises:
-            OutOfBlocksError: even eviction would not free enough pages; nothing is taken or
-                evicted.
+        Raises OutOfBlocksError, and takes and evicts nothing, if even eviction would not free
+        enough.
         """
         with self._lock:  # eviction and taking are one step
             while self.pool.free < count <= self.pool.free + self.idle_pages and self.evict():
@@ -252,18 +248,14 @@ class CommonReserve:
         self._lock = threading.Lock()
 
     def limit(self, chunks: int) -> None:
-        """Sets how many chunks the caller computes at the same time. Without a
-        limit, all streams may compute a chunk at the same time.
-        """
+        """Sets how many chunks the caller computes at the same time; by default any number."""
         with self._lock:
             self._chunks = chunks
             self._return_surplus()
 
     def open(self) -> list[int]:
-        """Takes the pages that a new stream keeps, and enlarges the reserve for it.
-
-        Raises:
-            OutOfBlocksError: the cache has too few free pages; nothing is taken.
+        """Takes the pages that a new stream keeps, and enlarges the reserve for it. Raises
+        OutOfBlocksError, and takes nothing, if the cache has too few free pages.
         """
         with self._lock:
             more = max(0, self._size(self._streams + 1) - len(self._free) - self._lent)
@@ -281,11 +273,8 @@ class CommonReserve:
             self._return_surplus()
 
     def lend(self, count: int) -> list[int]:
-        """Lends pages to a chunk of an open stream.
-
-        Raises:
-            OutOfBlocksError: the caller computes more chunks than the limit allows, and the cache
-                has no free pages for them; nothing is lent.
+        """Lends pages to a chunk of an open stream. Raises OutOfBlocksError only if the caller
+        computes more chunks than the limit allows.
         """
         with self._lock:
             if count > len(self._free):
@@ -325,9 +314,6 @@ class StreamBlocks:
 
     Attributes:
         pages: pages of the stream's own blocks that a later block attends to, in order.
-
-    Raises:
-        OutOfBlocksError: the cache has too few free pages for the reserve.
     """
 
     def __init__(
@@ -352,15 +338,12 @@ class StreamBlocks:
         return len(self.pages) + len(self._reserve)
 
     def extend(self, count: int) -> list[list[int]]:
-        """Adds `count` blocks.
+        """Adds `count` blocks. Raises OutOfBlocksError, and takes no page, if reserve and cache
+        have too few.
 
         Returns:
             Block table of each new block: the pages of the blocks that it attends to, in order. Its
-            own page is the last.
-
-        Raises:
-            OutOfBlocksError: the reserve and the cache together have too few pages; nothing is
-                taken.
+                own page is the last.
         """
         if count > len(self._reserve):
             source = self._common.lend if self._common else self._cache.take

@@ -52,9 +52,7 @@ class BlockGrid:
         return self.prompt + -(self.prompt + self.prompt_padding) % self.block
 
     def scaled(self, ratio: int) -> BlockGrid:
-        """Returns the same grid in smaller units, such as frames instead of tokens. `ratio` is the
-        number of new units for each old unit.
-        """
+        """Returns the same grid in smaller units, `ratio` for each old one: frames for tokens."""
         return replace(
             self,
             block=ratio * self.block,
@@ -64,9 +62,8 @@ class BlockGrid:
         )
 
     def block_count(self, start: int, stop: int) -> int:
-        """Returns the number of blocks from `start`, where a block must begin, to `stop`.
-
-        An incomplete last block counts.
+        """Returns the number of blocks from `start`, where a block must begin, to `stop`. An
+        incomplete last block counts.
         """
         blocks = -(-(stop + self.prompt_padding) // self.block)
         return blocks - (start + self.prompt_padding) // self.block
@@ -87,10 +84,8 @@ class BlockGrid:
         return [*range(prefix_stop), *range(self.first_needed(block), block + 1)]
 
     def visible_spans(self, start: int) -> list[tuple[int, int]]:
-        """Returns the spans of earlier positions that the block that begins at `start` attends to.
-
-        Returns:
-            Start and stop of each run of positions, in order.
+        """Returns start and stop of each run of earlier positions that the block that begins at
+        `start` attends to, in order.
         """
         spans: list[tuple[int, int]] = []
         for block in self.visible_blocks((start + self.prompt_padding) // self.block)[:-1]:

@@ -160,13 +160,8 @@ class ModelConfig:
         return self.stages == ("decoder",)
 
     def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
-        """Returns the block grid of a stream, in tokens.
-
-        The prefix (see `BlockGrid`) consists of the blocks that end at least `lookahead_tokens`
-        before the end of the prompt.
-
-        Args:
-            left_blocks: visible earlier blocks besides the prefix; negative for all.
+        """Returns the block grid of a stream, in tokens. Its prefix consists of the blocks that end
+        at least `lookahead_tokens` before the end of the prompt.
         """
         block = self.block_tokens
         prefix = max(0, prompt_tokens - self.lookahead_tokens) // block * block
@@ -178,10 +173,8 @@ class ModelConfig:
         return first, stream.max_hop_tokens or longest
 
     def window(self, stream: StreamConfig) -> int:
-        """Returns the number of past blocks that stay visible besides the prompt; negative for all.
-
-        It is `left_blocks` of the settings. If the settings have None, it is `left_blocks` of the
-        model.
+        """Returns the number of past blocks that stay visible besides the prompt; negative for
+        all.
         """
         return self.left_blocks if stream.left_blocks is None else stream.left_blocks
 
@@ -190,13 +183,8 @@ class ModelConfig:
         return stream.lookahead_frames or 0
 
     def decoder_noise(self, choice: bool | None, stream: StreamConfig) -> bool:
-        """Returns whether the decoder adds its noise to a stream.
-
-        Args:
-            choice: value of the request; None for the default in the settings.
-
-        Raises:
-            InputError: the request has a value, but the model adds no noise.
+        """Returns whether the decoder adds its noise to a stream. `choice` is the value of the
+        request; None for the default in the settings.
         """
         if choice is not None and not self.adds_noise:
             raise InputError("decoder_noise", "given, but the decoder of this model adds no noise")
@@ -218,10 +206,7 @@ class ModelConfig:
         """Returns the configuration as the settings of streams change it.
 
         In some families the settings change the attention block, or the tokens that a chunk gets
-        after its end. This base class changes nothing.
-
-        Raises:
-            ConfigError: the model does not have the attention block of the settings.
+        after its end. This base class changes nothing, and raises ConfigError for such settings.
         """
         if stream.block_tokens:
             raise ConfigError(
@@ -240,9 +225,6 @@ class ModelConfig:
 
         Args:
             setting: value of `StreamConfig.steps`; empty for the default of the model.
-
-        Raises:
-            ConfigError: the model allows only its default, and the setting has another number.
         """
         default = self.ode_steps
         if self.fixed_steps and setting not in ((), (default,)):
@@ -265,9 +247,8 @@ class ModelConfig:
         return min(steps, max(_LEAST_PROVISIONAL_STEPS, math.ceil(_PROVISIONAL_SHARE * steps)))
 
     def stage_config(self, stage: StageName) -> Any:
-        """Returns the part of the configuration that the network of a stage depends on.
-
-        This part is hashed with the weights, to identify exported artefacts.
+        """Returns the part of the configuration that the network of a stage depends on. This part
+        is hashed with the weights, to identify exported artefacts.
         """
         return self
 

@@ -218,9 +218,8 @@ class LimitConfig:
         """Raises LimitError if no further stream may be opened.
 
         Args:
-            owners: one client name for each open stream; empty for a client without a name.
-            client: name of the client that opens a further stream; empty if it has no name. Then
-                only `streams` limits it.
+            owners: client name of each open stream; empty for a client without a name.
+            client: client that opens a further stream. Without a name, only `streams` limits it.
         """
         if len(owners) >= self.streams:
             raise LimitError(f"streams: all {self.streams} are in use; try again later")
@@ -265,8 +264,8 @@ def load_server_config(path: Path | None) -> ServerConfig:
     """Reads a server configuration; None returns the defaults.
 
     Raises:
-        ConfigError: the file cannot be read as YAML (see `read_yaml`), has an unknown key, or has a
-            value of a wrong type or out of bounds.
+        ConfigError: as `read_yaml`; or a key is unknown, or a value has a wrong type or is out of
+            bounds.
     """
     if path is None:
         return ServerConfig()

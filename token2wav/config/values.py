@@ -164,16 +164,13 @@ def prefixed(prefix: str) -> Iterator[None]:
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """Converts a value of a file to the type `kind`, and checks its bounds.
+    """Converts a value of a file to the type `kind`. Raises ConfigError if the value has another
+    type, or is out of bounds.
 
     Args:
-        value: value as a YAML reader returns it.
         kind: int, float, bool, str, a Literal, a dataclass, a tuple or a dict with such items. It
             may allow None, and may be annotated with bounds. A whole float is accepted as an int.
         name: key path of the value for messages.
-
-    Raises:
-        ConfigError: the value has another type, or is out of bounds.
     """
     if get_origin(kind) is Annotated:
         kind, *bounds = get_args(kind)
