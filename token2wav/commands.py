@@ -113,10 +113,8 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a subcommand, and returns its exit code: 2 if its extra is not installed.
-
-    Args:
-        arguments: name of the subcommand and its arguments; by default ``sys.argv[1:]``.
+    """Runs a subcommand, and returns its exit code: 2 if its extra is not installed. `arguments`
+    are the name of the subcommand and its arguments; by default ``sys.argv[1:]``.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] not in COMMANDS:
@@ -134,10 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def missing(error: ModuleNotFoundError, extra: str) -> str:
-    """Returns the message about a missing module, which names the extra to install.
-
-    Raises:
-        ModuleNotFoundError: the missing module is one of our own, which no extra installs.
+    """Returns the message about a missing module, which names the extra to install. Raises the
+    error if the module is one of our own, which no extra installs.
     """
     name = (error.name or "").partition(".")[0]
     if name.startswith("token2wav"):

@@ -114,10 +114,8 @@ class Token2Wav:
         )
 
     def probe(self) -> None:
-        """Synthesizes a short utterance, to find a broken backend before the first request.
-
-        Raises:
-            BackendError: the backend fails, or yields NaN or infinite audio.
+        """Synthesizes a short utterance, to find a broken backend before the first request. Raises
+        BackendError if the backend fails, or yields NaN or infinite audio.
         """
         config = self.config
         silent = Voice(
@@ -234,20 +232,15 @@ class Token2Wav:
 
 
 def check_settings(folder: Path, stream: StreamConfig, runtime: RuntimeConfig) -> None:
-    """Checks settings against a model folder and this machine, without loading weights.
-
-    Raises:
-        ConfigError: a setting does not fit the model, or this machine lacks the device, the backend
-            or the memory.
+    """Raises ConfigError if a setting does not fit the model, or this machine lacks the device, the
+    backend or the memory. Loads no weights.
     """
     check_runtime(folder, config_under(folder, stream), stream, runtime)
 
 
 def config_under(folder: Path, stream: StreamConfig) -> ModelConfig:
-    """Reads the configuration of a model folder, and applies the settings of streams.
-
-    Raises:
-        ConfigError: a setting does not fit the model.
+    """Reads the configuration of a model folder, and applies the settings of streams. Raises
+    ConfigError if a setting does not fit the model.
     """
     config = read_config(folder).with_stream_settings(stream)
     config.check(stream)

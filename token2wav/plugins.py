@@ -26,11 +26,8 @@ class Plugins:
     included: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, name: str) -> Any:
-        """Imports a plugin.
-
-        Raises:
-            LookupError: no plugin has this name.
-            ImportError: the plugin cannot be imported, such as for a package that is not installed.
+        """Imports a plugin. Raises LookupError if no plugin has this name, and ImportError if the
+        plugin cannot be imported, such as for a package that is not installed.
         """
         points = {point.name: point for point in entry_points(group=self.group)}
         points |= {own: EntryPoint(own, value, self.group) for own, value in self.included.items()}

@@ -63,9 +63,8 @@ class Voice:
 
     @classmethod
     def load(cls, path: str | Path) -> Voice:
-        """Reads a voice from a `.safetensors` file, or from a `conds.pt` of Chatterbox.
-
-        `token2wav voice create` makes a `.safetensors` file from a recording.
+        """Reads a voice from a `.safetensors` file, which `token2wav voice create` makes, or from a
+        `conds.pt` of Chatterbox.
 
         Raises:
             InputError: the file cannot be read, lacks a field, or has a wrong field. The message
@@ -138,10 +137,8 @@ class Voice:
 
 def voice_for(config: ModelConfig, voice: Voice | None) -> Voice:
     """Returns the voice of an utterance, checked. A model without voices gets an empty voice.
-
-    Raises:
-        InputError: the voice does not fit the model, is missing, or is given to a model without
-            voices.
+    Raises InputError if the voice does not fit the model, is missing, or is given to a model
+    without voices.
     """
     if config.takes_voice:
         if voice is None:
@@ -158,13 +155,8 @@ def voice_for(config: ModelConfig, voice: Voice | None) -> Voice:
 
 
 def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Reads the arrays of a voice from a `conds.pt` of Chatterbox, by the names of `FIELDS`.
-
-    No code in the file is executed.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-        InputError: the file lacks one of the arrays.
+    """Reads the arrays of a voice from a `conds.pt` of Chatterbox, by the names of `FIELDS`. No
+    code in the file is executed.
     """
     from token2wav.networks.weights import read_state  # needs torch; other voices do not
 

@@ -13,17 +13,14 @@ from token2wav.errors import InputError, one_line
 def token_array(
     field: str, tokens: ArrayLike, token_shape: tuple[int, ...] | None = ()
 ) -> NDArray[np.int32]:
-    """Converts the tokens of a call to (n, *token_shape) int32.
+    """Converts the tokens of a call to (n, *token_shape) int32. Raises InputError if the array has
+    another shape, or its values are not integers, or are out of the range of int32.
 
     Args:
         field: name of the argument for messages.
         tokens: array to convert; an empty one-dimensional array fits every token shape.
         token_shape: shape of one token: () for a number, (codebooks,) for several codes; None
             accepts numbers, and codes of any number of codebooks.
-
-    Raises:
-        InputError: the array has another shape, or its values are not integers, or are out of the
-            range of int32.
     """
     array = _array(field, tokens)
     if token_shape is None:
@@ -59,16 +56,13 @@ def shape_problem(shape: tuple[int, ...], token_shape: tuple[int, ...]) -> str:
 def float_array(
     field: str, values: ArrayLike, dimensions: int | None, bound: float = np.inf
 ) -> NDArray[np.float32]:
-    """Copies an array to float32, and checks it.
+    """Copies an array to float32. Raises InputError if its values are not real numbers, or one of
+    the checks fails.
 
     Args:
         field: name of the argument for messages.
         dimensions: required number of dimensions; None for any.
-        bound: largest magnitude of a value.
-
-    Raises:
-        InputError: the values are not real numbers, the number of dimensions is not `dimensions`,
-            or a value is not finite or has a larger magnitude than `bound`.
+        bound: largest magnitude of a value; NaN and infinity are never allowed.
     """
     numbers = _array(field, values)
     if numbers.dtype.kind not in "fiu" and numbers.dtype.name != "bfloat16":

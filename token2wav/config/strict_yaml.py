@@ -102,11 +102,8 @@ def parse_yaml(content: bytes, loader: type[StrictLoader] = StrictLoader) -> Any
 
 
 def read_bounded(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """Reads a configuration file of any format.
-
-    Raises:
-        ConfigError: the file cannot be read, is larger than `most_bytes`, or is a pointer of Git
-            LFS or a page of HTML.
+    """Reads a configuration file of any format. Raises ConfigError if the file cannot be read, is
+    larger than `most_bytes`, or is a pointer of Git LFS or a page of HTML.
     """
     try:
         with path.open("rb") as file:

@@ -40,11 +40,8 @@ def _call(name: str, *arguments: Any) -> tuple[Any, ...] | None:
 
 
 def uploaded(graph: torch.cuda.CUDAGraph, stream: int) -> bool:
-    """Uploads a CUDA graph to the GPU, so that its first replay does not have to.
-
-    Returns:
-        False if nothing was uploaded: cuda-python is missing, or this release of torch does not
-        give the handle of a graph.
+    """Uploads a CUDA graph to the GPU, so that its first replay does not have to. Returns False if
+    cuda-python is missing, or this release of torch does not give the handle of a graph.
     """
     handle = getattr(graph, "raw_cuda_graph_exec", None)
     return handle is not None and _call("cuGraphUpload", handle(), stream) is not None

@@ -43,10 +43,8 @@ _MOST_KEPT_BYTES, _GLIBC_KEPT_BYTES = 1 << 30, 32 << 20
 
 
 def device_named(name: str) -> torch.device:
-    """Returns the device of the setting `runtime.device`; `auto` is a GPU if torch sees one.
-
-    Raises:
-        ConfigError: torch does not see the device.
+    """Returns the device of the setting `runtime.device`; `auto` is a GPU if torch sees one. Raises
+    ConfigError if torch does not see the device.
     """
     if name == "auto":
         has_gpu = torch.cuda.is_available()
@@ -69,8 +67,8 @@ def device_named(name: str) -> torch.device:
 
 @contextmanager
 def entered(device: torch.device) -> Iterator[None]:
-    """Makes a GPU the current GPU of this thread. Kernels, CUDA streams and events use the current
-    GPU, even if their tensors are on another GPU.
+    """Makes a GPU the current GPU of this thread, which kernels, CUDA streams and events use, even
+    if their tensors are on another GPU.
 
     Every thread starts with GPU 0. A model on `cuda:1` therefore needs this context around all its
     work.
@@ -129,14 +127,11 @@ def keep_freed_memory(device: torch.device) -> None:
 
 def cache_bytes(mib: int, device: torch.device) -> int:
     """Returns the number of bytes for the key-value cache: `mib`, or a share of the free memory if
-    `mib` is 0.
+    `mib` is 0. Raises ConfigError if `mib` is more than the free memory.
 
     The share is small on a CPU, because other programs use the memory too. There the operating
     system allocates a part of the cache only when it is first written. On a GPU the share is large,
     and is allocated at once.
-
-    Raises:
-        ConfigError: `mib` is more than the free memory.
     """
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_bytes()
@@ -152,10 +147,8 @@ def cache_bytes(mib: int, device: torch.device) -> int:
 
 @contextmanager
 def enough_memory(device: torch.device) -> Iterator[None]:
-    """Context of the loading of a model, which allocates its cache, weights and CUDA graphs.
-
-    Raises:
-        ConfigError: an allocation failed, because the memory of the GPU is used up.
+    """Context of the loading of a model, which allocates its cache, weights and CUDA graphs. It
+    raises ConfigError if the memory of the GPU is used up.
     """
     try:
         yield
@@ -200,13 +193,10 @@ def cuda_cache_bytes(free: int) -> int:
 
 
 def check_device(device: torch.device, cause: BaseException) -> None:
-    """Checks after an error whether a GPU still works.
+    """Raises DeviceLostError, from the `cause`, if a GPU no longer works after an error.
 
     After an illegal memory access or a failed assertion in a kernel, every later CUDA call of the
     process fails, until the process ends.
-
-    Raises:
-        DeviceLostError: the GPU no longer works. The error is raised from `cause`.
     """
     if device.type != "cuda":
         return

@@ -71,10 +71,8 @@ class ProjectedCodebooks(nn.Module):
         self.bias = nn.Parameter(torch.empty(count, width))
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """Converts codes (B, count, T) to latents (B, width, T).
-
-        A codebook that a stream does not send has the code -1. It adds neither an entry nor its
-        bias.
+        """Converts codes (B, count, T) to latents (B, width, T). A codebook that a stream does not
+        send has the code -1, and adds neither an entry nor its bias.
         """
         count, size, _ = self.entries.shape
         first = size * torch.arange(count, device=codes.device)[:, None]
@@ -88,13 +86,11 @@ def stacked_projections(
     books: dict[int, dict[str, torch.Tensor]], names: Sequence[str], path: Path
 ) -> dict[str, torch.Tensor]:
     """Joins the tensors of codebooks with projections to the weights of `ProjectedCodebooks`.
+    Raises CheckpointError as `stacked_parts`.
 
     Args:
         names: names of the entries (size, dim), the projection (width, dim[, 1]), and its bias
             (width,).
-
-    Raises:
-        CheckpointError: a codebook is missing or incomplete, or shapes differ.
     """
     entries, weight, bias = stacked_parts(books, names, path)
     # (count, width, dim[, 1]) to (count, dim, width)
@@ -105,10 +101,8 @@ def stacked_projections(
 def stacked_parts(
     books: dict[int, dict[str, torch.Tensor]], names: Sequence[str], path: Path
 ) -> list[torch.Tensor]:
-    """Joins the tensors of codebooks, one tensor for each name.
-
-    Raises:
-        CheckpointError: a codebook is missing or incomplete, or shapes differ.
+    """Joins the tensors of codebooks, one tensor for each name. Raises CheckpointError if a
+    codebook is missing or incomplete, or shapes differ.
     """
     stacked: list[torch.Tensor] = []
     for name in names:
@@ -125,16 +119,14 @@ def stacked_parts(
 def stacked_entries(
     books: dict[int, dict[str, torch.Tensor]], total: str, usage: str, kind: str, path: Path
 ) -> torch.Tensor:
-    """Computes the entries (count, size, dim) float32 of codebooks.
+    """Computes the entries (count, size, dim) float32 of codebooks. Raises CheckpointError as
+    `stacked_parts`.
 
     Files store for each entry the sum of its training vectors and their number. The entry is the
     quotient.
 
     Args:
         kind: name of the codebooks, for messages.
-
-    Raises:
-        CheckpointError: a codebook is missing or incomplete, or shapes do not fit.
     """
     entries = []
     for number in range(len(books)):

@@ -101,9 +101,7 @@ class StreamModule(nn.Module):
     # The class is no ABC, whose `isinstance` takes longer, and networks ask for each layer.
     @abstractmethod
     def place(self, timing: Timing = ON_TIME) -> Timing:
-        """Prepares all layers for streams, from the input timing. Returns the output timing, at the
-        output rate.
-        """
+        """Prepares all layers for streams, from the input timing. Returns the output timing."""
 
 
 class Streaming(StreamModule):
@@ -706,9 +704,7 @@ def round_products(network: nn.Module, precision: DecoderPrecision) -> None:
 
 
 class Delay(Streaming):
-    """Delay line, which returns a signal `length` positions later. It aligns the signal with
-    another signal that is late.
-    """
+    """Delay line, which returns a signal `length` positions later, to align it with a later one."""
 
     def __init__(self, channels: int, length: int = 0) -> None:
         super().__init__()
@@ -720,7 +716,7 @@ class Delay(Streaming):
         return self.output
 
     def align(self, signal: Timing, later: Timing) -> None:
-        """Places the delay line, such that it makes a signal as late as another one."""
+        """Places the delay line such that it makes a signal as late as another one."""
         self.length = later.delay - signal.delay
         self.place(signal)
 
@@ -729,10 +725,8 @@ class Delay(Streaming):
 
 
 def state_specs(network: nn.Module) -> dict[nn.Module, StateSpec]:
-    """Returns the state specs of a network's layers, in the order of its modules.
-
-    Raises:
-        RuntimeError: a layer was not placed, so that its state is unknown.
+    """Returns the state specs of a network's layers, in the order of its modules. Raises
+    RuntimeError if a layer was not placed, so that its state is unknown.
     """
     layers = {
         name: layer for name, layer in network.named_modules() if isinstance(layer, Streaming)

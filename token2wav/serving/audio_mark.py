@@ -39,18 +39,14 @@ class AudioMark(Protocol):
     """
 
     def open(self, sample_rate: int, channels: int) -> StreamMark:
-        """Opens a stream. Its state is freed with the last reference to it.
-
-        Raises:
-            ValueError: the plugin cannot mark such audio. The request is refused with its message.
+        """Opens a stream. Its state is freed with the last reference to it. Raises ValueError if
+        the plugin cannot mark such audio; the request is then refused with its message.
         """
 
 
 def load_mark(name: str) -> AudioMark:
-    """Loads the plugin of the setting `stream.mark`.
-
-    Raises:
-        ConfigError: the plugin is not installed, or cannot be loaded.
+    """Loads the plugin of the setting `stream.mark`. Raises ConfigError if it is not installed, or
+    cannot be loaded.
     """
     make = imported_mark(name)
     try:
@@ -62,10 +58,8 @@ def load_mark(name: str) -> AudioMark:
 
 
 def imported_mark(name: str) -> Any:
-    """Imports the plugin of the setting `stream.mark`, which loads no weights.
-
-    Raises:
-        ConfigError: the plugin is not installed, or cannot be imported.
+    """Imports the plugin of the setting `stream.mark`, which loads no weights. Raises ConfigError
+    if it is not installed, or cannot be imported.
     """
     try:
         return MARKS.load(name)
@@ -92,11 +86,9 @@ class Marking:
             raise _failure(error) from error
 
     def take(self, audio: NDArray[np.float32], *, last: bool) -> NDArray[np.float32]:
-        """Returns the next marked samples; with `last`, all that are left.
-
-        Raises:
-            BackendError: the plugin failed; its samples have a wrong shape or number, or are not
-                finite; or the stream is closed.
+        """Returns the next marked samples; with `last`, all that are left. Raises BackendError if
+        the plugin failed; if its samples have a wrong shape or number, or are not finite; or if the
+        stream is closed.
         """
         if self._stream is None:
             raise BackendError("stream.mark: the stream is closed")

@@ -90,11 +90,9 @@ class Chunker:
         return self.next_chunk is not None and self.chunks > 0 and not self.next_chunk.last
 
     def push(self, tokens: NDArray[Any], *, end: bool = False) -> None:
-        """Adds tokens (n, *token_shape), checked by `TokenFormat.checked`, to the stream.
-
-        Raises:
-            InputError: the utterance would end without any token, the tokens have another number of
-                codebooks than the first tokens, or there are more than the model allows.
+        """Adds tokens (n, *token_shape), checked by `TokenFormat.checked`, to the stream. Raises
+        InputError if the utterance would end without any token, the tokens have another number of
+        codebooks than the first tokens, or there are more than the model allows.
         """
         most = self._config.most_tokens
         if most is not None and self.new_tokens + len(tokens) > most:
@@ -140,9 +138,8 @@ class Chunker:
         self.next_chunk, self.ended, self.done = None, True, True
 
     def needs(self, received: int) -> bool:
-        """Returns whether the next chunk needs more than the tokens before position `received`.
-
-        The last chunk needs the end of the utterance.
+        """Returns whether the next chunk needs more than the tokens before position `received`. The
+        last chunk needs the end of the utterance.
         """
         chunk = self.next_chunk
         if chunk is None or chunk.last:
@@ -170,20 +167,14 @@ class Chunker:
 
     def recheck(self) -> bool:
         """Decides again, if the stream waits for tokens and time alone may have changed this.
-
-        Returns:
-            Whether there is a next chunk.
+        Returns whether there is a next chunk.
         """
         if self._playback.now() >= self._waits_until:
             self.decide()
         return self.next_chunk is not None
 
     def shorten(self, tokens: int) -> None:
-        """Shortens the next chunk, which is neither provisional nor the last one.
-
-        Args:
-            tokens: whole blocks, at most `next_tokens`.
-        """
+        """Shortens the next chunk, which is neither provisional nor the last one, to whole blocks."""
         chunk = self.next_chunk
         assert chunk is not None
         if tokens < self.next_tokens:

@@ -51,10 +51,8 @@ class DelayPattern:
 
     def frames(self, rows: ArrayLike) -> NDArray[Any]:
         """Takes the next rows (n, codebooks), and returns the frames (m, codebooks) that they
-        complete.
-
-        Raises:
-            InputError: the rows have another shape, or are not integers of at least 0.
+        complete. Raises InputError if the rows have another shape, or are not integers of at least
+        0.
         """
         new_rows = token_array("tokens", rows, (len(self._delays),))
         if new_rows.size and new_rows.min() < 0:

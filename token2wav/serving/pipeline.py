@@ -115,11 +115,9 @@ class Pipeline:
         )
 
     def open(self, utterance: Utterance) -> None:
-        """Opens an utterance in every stage, which may compute the prompt of its voice.
-
-        Raises:
-            LimitError: the cache has no room for another utterance.
-            BackendError: a backend failed.
+        """Opens an utterance in every stage, which may compute the prompt of its voice. Raises
+        LimitError if the cache has no room for another utterance, and BackendError if a backend
+        failed.
         """
         self._close_dropped()
         with self.running(), ExitStack() as rollback:
@@ -244,11 +242,8 @@ class Pipeline:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Sets the CUDA device for calls of stages, and converts errors of torch.
-
-        Raises:
-            BackendError: torch raised RuntimeError or MemoryError.
-            DeviceLostError: the GPU is lost.
+        """Sets the CUDA device for calls of stages. Converts errors of torch to BackendError, or to
+        DeviceLostError if the GPU is lost.
         """
         try:
             with entered(self._device):

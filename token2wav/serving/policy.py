@@ -89,9 +89,7 @@ def has_interruptions(config: ModelConfig, workers: int) -> bool:
 
 def chunks_at_once(config: ModelConfig, batch_streams: int, workers: int = 1) -> int:
     """Returns the most chunks that are computed at the same time, those of interruptions included.
-
-    Args:
-        batch_streams: most chunks in a batch.
+    `batch_streams` is the most chunks in a batch.
     """
     interrupting = min(batch_streams, _INTERRUPTING_CHUNKS)
     return workers * batch_streams + interrupting * has_interruptions(config, workers)

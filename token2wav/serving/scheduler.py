@@ -79,10 +79,8 @@ class Scheduler:
         self.closing = False
 
     def admit(self, utterance: Utterance, now: float) -> None:
-        """Admits an utterance. Its idle time starts now.
-
-        Raises:
-            LimitError, BackendError: as in `UtterancePool.open`.
+        """Admits an utterance, or raises LimitError or BackendError, as `UtterancePool.open`. Its
+        idle time starts now.
         """
         # This check precedes the limits, because the health check and the canary (the launcher's
         # test synthesis) regard a server that raises LimitError as healthy.
@@ -174,10 +172,8 @@ class Scheduler:
         return self.threads - len({turn.worker for turn in self.turns})
 
     def next_turn(self, worker: int, now: float) -> Turn | None:
-        """Decides what a worker opens or computes next. The worker then owns these utterances.
-
-        Returns:
-            None if the worker has to wait.
+        """Decides what a worker opens or computes next; None if the worker has to wait. The worker
+        then owns these utterances.
         """
         if not self.can_compute:
             return None
@@ -295,9 +291,7 @@ class Scheduler:
 
     def give_up(self, turn: Turn, error: Token2WavError, now: float) -> list[Answer]:
         """Ends a turn whose worker has failed, and fails the utterances that the worker still owns.
-
-        Returns:
-            As in `settle`.
+        Returns their replies, as `settle`.
         """
         self._computing.discard(turn)
         self.turns.discard(turn)
@@ -313,13 +307,8 @@ class Scheduler:
         return [turn for turn in self.turns if turn.worker in workers]
 
     def fail(self, utterance: Utterance, error: Token2WavError, ended: str = "") -> Answer | None:
-        """Ends an utterance with an error. The caller must fail the replies.
-
-        Args:
-            ended: reason for the end; empty for the name of the error.
-
-        Returns:
-            None if the utterance is over.
+        """Ends an utterance with an error; None if it is over already. The caller must fail the
+        replies. `ended` is the reason for the end; empty for the name of the error.
         """
         if utterance.over:
             return None

@@ -17,10 +17,8 @@ _HALF = Fraction(1, 2)
 
 @lru_cache(maxsize=64, typed=True)
 def exact_speed(speed: float) -> Fraction:
-    """Returns a speed as the exact number of its decimals: 11/10 for 1.1.
-
-    Raises:
-        InputError: the speed is not a number from 0.5 to 2.
+    """Returns a speed as the exact number of its decimals: 11/10 for 1.1. Raises InputError if the
+    speed is not a number from 0.5 to 2.
     """
     if type(speed) not in (int, float) or not _SLOWEST <= speed <= _FASTEST:
         raise InputError(

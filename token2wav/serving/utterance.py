@@ -185,14 +185,12 @@ class Utterance:
         return self.refusal if self.end_reason is None else None
 
     def checked_tokens(self, tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:
-        """Aligns tokens that arrive in a delay pattern, and checks them.
+        """Aligns tokens that arrive in a delay pattern, and checks them. Raises InputError if they
+        do not fit the model or the delay pattern.
 
         Returns:
-            (n, *token_shape) tokens; with a delay pattern, the frames that the tokens complete.
-            No tokens after a limit or a refused token has ended the utterance.
-
-        Raises:
-            InputError: the tokens do not fit the model or the delay pattern.
+            (n, *token_shape) tokens; with a delay pattern, the frames that the tokens complete. No
+            tokens after a limit or a refused token has ended the utterance.
         """
         if self.drops_tokens:
             return config.tokens.zeros(0)
@@ -215,13 +213,10 @@ class Utterance:
         return tokens[:count], True
 
     def hear(self, result: Playable | None) -> float:
-        """Records that the listener gets the result of the next chunk now.
+        """Records that the listener gets the result of the next chunk now. Returns the seconds for
+        which the listener has had no audio.
 
-        Returns:
-            Seconds for which the listener has had no audio.
-
-        Raises:
-            StreamClosedError: another thread has ended the utterance meanwhile.
+        Raises StreamClosedError if another thread has ended the utterance meanwhile.
         """
         self.check_not_over()
         if result is None or not result.duration_s:
@@ -230,10 +225,7 @@ class Utterance:
 
     def finish_chunk(self, result: Playable | None) -> None:
         """Records that the next chunk was computed, and its result sent. If silence has ended the
-        audio, no more chunks follow.
-
-        Raises:
-            StreamClosedError: another thread has ended the utterance meanwhile.
+        audio, no more chunks follow. Raises StreamClosedError as `hear`.
         """
         self.check_not_over()
         self.chunker.finish_chunk(heard=result is not None and result.duration_s > 0)
@@ -260,9 +252,7 @@ class Utterance:
 
     def release(self, now: float) -> None:
         """Takes an opened utterance back from its worker, and sets its status to waiting or ready.
-
-        It is also called for an utterance without a worker, because new tokens or the passage of
-        time may have made it ready.
+        It may have no worker: new tokens or the passage of time may have made it ready.
         """
         self.owner = None
         if self.over:
@@ -293,10 +283,7 @@ class Utterance:
 
     def next_reply(self) -> Reply:
         """Returns the reply that takes the next chunk: the reply to the oldest waiting message, or
-        else the first reply that is kept open.
-
-        Raises:
-            StreamClosedError: the utterance has finished or failed.
+        else the first reply that is kept open. Raises StreamClosedError if the utterance is over.
         """
         self.check_not_over()
         return self.messages[0].reply if self.messages else self.kept_open[0]

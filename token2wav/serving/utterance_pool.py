@@ -47,8 +47,7 @@ class UtterancePool:
     All methods may be called from any thread. Only `next_turn` waits.
 
     Args:
-        workers: as in `Scheduler`.
-        senders: as in `Scheduler`.
+        workers, senders: as in `Scheduler`.
         on_device_lost: as in `WorkerPool`.
     """
 
@@ -201,10 +200,8 @@ class UtterancePool:
         self._cancel_all(LimitError("server: it is shutting down; try another one"))
 
     def next_turn(self, worker: int) -> Turn | None:
-        """Waits for the next turn of a worker.
-
-        Returns:
-            None if the pool was closed and no utterance is open.
+        """Waits for the next turn of a worker; None if the pool was closed and no utterance is
+        open.
         """
         with self._lock:
             while not (turn := self.scheduler.next_turn(worker, self._clock())):
@@ -244,9 +241,8 @@ class UtterancePool:
         self._log_end(turn)
 
     def fail_hung(self) -> None:
-        """Fails the utterances of workers that hang.
-
-        Their memory is freed when the worker returns, because the backend may still write to it.
+        """Fails the utterances of workers that hang. Their memory is freed when the worker returns,
+        because the backend may still write to it.
         """
         with self._lock:
             now = self._clock()

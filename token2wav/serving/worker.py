@@ -25,9 +25,8 @@ _MOST_WORKERS = 4
 
 
 def default_workers(device: str) -> int:
-    """Returns the default number of workers: one for each usable CPU core, at most 4; one on a GPU.
-
-    A GPU computes batches one after another.
+    """Returns the default number of workers: one for each usable CPU core, at most 4; one on a GPU,
+    which computes batches one after another.
     """
     return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if device == "cpu" else 1
 

@@ -163,13 +163,11 @@ def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageN
 
 
 def check_pages(config: ModelConfig, stream: StreamConfig, pages: int) -> None:
-    """Checks that a cache has room for a stream with a window, and for the longest chunk.
+    """Raises ConfigError if a cache has too few pages for a stream with a window, and for the
+    longest chunk.
 
     Without a window, a stream that finds too few pages is computed without them. So only a setting
     is checked there, and not the value of the model.
-
-    Raises:
-        ConfigError: the cache has too few pages.
     """
     window, hop = config.window(stream), config.hops(stream)[1]
     if window < 0 and not stream.max_hop_tokens:

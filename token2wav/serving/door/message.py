@@ -56,10 +56,8 @@ class Options:
 
     @classmethod
     def of(cls, parameters: Parameters) -> Options:
-        """Reads the options from the parameters of a message.
-
-        Raises:
-            InputError: a parameter is unknown, or its value is not allowed.
+        """Reads the options from the parameters of a message. Raises InputError if a parameter is
+        unknown, or its value is not allowed.
         """
         # Most messages continue an utterance, and have only its key.
         if parameters.keys() <= _OWNER:
@@ -135,11 +133,8 @@ class Message:
     voice_inputs: dict[str, NDArray[Any]]
 
     def options(self) -> Options:
-        """Returns the options in the parameters.
-
-        Raises:
-            InputError: a parameter is unknown, or its value is not allowed; or the message
-                continues an utterance and carries a voice.
+        """Returns the options in the parameters. Raises InputError as `Options.of`, or if the
+        message continues an utterance and carries a voice.
         """
         options = Options.of(self.parameters)
         if self.voice_inputs and not self.start:

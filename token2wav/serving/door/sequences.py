@@ -57,11 +57,8 @@ class Owner:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Owner:
-        """Reads the owner from the parameters of a message.
-
-        Raises:
-            InputError: the client name or the key is not a string, or is longer than 128
-                characters; or the key is empty.
+        """Reads the owner from the parameters of a message. Raises InputError if the client name or
+        the key is not a string, or is longer than 128 characters; or if the key is empty.
         """
         # Triton stores the forwarded gRPC header as a parameter of this name, and replaces a
         # parameter that the client itself has sent under this name.

@@ -97,9 +97,8 @@ class Service:
             reply.fail(error)
 
     def drop_abandoned(self) -> None:
-        """Ends the utterances whose replies are cancelled now.
-
-        The workers find such utterances by themselves, 20 times a second.
+        """Ends the utterances whose replies are cancelled now. The workers look for them 20 times a
+        second anyway.
         """
         self._utterances.drop_abandoned()
 
@@ -168,9 +167,8 @@ def limits_line(limits: LimitConfig) -> str:
 
 
 def _prefill(pipeline: Pipeline, voices: Iterable[Voice]) -> None:
-    """Computes the prompts of voices in advance, so that the first listeners need not wait.
-
-    The function stops after 20 s, or when the cache is full.
+    """Computes the prompts of voices in advance, so that the first listeners need not wait. The
+    function stops after 20 s, or when the cache is full.
     """
     deadline = time.monotonic() + _PREFILL_SECONDS
     for voice in voices:

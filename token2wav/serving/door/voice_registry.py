@@ -46,10 +46,8 @@ class VoiceRegistry:
         return len(self._voices)
 
     def register(self, voice: Voice) -> None:
-        """Adds a voice without a name.
-
-        A voice that the registry has already is not added again, but becomes the most recently used
-        one.
+        """Adds a voice without a name. A voice that the registry has already becomes the most
+        recently used one.
         """
         voice_id = voice.content_hash
         if voice_id in self._named_by_id:
@@ -61,11 +59,7 @@ class VoiceRegistry:
                 self._voices.popitem(last=False)
 
     def get(self, voice_id: str) -> Voice:
-        """Returns the voice with an id.
-
-        Raises:
-            InputError: the registry has no voice with this id.
-        """
+        """Returns the voice with an id. Raises InputError if the registry has no such voice."""
         if (voice := self._named_by_id.get(voice_id)) is not None:
             return voice
         with self._lock:
@@ -77,11 +71,8 @@ class VoiceRegistry:
             return voice
 
     def named(self, name: str) -> Voice:
-        """Returns the voice with a name.
-
-        Raises:
-            InputError: the registry has no voice with this name. The message lists up to 20 names
-                that it has.
+        """Returns the voice with a name. Raises InputError if the registry has no such voice; the
+        message lists up to 20 names that it has.
         """
         if name in self._named:
             return self._named[name]
@@ -97,10 +88,8 @@ class VoiceRegistry:
 
 
 def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
-    """Reads the voices of a server from the files in its settings.
-
-    Returns:
-        The voices by name. The name of a voice is the name of its file without the ending.
+    """Reads the voices of a server from the files in its settings. Returns them by name, which is
+    the name of the file without the ending.
 
     Raises:
         ConfigError: a file cannot be read, does not fit the model, or has a name that cannot be
