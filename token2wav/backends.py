@@ -69,16 +69,12 @@ _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, because the tiles of a kernel 
 
 @dataclass(frozen=True)
 class LoadContext:
-    """Folder, runtime settings and device with which a model is loaded.
-
-    Attributes:
-        streams: open streams for which memory is allocated at load.
-    """
+    """Folder, runtime settings and device with which a model is loaded."""
 
     folder: Path
     runtime: RuntimeConfig
     device: torch.device
-    streams: int = 0
+    streams: int = 0  # open streams for which memory is allocated at load
 
     @property
     def precision(self) -> Precision:
@@ -102,16 +98,11 @@ class LoadContext:
 
 @dataclass(frozen=True)
 class Backend:
-    """Backend of a model.
-
-    Attributes:
-        step: exported step of the estimator; None to run the estimator on torch.
-        vocoder: exported vocoder or codec decoder; None to run it on torch.
-    """
+    """Backend of a model. It runs on torch the parts for which it has no exported network."""
 
     name: BackendName
-    step: ExportedModule | None = None
-    vocoder: ExportedModule | None = None
+    step: ExportedModule | None = None  # of the estimator
+    vocoder: ExportedModule | None = None  # or codec decoder
 
     @property
     def most_streams(self) -> int:
@@ -157,32 +148,34 @@ def choose(context: LoadContext, stages: Sequence[StageName], *, torch_only: str
 
 def _check_storage(context: LoadContext) -> None:
     """Raises ConfigError if kernels on the device cannot read the storage type of the settings."""
-    storage, device = context.runtime.cache_storage, context.device
-    if storage != "float8" or device.type != "cuda":
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < FLOAT8_CAPABILITY:
-        raise ConfigError(
-            "runtime.cache_storage: float8 needs a GPU of compute capability 8.9 or more, but "
-            f"{device} has {capability[0]}.{capability[1]}; set int8"
-        )
+    if context.runtime.cache_storage == "float8":
+        _check_capability(context.device, FLOAT8_CAPABILITY, "cache_storage: float8", "int8")
 
 
 def _check_decoder_precision(context: LoadContext) -> None:
     """Raises ConfigError if a GPU or its torch cannot multiply as the settings say."""
     precision, device = context.runtime.decoder_precision, context.device
-    if device.type != "cuda" or precision == "float32":
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if precision == "tf32x3" and capability < _LEAST_CAPABILITY:
-        raise ConfigError(
-            "runtime.decoder_precision: tf32x3 needs a GPU of compute capability 8.0 or more, but "
-            f"{device} has {capability[0]}.{capability[1]}; set float32"
-        )
-    if precision == "float16" and "dtype" not in torch.ops.aten.mm.overloads():
+    if precision == "tf32x3":
+        _check_capability(device, _LEAST_CAPABILITY, "decoder_precision: tf32x3", "float32")
+    on_gpu = device.type == "cuda"
+    if precision == "float16" and on_gpu and "dtype" not in torch.ops.aten.mm.overloads():
         raise ConfigError(
             "runtime.decoder_precision: float16 needs torch 2.8 or later on a GPU, but this is "
             f"torch {torch.__version__}; set float32"
+        )
+
+
+def _check_capability(
+    device: torch.device, least: tuple[int, int], setting: str, other: str
+) -> None:
+    """Raises ConfigError if a GPU has a lower compute capability than a setting needs."""
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < least:
+        raise ConfigError(
+            f"runtime.{setting} needs a GPU of compute capability {least[0]}.{least[1]} or more, "
+            f"but {device} has {capability[0]}.{capability[1]}; set {other}"
         )
 
 
