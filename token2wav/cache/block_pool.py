@@ -77,13 +77,9 @@ ContentT = TypeVar("ContentT", bound=Content)
 
 @dataclass(eq=False)
 class Prefix(Generic[ContentT]):
-    """Prefix that streams share, for example the prompt of a voice.
+    """Prefix that streams share, for example the prompt of a voice."""
 
-    Attributes:
-        content: None until it is computed. It never changes after that.
-    """
-
-    content: ContentT | None = None
+    content: ContentT | None = None  # None until it is computed; it never changes after that
     references: int = 0
     computing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -96,10 +92,6 @@ class PrefixCache(Generic[ContentT]):
     are unused, or until its pages are needed. The least recently used prefix is evicted first.
 
     Pages that `take` returns are released directly to the pool.
-
-    Attributes:
-        acquired: successful calls of `acquire`.
-        computed: such calls that computed the prefix.
     """
 
     def __init__(self, pool: BlockPool, most: int = 256) -> None:
@@ -107,7 +99,7 @@ class PrefixCache(Generic[ContentT]):
         self._most = most
         self._prefixes: OrderedDict[Hashable, Prefix[ContentT]] = OrderedDict()
         self._lock = threading.RLock()
-        self.acquired = self.computed = 0
+        self.acquired = self.computed = 0  # successful calls of `acquire`; those that computed
 
     def __len__(self) -> int:
         return len(self._prefixes)
@@ -202,15 +194,10 @@ class PrefixCache(Generic[ContentT]):
 
 @dataclass(frozen=True)
 class PageNeeds:
-    """Pages that a stream with a window of visible blocks needs, without its prefix.
+    """Pages that a stream with a window of visible blocks needs, without its prefix."""
 
-    Attributes:
-        window: most pages between chunks: one for each visible block.
-        chunk: most further pages while a chunk of the stream is computed.
-    """
-
-    window: int
-    chunk: int = 0
+    window: int  # most pages between chunks: one for each visible block
+    chunk: int = 0  # most further pages while a chunk of the stream is computed
 
     def streams(self, pages: int, chunks: int) -> int | None:
         """Returns how many streams fit into pages without prefixes (see `CommonReserve`); None for
@@ -343,7 +330,7 @@ class StreamBlocks:
 
         Returns:
             Block table of each new block: the pages of the blocks that it attends to, in order. Its
-                own page is the last.
+            own page is the last.
         """
         if count > len(self._reserve):
             source = self._common.lend if self._common else self._cache.take

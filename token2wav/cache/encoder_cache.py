@@ -20,15 +20,11 @@ from token2wav.layers.streaming import KeyValueSpec
 
 
 class EncoderCache:
-    """Keys and values of the layers of an encoder for all open streams, in float32.
-
-    Args:
-        specs: groups of attention layers, in the order of the layers.
-    """
+    """Keys and values of the layers of an encoder for all open streams, in float32."""
 
     def __init__(
         self,
-        specs: Sequence[KeyValueSpec],
+        specs: Sequence[KeyValueSpec],  # in the order of the layers
         block_tokens: int,
         pages: int,
         device: torch.device,
@@ -62,10 +58,8 @@ class EncoderCache:
         table: Sequence[int],
         chunk_pages: Sequence[int],
     ) -> EncoderContext:
-        """Returns the context in which the encoder computes a chunk.
-
-        Args:
-            table: block table of the first block of the chunk.
+        """Returns the context in which the encoder computes a chunk. `table` is the block table of
+        the first block of the chunk.
         """
         return EncoderContext(
             self._layers, grid, start, tokens, [*table[:-1], *chunk_pages], len(chunk_pages)
@@ -101,10 +95,8 @@ class EncoderContext:
     def attend(
         self, layer: int, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores the keys and values (1, T, size) of the chunk in the pages of a layer.
-
-        Returns:
-            Keys and values of the past and the chunk.
+        """Stores the keys and values (1, T, size) of the chunk in the pages of a layer. Returns
+        those of the past and the chunk.
         """
         rate, cache, index = self._layers[layer]
         view: LayerView = cache.layer(0, index)

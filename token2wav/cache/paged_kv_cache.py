@@ -148,17 +148,13 @@ class PagedKVCache:
     Padding in a batch reads from the null page and writes to the scratch page. A single page for
     both would spread a NaN from one stream to others: attention multiplies masked values by 0, and
     NaN times 0 is NaN.
-
-    Attributes:
-        pages: pages without the null page and the scratch page.
-        null: page that is zero and never written.
-        scratch: page that is never read.
     """
 
     def __init__(self, layout: CacheLayout, pages: int, device: torch.device) -> None:
         self.layout = layout
-        self.pages = pages
-        self.null, self.scratch = pages, pages + 1
+        self.pages = pages  # without the following two
+        self.null = pages  # zero and never written
+        self.scratch = pages + 1  # never read
         # The page axis comes after the branch axis, so that pages with consecutive numbers are
         # contiguous in memory at one step, layer and branch. The tensor is not filled, so that on a
         # CPU pages that were never written use no physical memory.
@@ -195,11 +191,8 @@ class PagedKVCache:
         )
 
     def gather(self, step: int, pages: torch.Tensor, out: torch.Tensor) -> None:
-        """Copies pages (n,) of all layers of one ODE step into `out`.
-
-        Args:
-            out: (layers, 2, branches, n, block_frames, heads, dim_head) in any floating-point
-                dtype.
+        """Copies pages (n,) of all layers of one ODE step into `out` (layers, 2, branches, n,
+        block_frames, heads, dim_head), of any floating-point dtype.
         """
         if out.dtype == self._data.dtype:
             torch.index_select(self._data[step], 3, pages, out=out)

@@ -221,10 +221,8 @@ class ModelConfig:
         return self
 
     def allowed_steps(self, setting: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the numbers of ODE steps that streams may have, the default first.
-
-        Args:
-            setting: value of `StreamConfig.steps`; empty for the default of the model.
+        """Returns the numbers of ODE steps that streams may have, the default first. `setting` is
+        `StreamConfig.steps`.
         """
         default = self.ode_steps
         if self.fixed_steps and setting not in ((), (default,)):

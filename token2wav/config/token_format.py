@@ -42,10 +42,8 @@ class TokenFormat:
 
     @classmethod
     def codes(cls, codebooks: int, size: int, *, fewer: bool = False) -> TokenFormat:
-        """Tokens of one code from each codebook. All codebooks have the same size.
-
-        Args:
-            fewer: whether a stream may send only the first codes of each token.
+        """Tokens of one code from each codebook. All codebooks have the same size. If `fewer`, a
+        stream may send only the first codes of each token.
         """
         return cls((codebooks,), (size,) * codebooks, fewer)
 

@@ -18,17 +18,11 @@ from token2wav.execution.staging import IntegerTensors
 
 @dataclass(frozen=True, eq=False)
 class ChunkInput:
-    """Input of the estimator for one chunk of one stream.
+    """Input of the estimator for one chunk of one stream."""
 
-    Attributes:
-        noise: (bands, frames) start of the ODE.
-        mu: (bands, frames) condition from the tokens.
-        cond: (bands, frames) condition from the prompt mel.
-    """
-
-    noise: torch.Tensor
-    mu: torch.Tensor
-    cond: torch.Tensor
+    noise: torch.Tensor  # (bands, frames) start of the ODE
+    mu: torch.Tensor  # (bands, frames) condition from the tokens
+    cond: torch.Tensor  # (bands, frames) condition from the prompt mel
     speaker: torch.Tensor
     place: ChunkPlace
 

@@ -118,11 +118,8 @@ class Block:
 
 
 def write_table(rows: NDArray[np.int32], place: ChunkPlace, number: int, block: int) -> list[Block]:
-    """Writes the blocks of chunk `number` of a batch into the first rows of a block table, and
-    returns them.
-
-    Args:
-        rows: (rows, columns) zeros.
+    """Writes the blocks of chunk `number` of a batch into the first of `rows` (rows, columns),
+    which are zeros, and returns them.
     """
     blocks = blocks_of(place, number, block)
     for index, entry in enumerate(blocks):

@@ -45,13 +45,9 @@ SizeT = TypeVar("SizeT", bound=Size)
 
 @dataclass(frozen=True, order=True)
 class PaddedSize:
-    """Size of a batch of rows in which shorter items are padded.
+    """Size of a batch of rows in which shorter items are padded."""
 
-    Attributes:
-        length: frames or tokens that a row has room for.
-    """
-
-    length: int
+    length: int  # frames or tokens that a row has room for
     rows: int = 1
 
     def fits(self, other: PaddedSize) -> bool:

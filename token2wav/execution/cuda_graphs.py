@@ -63,14 +63,11 @@ class GraphPool:
     After a capture that failed, the allocator of torch 2.11 and older still records allocations for
     the pool, and refuses every later capture into it. So the pool ends the recording, and later
     captures use another pool.
-
-    Attributes:
-        lock: held by the thread that replays graphs of the pool.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # held by the thread that replays graphs of the pool
         # Memory pools, by whether functions are captured in steps.
         self._handles = {in_steps: torch.cuda.graph_pool_handle() for in_steps in (False, True)}
         self._stream = torch.cuda.Stream(device)
@@ -196,14 +193,10 @@ def _garbage_kept() -> Iterator[None]:
 class CudaGraph:
     """Captured function. Every call reads and writes the same memory, and runs no Python code of
     the function, except for its step boundaries.
-
-    Attributes:
-        graphs: graphs in the order of their replay; several if the function was captured in steps.
-        function: function that was captured; this reference keeps its tensors alive.
     """
 
-    graphs: Sequence[torch.cuda.CUDAGraph]
-    function: Callable[[], None]
+    graphs: Sequence[torch.cuda.CUDAGraph]  # in order; several if captured in steps
+    function: Callable[[], None]  # keeps its tensors alive
 
     def __call__(self) -> None:
         first, *others = self.graphs

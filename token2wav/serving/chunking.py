@@ -174,7 +174,7 @@ class Chunker:
         return self.next_chunk is not None
 
     def shorten(self, tokens: int) -> None:
-        """Shortens the next chunk, which is neither provisional nor the last one, to whole blocks."""
+        """Shortens the next chunk, neither a provisional nor the last one, to whole blocks."""
         chunk = self.next_chunk
         assert chunk is not None
         if tokens < self.next_tokens:

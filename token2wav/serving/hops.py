@@ -103,19 +103,13 @@ class ChunkTime(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """Estimates of times of a stream, made at one moment.
+    """Estimates of times of a stream, made at one moment."""
 
-    Attributes:
-        token_seconds: mean time from one token to the next; 0 if the pace is not known yet.
-        provisional: time of a provisional chunk, which has fewer ODE steps.
-        delay_seconds: mean time of the chunks of all streams, which no estimate falls below.
-    """
-
-    token_seconds: float
+    token_seconds: float  # mean time from one token to the next; 0 if the pace is not known yet
     seconds_until_next: float
     whole: ChunkTime
-    provisional: ChunkTime
-    delay_seconds: float
+    provisional: ChunkTime  # which has fewer ODE steps
+    delay_seconds: float  # mean time of the chunks of all streams; no estimate falls below it
 
     def seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
         """Returns the time from the decision about a chunk to its end. A chunk of more tokens than

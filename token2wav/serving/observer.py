@@ -21,10 +21,8 @@ class Observer:
         """
 
     def on_batch(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
-        """Called after a batch.
-
-        Args:
-            waited: for each chunk, the seconds between its readiness and the start of the batch.
+        """Called after a batch. `waited` has for each chunk the seconds between its readiness and
+        the start of the batch.
         """
 
     def refused(self, error: Token2WavError) -> None:
@@ -33,16 +31,11 @@ class Observer:
         """
 
     def sent(self, utterance: Utterance, seconds: float, late: float) -> None:
-        """Called after audio was sent.
-
-        Args:
-            late: seconds of silence before the audio; 0 if it was in time.
+        """Called after audio was sent, `late` seconds after the end of the earlier audio; 0 if in
+        time.
         """
 
     def ended(self, utterance: Utterance, reason: str) -> None:
-        """Called when an utterance is over.
-
-        Args:
-            reason: `finished`, the value of an `EndReason`, `cancelled`, or the name of an error
-                class such as `IdleError`.
+        """Called when an utterance is over. The reason is `finished`, the value of an `EndReason`,
+        `cancelled`, or the name of an error class such as `IdleError`.
         """

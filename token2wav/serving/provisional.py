@@ -13,17 +13,11 @@ _SLACK_SECONDS = 0.04
 
 @dataclass(frozen=True)
 class Pace:
-    """Pace of a stream.
+    """Pace of a stream."""
 
-    Attributes:
-        token_seconds: mean seconds from one token to the next; above 0.
-        audio_seconds: seconds of audio of a token.
-        chunk_seconds: seconds from the decision about a provisional chunk to its audio.
-    """
-
-    token_seconds: float
-    audio_seconds: float
-    chunk_seconds: float
+    token_seconds: float  # mean time from one token to the next; above 0
+    audio_seconds: float  # audio of a token
+    chunk_seconds: float  # from the decision about a provisional chunk to its audio
 
 
 def next_end(pace: Pace, spoken: int, arrived: int, lead: float, block_seconds: float) -> int:

@@ -59,17 +59,12 @@ class Playable(Protocol):
 
 
 class PendingMessage(NamedTuple):
-    """Message of a client whose reply is open: tokens of one utterance that arrived together.
+    """Message of a client whose reply is open: tokens of one utterance that arrived together."""
 
-    Attributes:
-        received: position after the last token of the message.
-        keep_open: as in `UtterancePool.push`.
-    """
-
-    received: int
+    received: int  # position after the last token of the message
     end: bool
     reply: Reply
-    keep_open: bool
+    keep_open: bool  # as in `UtterancePool.push`
 
 
 class Status(Enum):

@@ -63,18 +63,12 @@ _PROMPTS = 16  # slots for prompt states that exist from the start
 
 @dataclass(eq=False)
 class _Prompt:
-    """Prefix that streams with the same voice and number of ODE steps share.
-
-    Attributes:
-        slot: slot with the states after the prefix.
-        mel: (bands, frames) of the whole prompt.
-        speaker: (bands,).
-    """
+    """Prefix that streams with the same voice and number of ODE steps share."""
 
     states: StateStore
-    slot: int
-    mel: torch.Tensor
-    speaker: torch.Tensor
+    slot: int  # with the states after the prefix
+    mel: torch.Tensor  # (bands, frames) of the whole prompt
+    speaker: torch.Tensor  # (bands,)
     pages: list[int] = field(default_factory=list)
 
     def release(self) -> None:
@@ -144,14 +138,12 @@ def _prefill_tokens(grid: BlockGrid) -> int:
 
 
 def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageNeeds:
-    """Returns the pages that a stream with a limited number of visible blocks needs.
+    """Returns the pages that a stream with a limited number of visible blocks needs, at least 0
+    before each block, besides the prefix.
 
     The longest chunk is a last chunk. Besides its hop, it contains the tokens that would be the
     look-ahead of another chunk. A first chunk also contains the blocks at the prompt's end that
     depend on later tokens. But no block comes before it that the stream would have to keep.
-
-    Args:
-        left_blocks: visible blocks before each block, besides the prefix; at least 0.
     """
     block, after = (
         config.block_tokens,

@@ -33,11 +33,7 @@ ENCODER = "encoder"  # name of the encoder in the state store
 
 @dataclass(frozen=True, eq=False)
 class PlacedChunk:
-    """Chunk of a stream or of a prompt, with its place.
-
-    Attributes:
-        grid, place: block grid and place of the chunk, in tokens.
-    """
+    """Chunk of a stream or of a prompt, with its block grid and place, both in tokens."""
 
     chunk: TokenChunk
     grid: BlockGrid
@@ -209,13 +205,10 @@ class EncoderBatch:
 class BlockStep(StreamStep):
     """Step of a streaming network over rows of blocks. The input before a block comes from the row
     above, or from the state of its stream.
-
-    Attributes:
-        block: positions of a block in the unit of the table.
     """
 
     table: torch.Tensor
-    block: int
+    block: int  # positions of a block in the unit of the table
 
     def with_context(
         self,

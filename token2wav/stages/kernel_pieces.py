@@ -24,18 +24,14 @@ _NETWORK = "vocoder"  # network name in its state store
 
 
 class _KernelBatch:
-    """Tensors for pieces of a size.
-
-    Args:
-        rows: rows for the states before the pieces, and for the states after them.
-    """
+    """Tensors for pieces of a size."""
 
     def __init__(
         self,
         size: PaddedSize,
         plan: HiFTPlan,
         states: StateStore,
-        rows: tuple[StateRows, StateRows],
+        rows: tuple[StateRows, StateRows],  # states before the pieces, and after them
         noise: NoiseTable,
     ) -> None:
         network, streams, frames = plan.network, size.rows, size.length
@@ -101,13 +97,9 @@ def kernel_pieces(
     sizes: Sequence[PaddedSize],
     graphs: GraphPool | None,
     noise: NoiseTable,
-    slots: int,
+    slots: int,  # including the scratch slot
 ) -> KernelPieces:
-    """Makes the runner of the pieces of a vocoder on kernels.
-
-    Args:
-        slots: slots in the state store, including the scratch slot.
-    """
+    """Makes the runner of the pieces of a vocoder on kernels."""
     network = plan.network
     store = StateStore({_NETWORK: plan.state_specs()}, network.device, slots)
     # Prepared sizes run one at a time, so they share their rows.

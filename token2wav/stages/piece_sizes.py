@@ -15,7 +15,7 @@ _MOST_FRAMES = 6400
 def kernel_sizes(
     lookahead_frames: int,
     config: ModelConfig,
-    hops: tuple[int, int],
+    hops: tuple[int, int],  # first and longest, in tokens
     most_streams: int = MOST_STREAMS,
 ) -> list[PaddedSize]:
     """Lists sizes, in frames, for first chunks and for the longest chunks, each for 1, 2, 4 ...
@@ -24,9 +24,6 @@ def kernel_sizes(
     A first chunk has up to twice the frames of a hop, because it also fills the last block of the
     prompt. A last chunk is longer by the frames that the vocoder holds back. A chunk needs no size
     of its own, because instances of a kernel return immediately beyond its rows.
-
-    Args:
-        hops: first and longest hop, in tokens.
     """
     first, longest = (config.token_mel_ratio * hop for hop in hops)
     # The first piece of a stream must be longer than the frames that are held back.

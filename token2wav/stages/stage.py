@@ -35,15 +35,10 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Options of one stream, for its stages.
+    """Options of one stream, for its stages."""
 
-    Attributes:
-        steps: ODE steps, one of the numbers that the flow was made for; 0 for the default number.
-        decoder_noise: whether the decoder adds its noise, for models with noise (SNAC).
-    """
-
-    steps: int = 0
-    decoder_noise: bool = True
+    steps: int = 0  # ODE steps, one of the numbers that the flow was made for; 0 for the default
+    decoder_noise: bool = True  # whether the decoder adds its noise, for models with noise (SNAC)
 
 
 DEFAULT_OPTIONS = StreamOptions()
@@ -119,16 +114,12 @@ Frames = FrameChunk | TokenChunk  # chunk for a stage from frames to audio
 
 @dataclass(frozen=True)
 class CacheUsage:
-    """Use of a stage's cache, in pages.
-
-    Attributes:
-        idle: prompt pages that no stream references, and that can be evicted.
-    """
+    """Use of a stage's cache, in pages."""
 
     capacity: int = 0
     used: int = 0
     shared: int = 0
-    idle: int = 0
+    idle: int = 0  # prompt pages that no stream references, and that can be evicted
     page_bytes: int = 0
     prompt_hits: int = 0
     prompt_misses: int = 0
@@ -148,10 +139,7 @@ class Stage(ABC, Generic[State]):
     @abstractmethod
     def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         """Starts an utterance, computes everything that depends on its voice alone, and returns its
-        handle.
-
-        Args:
-            voice: prompt and speaker; only flows use them.
+        handle. Only flows use the voice.
         """
 
     @abstractmethod
@@ -233,15 +221,10 @@ class VocoderStage(Stage[State]):
 
 @dataclass(frozen=True, eq=False)
 class EncoderInput:
-    """Chunk of a stream, for the encoder.
-
-    Attributes:
-        grid: block grid of the stream, in tokens; None for full attention. Under full attention the
-            whole utterance is one chunk.
-    """
+    """Chunk of a stream, for the encoder. Under full attention the whole utterance is one chunk."""
 
     chunk: TokenChunk
-    grid: BlockGrid | None
+    grid: BlockGrid | None  # of the stream, in tokens; None for full attention
     context: ConformerContext = WHOLE
 
 
@@ -337,11 +320,7 @@ class StageSummary:
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """Stages of a model.
-
-    Attributes:
-        by_name: stages in the order in which a chunk passes them.
-    """
+    """Stages of a model, in the order in which a chunk passes them."""
 
     by_name: Mapping[StageName, Stage[Any]]
     summary: StageSummary

@@ -131,18 +131,13 @@ class _WaveformStream:
 
 @dataclass(frozen=True, eq=False)
 class PieceInput:
-    """Piece of a chunk of one stream.
-
-    Attributes:
-        frames: (channels, n) new frames.
-        provisional: whether the states after the piece are dropped.
-    """
+    """Piece of a chunk of one stream."""
 
     stream: _WaveformStream
     start: int
-    frames: torch.Tensor
+    frames: torch.Tensor  # (channels, n) new ones
     shape: PieceShape
-    provisional: bool = False
+    provisional: bool = False  # whether the states after the piece are dropped
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,15 +155,11 @@ class _Cut:
 
 
 class KernelPieces(NamedTuple):
-    """Runner of batches of pieces that may have different lengths and places in their streams.
-
-    Attributes:
-        longest: most frames of a piece, without those that flush the end of a stream.
-    """
+    """Runner of batches of pieces that may have different lengths and places in their streams."""
 
     runner: BucketRunner[Any, PieceInput]
     store: StateStore
-    longest: int
+    longest: int  # most frames of a piece, without those that flush the end of a stream
 
 
 class _Batch:

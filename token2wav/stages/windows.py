@@ -33,17 +33,11 @@ _MOST_FRAMES = CAPTURED_WINDOW_FRAMES * _MOST_ROWS  # of a batch of several wind
 
 @dataclass(eq=False)
 class _WindowStream:
-    """State of one stream.
+    """State of one stream."""
 
-    Attributes:
-        position: frames that were computed so far.
-        past: (channels, n) last of these frames, the context of the next window.
-        tail: (samples,) audio after these frames, which fades into that of the next window.
-    """
-
-    past: torch.Tensor
-    tail: torch.Tensor
-    position: int = 0
+    past: torch.Tensor  # (channels, n) last computed frames, the context of the next window
+    tail: torch.Tensor  # (samples,) audio that fades into that of the next window
+    position: int = 0  # frames that were computed so far
 
 
 @dataclass(frozen=True, eq=False)
