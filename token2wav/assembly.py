@@ -77,35 +77,24 @@ _MOST_PREPARED = 1024
 
 @dataclass(frozen=True, eq=False)
 class FlowNetworks:
-    """Networks of a flow and a vocoder without weights, for memory plans and exports.
+    """Networks of a flow and a vocoder without weights, for memory plans and exports."""
 
-    Attributes:
-        flow: network of the flow. It implements `Encoder`, and has the attribute `estimator`.
-        page_bytes: bytes of a page of the cache, including the keys and values of the encoder.
-    """
-
-    flow: Any
+    flow: Any  # implements `Encoder`, and has the attribute `estimator`
     vocoder: Any
     layout: CacheLayout
     guidance: float
     schedule: ScheduleConfig
-    page_bytes: int
+    page_bytes: int  # of the cache, with the keys and values of the encoder
 
 
 @dataclass(frozen=True, eq=False)
 class Exportable:
-    """Model folder with networks that can be exported.
-
-    Attributes:
-        networks: networks of the stages without weights, on the device `meta`.
-        guidance: classifier-free guidance rate of the flow; 0 for a model without a flow.
-        load: loads the network of a stage in float32 on the CPU, as `load_network` does.
-    """
+    """Model folder with networks that can be exported."""
 
     config: ModelConfig
-    networks: Mapping[StageName, Any]
-    guidance: float
-    load: Callable[[StageName], Any]
+    networks: Mapping[StageName, Any]  # without weights, on the device `meta`
+    guidance: float  # classifier-free guidance rate of the flow; 0 without a flow
+    load: Callable[[StageName], Any]  # loads a network in float32 on the CPU
 
 
 def exportable(folder: Path) -> Exportable:

@@ -257,12 +257,8 @@ def _rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _scales_of(
     values: torch.Tensor, dtype: torch.dtype, scaled_frames: int, valid: torch.Tensor | None
 ) -> torch.Tensor:
-    """Computes the scales (..., n, scaled_frames, heads) of pages.
-
-    Args:
-        values: (..., n, block_frames, heads, dim_head).
-        scaled_frames: as in `CacheLayout`.
-        valid: as in `LayerView.write`.
+    """Computes the scales (..., n, scaled_frames, heads) of pages (..., n, block_frames, heads,
+    dim_head). `valid` is that of `LayerView.write`.
     """
     most = values.float().abs().amax(dim=-1)
     if scaled_frames == 1:

@@ -57,10 +57,9 @@ class StreamConfig:
         block_tokens: tokens of an attention block, for models that were trained on blocks of
             several lengths: `use_dynamic_chunk` in the file of a CosyVoice2 model, or weights for
             this block in a MOSS-Speech folder. 0 takes the value of the model. Any other value
-            runs on torch only. For a decoder that is not causal, such as XY-Tokenizer, NeuCodec,
-            WavTokenizer or the flow of CosyVoice1, tokens of a window;
-            `left_blocks` and `lookahead_frames` are then its context on both sides, and
-            `lookahead_frames: 0` decodes the whole utterance at once (docs/exactness.md).
+            runs on torch only. For a decoder that is not causal, tokens of a window; `left_blocks`
+            and `lookahead_frames` are then its context on both sides, and `lookahead_frames: 0`
+            decodes the whole utterance at once (docs/exactness.md).
         overlap_tokens: tokens over which the audio of a window fades into that of the next one, for
             a decoder that is not causal; None takes the value of the model.
         steps: numbers of ODE steps that a stream may request, the default first. Empty allows only
@@ -82,12 +81,9 @@ class StreamConfig:
             0 for no limit.
         mark: name of an installed plugin that marks all audio as synthetic (docs/security.md); None
             for no mark.
-        reference: whether to compute as the published streaming loop does. That loop recomputes
-            every chunk from the start of the utterance. It computes the last chunk under the full
-            attention mask. Its harmonic source rounds the phase to float32, so the phase drifts
-            (0.4 rad after 300 s). For Chatterbox, this setting computes windows under full
-            attention, or whole utterances (docs/models.md). If False, the audio does not depend on
-            chunking.
+        reference: whether to compute as the published streaming loop does (docs/parity.md), which
+            recomputes every chunk from the start of the utterance. If False, the audio does not
+            depend on chunking.
     """
 
     first_tokens: Annotated[int, Bounds(0, 1000)] = 6

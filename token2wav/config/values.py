@@ -246,11 +246,8 @@ def shown(value: Any) -> str:
 def number(
     kind: type[int] | type[float], least: int = 0, most: int = 0, name: str = ""
 ) -> Callable[[str], Any]:
-    """Returns a converter for `argparse`, which accepts finite numbers within bounds.
-
-    Args:
-        most: largest accepted number; 0 for no bound.
-        name: noun for the number in messages; empty for "an integer" or "a number".
+    """Returns a converter for `argparse`, which accepts finite numbers from `least` to `most`; 0
+    for no bound. `name` is the noun for the number in messages.
     """
 
     def converted(text: str) -> int | float:

@@ -71,12 +71,9 @@ class Windows:
         return self.past + self.block + self.right
 
     def over(self, start: int, stop: int, end: int) -> Iterator[Window]:
-        """Yields the windows of the tokens from `start` to `stop`.
-
-        Args:
-            start: a multiple of the block.
-            stop: a multiple of the block, or the end of the stream.
-            end: end of the known tokens. The stream ends there, or all context is known.
+        """Yields the windows of the tokens from `start`, a multiple of the block, to `stop`,
+        another one or the end of the stream. The stream ends at `end`, or all context up to there
+        is known.
         """
         for begin in range(start, stop, self.block):
             finish, part = min(begin + self.block, stop), begin - begin % self.part

@@ -88,18 +88,10 @@ class AudioChunk:
 
 @dataclass(frozen=True)
 class AudioFormat:
-    """Format of the audio that is sent to a client.
+    """Format of the audio that is sent to a client. Raises InputError for an unknown one."""
 
-    Attributes:
-        encoding: key of `ENCODERS`.
-        sample_rate: one of `SAMPLE_RATES`; None for the rate of the model.
-
-    Raises:
-        InputError: the encoding or the sample rate is not a known one.
-    """
-
-    encoding: str = "float32"
-    sample_rate: int | None = None
+    encoding: str = "float32"  # key of `ENCODERS`
+    sample_rate: int | None = None  # one of `SAMPLE_RATES`; None for the rate of the model
 
     def __post_init__(self) -> None:
         if self.encoding not in tuple(ENCODERS):  # a tuple, because the value may be unhashable

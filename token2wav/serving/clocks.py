@@ -40,13 +40,8 @@ class Playback:
         self.underruns = 0
 
     def sent(self, seconds: float, sound_s: float | None = None) -> float:
-        """Records audio that is sent now.
-
-        Args:
-            sound_s: as in `AudioChunk`.
-
-        Returns:
-            Seconds between the end of the earlier audio and now; 0 if that audio still plays.
+        """Records audio that is sent now, with `sound_s` of its `AudioChunk`. Returns the seconds
+        between the end of the earlier audio and now; 0 if that audio still plays.
         """
         now, late = self.now(), 0.0
         if self.plays_until is None:

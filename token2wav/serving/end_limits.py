@@ -113,11 +113,9 @@ def window_samples(sample_rate: int) -> int:
 
 
 def audible(audio: NDArray[np.float32], window: int) -> NDArray[np.bool_]:
-    """Returns (windows,) bool: whether each whole window is at or above -50 dBFS in any channel.
-
-    Args:
-        audio: (samples,) or (samples, channels) from -1 to 1.
-        window: in samples.
+    """Returns (windows,) bool: whether each whole window of audio (samples,) or (samples,
+    channels), from -1 to 1, is at or above -50 dBFS in any channel. `window` is its length in
+    samples.
     """
     count = len(audio) // window
     windows = audio[: count * window].reshape(count, window, -1 if count else 1)

@@ -167,15 +167,10 @@ class StreamFacts(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """End of the next chunk.
-
-    Attributes:
-        needs_admission: whether the chunk may run only if the load admits one more stream with
-            provisional chunks.
-    """
+    """End of the next chunk."""
 
     position: int
-    needs_admission: bool = False
+    needs_admission: bool = False  # of one more stream with provisional chunks, by the load
 
 
 def next_stop(facts: StreamFacts) -> Stop | None:
@@ -196,8 +191,8 @@ def next_stop(facts: StreamFacts) -> Stop | None:
 
 
 def waiting_seconds(facts: StreamFacts) -> float:
-    """Returns how long `next_stop` will still return None, by the estimates of this moment, if no
-    token arrives.
+    """Returns how long `next_stop` will still return None, by the present estimates, without a
+    token.
     """
     if not facts.heard or not facts.schedule.adaptive:
         return math.inf

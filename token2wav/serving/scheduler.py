@@ -189,14 +189,11 @@ class Scheduler:
 
     def next_interruption(self, turn: Turn, spent: float, now: float) -> Turn | None:
         """Decides what a worker opens or computes between two ODE steps of its turn: first chunks,
-        and streams that wait to be opened. An interruption is never interrupted itself.
+        and streams that wait to be opened; None if it goes on with the turn. An interruption is
+        never interrupted itself.
 
         Args:
-            turn: turn that the worker computes.
             spent: seconds of earlier interruptions of the turn.
-
-        Returns:
-            None if the worker goes on with the turn.
         """
         policy, ran = self._policy, now - turn.started - spent
         ends = [

@@ -90,11 +90,8 @@ class _Signal:
 
 
 class PauseVocoder(VocoderStage[_Signal]):
-    """Vocoder stage whose audio holds a level for each frame, made from its first channel.
-
-    Args:
-        network: network in whose place the stage stands; only its sizes are read.
-        pause: time of a batch, whose frames are tokens, for a codec; None to take no time.
+    """Vocoder stage whose audio holds a level for each frame, made from its first channel. Only the
+    sizes of the network are read. The batches of a codec take the time `pause`.
     """
 
     def __init__(

@@ -142,16 +142,11 @@ class PieceInput:
 
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """Chunk of a stream, cut into pieces. The stream changes only after they were computed.
+    """Chunk of a stream, cut into pieces. The stream changes only after they were computed."""
 
-    Attributes:
-        pieces: pieces in order; none while the start of a stream is too short to yield audio.
-        pending, frames: values of `_WaveformStream` after the pieces.
-    """
-
-    pieces: list[PieceInput]
-    pending: torch.Tensor
-    frames: int
+    pieces: list[PieceInput]  # none while the start of a stream is too short to yield audio
+    pending: torch.Tensor  # of the stream, after the pieces
+    frames: int  # of the stream, after the pieces
 
 
 class KernelPieces(NamedTuple):
@@ -416,10 +411,7 @@ class WaveformStage(VocoderStage[_WaveformStream]):
         self, streams: Sequence[_WaveformStream], cuts: Sequence[_Cut], chunks: Sequence[FrameChunk]
     ) -> dict[int, torch.Tensor]:
         """Computes the samples after the exact audio, as if the last known frame of each stream
-        were repeated.
-
-        Returns:
-            (samples,) by the index of the stream in the batch.
+        were repeated: (samples,) by the index of the stream in the batch.
         """
         indices = [
             index

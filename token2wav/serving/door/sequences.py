@@ -46,14 +46,10 @@ class Owner:
     """Owner of a stream: the client that sent its first request.
 
     Two clients that send neither a name nor a key are the same owner.
-
-    Attributes:
-        client: name in the forwarded gRPC header; empty without a header.
-        stream_key: secret of the client for this stream; empty if the client sent no key.
     """
 
-    client: str = ""
-    stream_key: str = field(default="", repr=False)
+    client: str = ""  # name in the forwarded gRPC header; empty without a header
+    stream_key: str = field(default="", repr=False)  # secret of the client; empty for no key
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Owner:
