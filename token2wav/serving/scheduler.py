@@ -172,7 +172,7 @@ class Scheduler:
         return self.threads - len({turn.worker for turn in self.turns})
 
     def next_turn(self, worker: int, now: float) -> Turn | None:
-        """Decides what a worker opens or computes next; None if the worker has to wait. The worker
+        """Returns what a worker opens or computes next; None if the worker has to wait. The worker
         then owns these utterances.
         """
         if not self.can_compute:
@@ -188,12 +188,9 @@ class Scheduler:
         return turn
 
     def next_interruption(self, turn: Turn, spent: float, now: float) -> Turn | None:
-        """Decides what a worker opens or computes between two ODE steps of its turn: first chunks,
+        """Returns what a worker opens or computes between two ODE steps of its turn: first chunks,
         and streams that wait to be opened; None if it goes on with the turn. An interruption is
-        never interrupted itself.
-
-        Args:
-            spent: seconds of earlier interruptions of the turn.
+        never interrupted itself. `spent` are the seconds of earlier interruptions of the turn.
         """
         policy, ran = self._policy, now - turn.started - spent
         ends = [
@@ -304,8 +301,9 @@ class Scheduler:
         return [turn for turn in self.turns if turn.worker in workers]
 
     def fail(self, utterance: Utterance, error: Token2WavError, ended: str = "") -> Answer | None:
-        """Ends an utterance with an error; None if it is over already. The caller must fail the
-        replies. `ended` is the reason for the end; empty for the name of the error.
+        """Ends an utterance with an error. Returns the replies that the caller must fail; None if
+        the utterance is over already. `ended` is the reason for the end; empty for the name of the
+        error.
         """
         if utterance.over:
             return None

@@ -138,8 +138,8 @@ def _prefill_tokens(grid: BlockGrid) -> int:
 
 
 def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageNeeds:
-    """Returns the pages that a stream with a limited number of visible blocks needs, at least 0
-    before each block, besides the prefix.
+    """Returns the pages that a stream needs in which a block sees `left_blocks` earlier blocks, at
+    least 0, besides the prefix.
 
     The longest chunk is a last chunk. Besides its hop, it contains the tokens that would be the
     look-ahead of another chunk. A first chunk also contains the blocks at the prompt's end that

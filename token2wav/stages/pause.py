@@ -21,9 +21,9 @@ from token2wav.layers.streaming import WaveformNetwork
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     FlowStage,
-    Frames,
     StreamOptions,
     TokenChunk,
+    VocoderInput,
     VocoderStage,
 )
 from token2wav.stages.waveform import check_lookahead_frames
@@ -108,7 +108,7 @@ class PauseVocoder(VocoderStage[_Signal]):
     def open(self, voice: Voice | None = None, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         return self.register(_Signal())
 
-    def advance(self, batch: Sequence[tuple[int, Frames]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, VocoderInput]]) -> list[torch.Tensor]:
         streams = [self.state(handle) for handle, _ in batch]
         if self._pause:
             self._pause.wait(sum(chunk.frames.shape[1] for _, chunk in batch))
@@ -120,7 +120,7 @@ class PauseVocoder(VocoderStage[_Signal]):
     def whole(self, frames: torch.Tensor) -> torch.Tensor:
         return self._signal(frames)[: self._ready(frames.shape[1], last=True)]
 
-    def _advance_one(self, stream: _Signal, chunk: Frames) -> torch.Tensor:
+    def _advance_one(self, stream: _Signal, chunk: VocoderInput) -> torch.Tensor:
         stream.frames += chunk.frames.shape[1]
         samples = torch.cat((stream.withheld, self._signal(chunk.frames)))
         count = max(0, self._ready(stream.frames, last=chunk.last) - stream.sent)

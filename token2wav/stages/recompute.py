@@ -23,9 +23,9 @@ from token2wav.stages.stage import (
     Encoder,
     EncoderInput,
     FlowStage,
-    Frames,
     StreamOptions,
     TokenChunk,
+    VocoderInput,
     VocoderStage,
 )
 from token2wav.voice import Voice
@@ -158,7 +158,7 @@ class RecomputeVocoder(VocoderStage[_FrameHistory]):
         return self.register(_FrameHistory(self._net.no_frames()))
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, Frames]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, VocoderInput]]) -> list[torch.Tensor]:
         return [self._advance_one(self.state(handle), chunk) for handle, chunk in batch]
 
     @torch.inference_mode()
@@ -167,7 +167,7 @@ class RecomputeVocoder(VocoderStage[_FrameHistory]):
             0
         ]
 
-    def _advance_one(self, history: _FrameHistory, chunk: Frames) -> torch.Tensor:
+    def _advance_one(self, history: _FrameHistory, chunk: VocoderInput) -> torch.Tensor:
         history.frames = torch.cat((history.frames, chunk.frames.to(self._net.device)), dim=1)
         if not chunk.last and history.frames.shape[1] < self._net.first_frames:
             return torch.empty(0, device=self._net.device)

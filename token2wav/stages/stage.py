@@ -109,7 +109,7 @@ class FrameChunk:
     next_frames: torch.Tensor | None = None
 
 
-Frames = FrameChunk | TokenChunk  # chunk for a stage from frames to audio
+VocoderInput = FrameChunk | TokenChunk  # a codec takes its tokens as frames
 
 
 @dataclass(frozen=True)

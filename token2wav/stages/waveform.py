@@ -33,8 +33,8 @@ from token2wav.networks.noise import NoiseTable, SourceNoise
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     FrameChunk,
-    Frames,
     StreamOptions,
+    VocoderInput,
     VocoderStage,
 )
 from token2wav.voice import Voice
@@ -360,7 +360,7 @@ class WaveformStage(VocoderStage[_WaveformStream]):
             self.store.release(slot)
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, Frames]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, VocoderInput]]) -> list[torch.Tensor]:
         streams = [self.state(handle) for handle, _ in batch]
         chunks = self._on_device([chunk for _, chunk in batch])
         cuts = [self._cut(stream, chunk) for stream, chunk in zip(streams, chunks, strict=True)]
@@ -390,7 +390,7 @@ class WaveformStage(VocoderStage[_WaveformStream]):
             stream.extrapolated = 0 if chunk.last else self._extrapolated_samples_after(cut)
         return results
 
-    def _on_device(self, chunks: Sequence[Frames]) -> list[FrameChunk]:
+    def _on_device(self, chunks: Sequence[VocoderInput]) -> list[FrameChunk]:
         """Returns chunks whose frames are on the device. One copy brings the codes of all codec
         streams there.
         """

@@ -21,8 +21,8 @@ from token2wav.execution.staging import frames_to_device
 from token2wav.layers.streaming import WindowNetwork
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
-    Frames,
     StreamOptions,
+    VocoderInput,
     VocoderStage,
 )
 from token2wav.voice import Voice
@@ -121,7 +121,7 @@ class WindowStage(VocoderStage[_WindowStream]):
         return self.register(_WindowStream(self._net.no_frames(), self._nothing))
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, Frames]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, VocoderInput]]) -> list[torch.Tensor]:
         streams = [self.state(handle) for handle, _ in batch]
         frames = frames_to_device([_known(chunk) for _, chunk in batch], self._device)
         known = [
@@ -145,7 +145,7 @@ class WindowStage(VocoderStage[_WindowStream]):
         return audio
 
     def _cut(
-        self, stream: _WindowStream, chunk: Frames, frames: torch.Tensor
+        self, stream: _WindowStream, chunk: VocoderInput, frames: torch.Tensor
     ) -> list[_WindowInput]:
         """Divides a chunk into windows. `frames` are all frames that are known: the context, the
         chunk and its look-ahead.
@@ -179,7 +179,7 @@ class WindowStage(VocoderStage[_WindowStream]):
         return torch.cat(parts)
 
 
-def _known(chunk: Frames) -> torch.Tensor:
+def _known(chunk: VocoderInput) -> torch.Tensor:
     """Returns the frames of a chunk and of its look-ahead."""
     if chunk.next_frames is None:
         return chunk.frames
