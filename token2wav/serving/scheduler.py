@@ -30,7 +30,7 @@ from token2wav.errors import (
     to_public_error,
 )
 from token2wav.serving.policy import Policy, ReadyChunk, has_interruptions, has_time
-from token2wav.serving.turn import Answer, Delivery, ResultT, Turn, hang_seconds
+from token2wav.serving.turn import Answer, Delivery, Outcome, Turn, hang_seconds
 from token2wav.serving.utterance import PendingMessage, Reply, Status, Utterance
 
 # Most messages of one utterance that wait. The server keeps the memory of each waiting
@@ -238,10 +238,10 @@ class Scheduler:
     def finish_turn(
         self,
         turn: Turn,
-        results: Sequence[ResultT | Token2WavError | None],
+        results: Sequence[Outcome],
         seconds: float,
         now: float,
-    ) -> list[Delivery[ResultT]]:
+    ) -> list[Delivery]:
         """Records the computation of a turn, and returns the results to send."""
         self._computing.discard(turn)
         if turn.opens:
@@ -259,9 +259,7 @@ class Scheduler:
             for utterance, result in zip(turn.utterances, results, strict=True)
         ]
 
-    def settle(
-        self, turn: Turn, now: float, sent: Sequence[ResultT | Token2WavError | None] = ()
-    ) -> list[Answer]:
+    def settle(self, turn: Turn, now: float, sent: Sequence[Outcome] = ()) -> list[Answer]:
         """Records what was sent, and releases the utterances that have no more replies to end.
 
         Args:
@@ -413,7 +411,7 @@ class Scheduler:
         return [chunk.utterance for chunk in batch]
 
     def _finish_chunk(
-        self, utterance: Utterance, result: ResultT | Token2WavError | None, *, opened: bool
+        self, utterance: Utterance, result: Outcome, *, opened: bool
     ) -> Answer | None:
         """Records the result of a turn for one utterance. Any error ends only this utterance."""
         if isinstance(result, Token2WavError):
@@ -476,7 +474,7 @@ def _turn(
     )
 
 
-def _delivery(utterance: Utterance, result: ResultT | Token2WavError | None) -> Delivery[ResultT]:
+def _delivery(utterance: Utterance, result: Outcome) -> Delivery:
     """Finds the reply that takes a result. Any error ends only this utterance."""
     if result is None or isinstance(result, Token2WavError):
         return Delivery(utterance, result)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from token2wav.config.model_config import StageName
 from token2wav.errors import Token2WavError
@@ -49,7 +49,9 @@ class Turn:
     hangs_after: float
 
 
-ResultT = TypeVar("ResultT", bound=Playable)
+# Result of a chunk: audio to send, None if nothing is sent, or an error if the utterance cannot
+# continue.
+Outcome = Playable | Token2WavError | None
 
 
 class Computed(NamedTuple):
@@ -66,20 +68,13 @@ class Computed(NamedTuple):
     stages: Mapping[StageName, float]
 
 
-@dataclass(frozen=True)
-class Delivery(Generic[ResultT]):
-    """Result of an utterance, and the reply that takes it.
-
-    Attributes:
-        result: None if nothing is sent; an error if the utterance cannot continue.
-        reply: None if nothing is sent.
-        late: seconds for which the listener has had no audio before this result.
-    """
+class Delivery(NamedTuple):
+    """Result of an utterance, and the reply that takes it."""
 
     utterance: Utterance
-    result: ResultT | Token2WavError | None
-    reply: Reply | None = None
-    late: float = 0.0
+    result: Outcome
+    reply: Reply | None = None  # None if nothing is sent
+    late: float = 0.0  # seconds for which the listener has had no audio before this result
 
 
 class Answer(NamedTuple):
