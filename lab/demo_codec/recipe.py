@@ -22,7 +22,7 @@ from lab.demo_voice.folder import CORPUS, TRAINING
 from lab.demo_voice.loss_plot import plot_losses
 from lab.demo_voice.recipe import positive_minutes
 from lab.demo_voice.training import averaged_weights, train, trained_steps
-from token2wav.families.nanocodec.config import NanoCodecSizes, read
+from token2wav.families.nanocodec import NanoCodecSizes, read
 
 _SENTENCES, _ENCODER_STEPS = 2400, 2000
 _SMALL_SENTENCES, _SMALL_STEPS = 8, 20

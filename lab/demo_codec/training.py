@@ -12,7 +12,7 @@ from lab.demo_voice.corpus import Utterances
 from lab.demo_voice.spectral_losses import SpectralLosses
 from lab.demo_voice.tokenizer_training import audible, distance
 from lab.demo_voice.training import Training
-from token2wav.families.nanocodec.config import NanoCodecSizes
+from token2wav.families.nanocodec import NanoCodecSizes
 from token2wav.families.nanocodec.network import HalfSnake, NanoCodec
 from token2wav.published.codec_config import CodecConfig
 from token2wav_voice.features import PROMPT_BANDS

@@ -40,9 +40,9 @@ from testkit.models.published_codecs import (
     moss_sizes,
 )
 from token2wav.config.values import from_mapping, known_fields
-from token2wav.families.causal_dac.config import CausalDacSizes
-from token2wav.families.snac.config import SnacSizes
-from token2wav.families.snac.family import Snac
+from token2wav.families.causal_dac import CausalDacSizes
+from token2wav.families.snac import SnacSizes
+from token2wav.families.snac.network import Snac
 from token2wav.layers.streaming import WaveformNetwork
 from token2wav.networks.symmetric_codec import SymmetricCodec
 from token2wav.published.codec_sizes import SymmetricCodecSizes

@@ -6,7 +6,7 @@ import torch
 
 from examples.demo_codec.codes import MODEL
 from lab.demo_codec.training import trainable
-from token2wav.families.nanocodec.config import read
+from token2wav.families.nanocodec import read
 from token2wav.families.nanocodec.network import NanoCodec
 
 

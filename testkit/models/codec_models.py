@@ -29,7 +29,7 @@ from testkit.models.random_weights import fill_dac, fill_qwen3, fill_state
 from testkit.models.shards import write_pretrained
 from token2wav.config.model_config import ModelConfig
 from token2wav.config.values import from_mapping
-from token2wav.families.vibevoice.config import VibeVoiceSizes
+from token2wav.families.vibevoice import VibeVoiceSizes
 from token2wav.published.registry import read_config, unfilled_network
 
 Document = dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 from testkit.models.codec_models import CODECS
 from testkit.models.family_golden import FamilyGolden
 from token2wav.config.model_config import ModelConfig
-from token2wav.families.moss.config import TransformerPart
+from token2wav.families.moss import TransformerPart
 from token2wav.published.registry import read_config
 
 QWEN3_TTS = {

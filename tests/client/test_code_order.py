@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from testkit.models.family_golden import FamilyGolden
-from token2wav.families.snac.config import SnacSizes
+from token2wav.families.snac import SnacSizes
 from token2wav_client import TokenError, flatten_codebooks
 
 

@@ -14,7 +14,7 @@ from examples.demo_codec.codes import Encoder, features
 from examples.demo_codec.encode import CodecEncoder
 from examples.demo_voice.recordings import SENTENCE
 from token2wav import Token2Wav
-from token2wav.families.nanocodec.config import NanoCodecSizes
+from token2wav.families.nanocodec import NanoCodecSizes
 from token2wav.layers.scalar_codes import ScalarCodes
 from token2wav_voice import Recording
 from token2wav_voice.features import prompt_mel

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from testkit.models.random_weights import fill
-from token2wav.families.pocket_tts.config import PocketSizes
+from token2wav.families.pocket_tts import PocketSizes
 from token2wav.layers.streaming import OFFLINE, FreezableLayer
 from token2wav.networks.seanet_decoder import ELU, SeanetDecoder
 from token2wav.networks.symmetric_decoder import ChannelScale, SymmetricDecoder

@@ -14,6 +14,7 @@ from torch import nn
 from token2wav.config.model_config import StageName
 from token2wav.execution.captured_sizes import CAPTURED_WINDOW_FRAMES, CAPTURED_WINDOWS
 from token2wav.families.family import Family, StageParts
+from token2wav.layers.streaming import WaveformNetwork, WindowNetwork
 from token2wav.networks.codec_weights import codec_weights
 from token2wav.published.weight_names import WeightNames
 from token2wav.stages.stage import Stage
@@ -50,3 +51,9 @@ class WindowCodecFamily(CodecFamily):
         short = windows.longest <= CAPTURED_WINDOW_FRAMES
         rows = CAPTURED_WINDOWS if graphs and short else ()
         return WindowStage(parts.network, windows, rows=rows, graphs=graphs)
+
+
+def codec_family(network: type[WaveformNetwork], names: WeightNames) -> CodecFamily:
+    """Makes the family of a codec from the class of its network."""
+    family = WindowCodecFamily if issubclass(network, WindowNetwork) else CodecFamily
+    return family(network, names)

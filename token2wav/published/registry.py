@@ -16,9 +16,11 @@ The package of a family has these members:
 - `WEIGHT_PREFIXES`, optional: beginnings of the names of the weights of the decoder. Of a larger
   `.safetensors` file on the hub, only these are fetched.
 - `read(folder)`: returns its subclass of `ModelConfig`, without importing torch.
+- `DECODER`, the class of the network of a codec as `module:class`, and `WEIGHTS`, the names of its
+  weights. An entry point may name a codec that is a module without a package.
 - a module `family` with `FAMILY`, a `token2wav.families.family.Family`: networks, weights and
-  noise. A codec has instead `DECODER`, the class of its network as `module:class`, and `WEIGHTS`,
-  the names of its weights. An entry point may name a codec that is a module without a package.
+  noise. It takes the place of `DECODER` and `WEIGHTS` for a model with a flow, and for a codec
+  whose weights need more than other names.
 
 The packages in `token2wav.families` are families. An installed distribution can add further
 families by entry points of the group `token2wav.families`.
@@ -186,7 +188,7 @@ def family_of(config: ModelConfig) -> Any:
     if decoder := getattr(package, "DECODER", None):
         module, _, name = decoder.partition(":")
         network = getattr(import_module(module), name)
-        return import_module(f"{GROUP}.codec_family").CodecFamily(network, package.WEIGHTS)
+        return import_module(f"{GROUP}.codec_family").codec_family(network, package.WEIGHTS)
     return import_module(f"{package.__name__}.family").FAMILY
 
 

@@ -1,7 +1,124 @@
 """Audex: the causal speech decoder of Nemotron Audex, a transformer without convolutions in its
 output.
+
+Its configuration is the `config.json` in the folder `audex_causal_speech_decoder` of a model.
 """
 
-from token2wav.families.audex.config import MODEL_TYPES, read
+from __future__ import annotations
 
-__all__ = ["MODEL_TYPES", "read"]
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from token2wav.config import StreamConfig
+from token2wav.config.values import Bounds, Length
+from token2wav.published.codec_config import SymmetricCodecConfig
+from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.formats import TRANSFORMERS, Format
+from token2wav.published.relations import Divides, Equals, Even, Gives, Only
+from token2wav.published.sizes import PAIRS, Heads, Layers, Rate, SampleRate, Width, Window
+from token2wav.published.weight_names import WeightNames
+
+MODEL_TYPES = ("audex_causal_speech_decoder",)
+DECODER = "token2wav.families.audex.network:AudexDecoder"
+WEIGHTS = WeightNames(
+    parts=("audex_speech_token_embedder.", "module."),
+    unused=r"^module\.wav_proj\.",  # of training
+    renamed=(
+        (r"^audex_speech_token_embedder\.", ""),
+        (r"^module\.(backbone\.)?", ""),
+        (r"^lookahead_", "lookahead."),
+        (r"^transformers\.", "transformer.layers."),
+        (r"\.att_norm\.", ".input_layernorm."),
+        (r"\.ffn_norm\.", ".post_attention_layernorm."),
+        (r"\.att\.c_attn\.", ".self_attn.in_proj."),
+        (r"\.att\.c_proj\.", ".self_attn.o_proj."),
+        (r"^head\.proj\.", "head."),
+    ),
+)
+FORMAT = Format(names={"window": ()}, without_effect=TRANSFORMERS)
+
+_BLOCK = 2  # tokens
+# The decoder attends to the whole past. The language model makes at most as many tokens, by the
+# limit of its published settings.
+_MOST_TOKENS = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudexSizes(CodecSizes):
+    """Sizes of the decoder. Fields and defaults are those of its authors' configuration.
+
+    Attributes:
+        hidden_dim, depth, heads: channels, number and heads of the layers.
+        pos_meb_dim: channels of a head. All have rotary positions.
+        hop_length: samples of a token.
+        vq_dim: channels of an embedded token.
+        lookahead_steps: later tokens that a token depends on.
+        codebook_levels, codebook_size: levels of each value of a code, and all of their
+            combinations.
+        token_embed_dim: values of a code.
+        window: positions that a position attends to, itself included. No file has it.
+    """
+
+    RATE, CODES = "sample_rate", ("codes", "codebook_size")
+
+    hidden_dim: Annotated[Width, Equals("head_channels", "heads and pos_meb_dim")] = 2048
+    depth: Layers = 12
+    heads: Annotated[Heads, Divides("hidden_dim")] = 32
+    pos_meb_dim: Annotated[Width, Even(PAIRS)] = 64
+    hop_length: Rate = 320
+    vq_dim: Width = 2048
+    lookahead_steps: Annotated[int, Bounds(1, 64)] = 4
+    sample_rate: SampleRate = 16_000
+    codebook_levels: Annotated[
+        tuple[Annotated[int, Bounds(2, 4096)], ...],
+        Length(16, least=1),
+        Gives("combinations", 1 << 20, "codes"),
+    ] = (4,) * 8
+    codebook_size: Annotated[int, Equals("combinations", "codebook_levels")] = 65_536
+    token_embed_dim: Annotated[int, Equals("values", "codebook_levels")] = 8
+    embed_tokens_from_codes: Annotated[bool, Only(True)] = True
+    window: Window = _MOST_TOKENS
+
+    @property
+    def frame_samples(self) -> int:
+        return self.hop_length
+
+    @property
+    def codes(self) -> int:
+        """Codes of a token."""
+        return 1
+
+    @property
+    def values(self) -> int:
+        return len(self.codebook_levels)
+
+    @property
+    def combinations(self) -> int:
+        return math.prod(self.codebook_levels)
+
+    @property
+    def head_channels(self) -> int:
+        """Channels of all heads."""
+        return self.heads * self.pos_meb_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudexConfig(SymmetricCodecConfig):
+    """Configuration of the decoder. It attends to the whole past, so utterances have a limit, until
+    `StreamConfig.left_blocks` sets a window.
+    """
+
+    sizes: AudexSizes
+    block_tokens: int = _BLOCK
+    most_tokens: int | None = _MOST_TOKENS
+
+    def with_stream_settings(self, stream: StreamConfig) -> SymmetricCodecConfig:
+        bounded = self
+        if stream.left_blocks is not None and stream.left_blocks >= 0:
+            window = self.block_tokens * (1 + stream.left_blocks)
+            bounded = replace(self, sizes=replace(self.sizes, window=window), most_tokens=None)
+        return super(AudexConfig, bounded).with_stream_settings(stream)
+
+
+read = AudexConfig.reader(AudexSizes, FORMAT)

@@ -1,7 +1,103 @@
-"""EAR-TTS, the codec of Nemotron VoiceChat: ConvNeXt blocks and an inverse STFT."""
+"""EAR-TTS, the codec of Nemotron VoiceChat: ConvNeXt blocks and an inverse STFT.
 
-from token2wav.families.ear_tts.config import CONFIG_KEYS, PREFIX, read
+Its configuration is a section of the `config.json` of a NeMo model.
+"""
 
-__all__ = ["CONFIG_KEYS", "WEIGHT_PREFIXES", "read"]
+from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from token2wav.config.values import Bounds
+from token2wav.errors import ConfigError
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.formats import Format
+from token2wav.published.relations import AsLong, Below, Equals, Even
+from token2wav.published.sizes import (
+    CodebookCount,
+    CodebookSize,
+    FrameSamples,
+    Kernel,
+    Layers,
+    Rate,
+    Rates,
+    SampleRate,
+    SomeRates,
+    Width,
+)
+from token2wav.published.weight_names import Codebooks, WeightNames
+
+CONFIG_KEYS = ("data", "model")
+FORMAT = Format(
+    section="model.speech_generation.model.codec_config",
+    names={"sample_rate": "/model.speech_generation.data.target_sample_rate"},
+)
+PREFIX = "tts_model.audio_codec."  # beginning of the names of the weights
 WEIGHT_PREFIXES = (PREFIX,)
+DECODER = "token2wav.families.ear_tts.network:EarTtsDecoder"
+WEIGHTS = WeightNames(
+    parts=(f"{PREFIX}prvq.mus_list.", f"{PREFIX}decoder."),
+    renamed=(
+        (rf"^{PREFIX}(decoder\.)?", ""),
+        (r"^(prvq\.mus_list\.\d+)$", r"\1.entries"),
+    ),
+    codebooks=(Codebooks(r"prvq\.mus_list\.(\d{1,3})\.", "codebooks", ("entries",)),),
+)
+
+_EVEN = "a hop and a window have halves"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarTtsSizes(CodecSizes):
+    """Sizes of the codec. Fields are those of the published configuration.
+
+    Attributes:
+        latent_size: channels of the sum of codebook entries.
+        n_fft, hop_length: samples of a window, and from a window to the next one.
+        base_hidden_size: channels of the decoder's last stage; `channel_mult` multiplies them.
+        channel_mult, rates: factors of channels and of upsampling, in the order of the encoder.
+        num_blocks: ConvNeXt blocks of each stage.
+        kernel_size: kernel of the ConvNeXt blocks.
+        groups: groups of the upsampling.
+        codebook_size, num_quantizers: entries of a codebook, and number of codebooks.
+        wav_to_token_ratio: samples of audio for each frame of codes.
+    """
+
+    RATE = "sample_rate"
+
+    latent_size: Width
+    n_fft: Annotated[int, Bounds(4, 4096), Even(_EVEN)]
+    hop_length: Annotated[Rate, Even(_EVEN), Below("n_fft")]
+    base_hidden_size: Width
+    channel_mult: Annotated[Rates, AsLong("rates")]
+    rates: SomeRates
+    num_blocks: Layers
+    kernel_size: Kernel
+    groups: Width = 1
+    codebook_size: CodebookSize
+    num_quantizers: CodebookCount
+    wav_to_token_ratio: Annotated[FrameSamples, Equals("frame_samples", "rates and hop_length")]
+    sample_rate: SampleRate = 22_050
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for width in (self.latent_size, *self.widths):
+            if width > 1 << 16 or width % self.groups:
+                raise ConfigError(
+                    f"groups: {self.groups} does not divide {width} channels, or there are more "
+                    f"than {1 << 16}"
+                )
+
+    @property
+    def widths(self) -> list[int]:
+        """Channels of each stage of the decoder."""
+        return [self.base_hidden_size * factor for factor in reversed(self.channel_mult)]
+
+    @property
+    def frame_samples(self) -> int:
+        return math.prod(self.rates) * self.hop_length
+
+
+read = CodecConfig.reader(EarTtsSizes, FORMAT)

@@ -1,5 +1,125 @@
-"""LFM2-Audio: its audio detokenizer, a causal LFM2 and an inverse STFT."""
+"""LFM2-Audio: its audio detokenizer, a causal LFM2 and an inverse STFT.
 
-from token2wav.families.lfm2_audio.config import MODEL_TYPES, read
+Its configuration is the `config.json` in the folder `audio_detokenizer` of a model.
+"""
 
-__all__ = ["MODEL_TYPES", "read"]
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from token2wav.config.values import Bounds, Length
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.formats import ROPE_THETA, ROPE_TYPES, TRANSFORMERS, Format
+from token2wav.published.relations import Below, Divides, Equals, Even
+from token2wav.published.sizes import (
+    CodebookCount,
+    CodebookSize,
+    Heads,
+    Kernel,
+    Layers,
+    Rate,
+    SampleRate,
+    Width,
+)
+from token2wav.published.weight_names import WeightNames
+
+MODEL_TYPES = ("lfm2",)
+DECODER = "token2wav.families.lfm2_audio.network:Lfm2AudioDecoder"
+WEIGHTS = WeightNames(
+    parts=("emb.", "lfm.layers.", "lfm.embedding_norm.", "lin."),
+    unused="^$",  # `in_proj` is a layer of the short convolutions
+    renamed=((r"^emb\.emb\.", "emb."),),
+)
+# of the embedding of text, of training, and older names of sizes
+_UNUSED = """
+    block_dim block_ff_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu
+    block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init full_attn_idxs num_heads
+    output_size tie_embedding use_pos_enc vocab_size
+"""
+
+
+def _one_feed_forward_size(section: dict[str, Any]) -> dict[str, Any]:
+    """Returns the section with `block_ff_dim`, which precedes `intermediate_size` as in
+    `transformers`, under the name of the other.
+    """
+    name = "block_ff_dim" if "block_ff_dim" in section else "intermediate_size"
+    return {**section, "intermediate_size": section[name]} if name in section else section
+
+
+FORMAT = Format(
+    names={**ROPE_THETA, "conv_kernel": "conv_L_cache"},
+    only=ROPE_TYPES,
+    without_effect=(*TRANSFORMERS, *_UNUSED.split()),
+    prepare=_one_feed_forward_size,
+)
+
+Kind = Literal["conv", "full_attention", "sliding_attention"]
+_EVEN = "a hop and a window have halves"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lfm2AudioSizes(CodecSizes):
+    """Sizes of the detokenizer. Fields and defaults are those of `Lfm2Config` in `transformers`.
+    The fields after `rope_theta` are constants in the public code.
+
+    Attributes:
+        hidden_size: channels of the layers.
+        intermediate_size, block_auto_adjust_ff_dim, block_ffn_dim_multiplier, block_multiple_of:
+            see `feed_forward_size`.
+        layer_types: kind of each layer. Attention of both kinds has the window.
+        conv_kernel, conv_bias: kernel of the short convolutions, and whether they have biases.
+        sliding_window: positions that a position attends to, itself included.
+        num_codebooks, codebook_size: codebooks, and entries of each.
+        upsample_factor: positions of the layers for each frame of codes.
+        n_fft, hop_length: samples of a window, and from a window to the next one.
+    """
+
+    RATE = "sample_rate"
+    CODES = ("num_codebooks", "codebook_size")
+
+    hidden_size: Width = 2560
+    intermediate_size: Width = 12288
+    block_auto_adjust_ff_dim: bool = True
+    block_ffn_dim_multiplier: Annotated[float, Bounds(0.001, 1000)] = 1.0
+    block_multiple_of: Width = 256
+    num_hidden_layers: Annotated[Layers, Equals("listed_layers", "layer_types")] = 32
+    num_attention_heads: Heads = 32
+    num_key_value_heads: Annotated[Heads, Divides("num_attention_heads")] = 8
+    head_dim: Annotated[int | None, Bounds(2, 1 << 16)] = None
+    layer_types: Annotated[tuple[Kind, ...], Length(1024)]
+    conv_kernel: Kernel = 3
+    conv_bias: bool = False
+    sliding_window: Annotated[int, Bounds(2, 1 << 16)] = 30
+    norm_eps: Annotated[float, Bounds(1e-12, 1)] = 1e-5
+    rope_theta: Annotated[float, Bounds(1, 1e9)] = 1e6
+    num_codebooks: CodebookCount = 8
+    codebook_size: CodebookSize = 2048
+    upsample_factor: Rate = 6
+    n_fft: Annotated[int, Bounds(4, 4096), Even(_EVEN)] = 1280
+    hop_length: Annotated[Rate, Even(_EVEN), Below("n_fft")] = 320
+    sample_rate: SampleRate = 24_000
+
+    @property
+    def frame_samples(self) -> int:
+        return self.upsample_factor * self.hop_length
+
+    @property
+    def listed_layers(self) -> int:
+        return len(self.layer_types)
+
+    @property
+    def dim_head(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def feed_forward_size(self) -> int:
+        """Channels inside the feed-forward part of a layer."""
+        if not self.block_auto_adjust_ff_dim:
+            return self.intermediate_size
+        size = int(self.block_ffn_dim_multiplier * int(2 * self.intermediate_size / 3))
+        return -(-size // self.block_multiple_of) * self.block_multiple_of
+
+
+read = CodecConfig.reader(Lfm2AudioSizes, FORMAT)

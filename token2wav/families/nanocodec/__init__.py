@@ -1,12 +1,146 @@
 """NanoCodec, the codec of NVIDIA Magpie and Kani TTS: groups of finite scalar quantisation, and a
 causal HiFi-GAN as decoder.
+
+Its configuration is read from `model_config.yaml` as data. The file describes the training too.
+Only the sample rate, the decoder and the quantiser are read.
 """
 
-from token2wav.families.nanocodec.config import FILES, read
+from __future__ import annotations
 
-__all__ = ["DOWNLOADS", "FILES", "read"]
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from token2wav.config.strict_yaml import parse_yaml, read_bounded
+from token2wav.config.values import Bounds, Length, prefixed
+from token2wav.errors import ConfigError
+from token2wav.published.checkpoint_files import only_file
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.formats import Format
+from token2wav.published.nemo_archive import CONFIG, WEIGHTS, read_member
+from token2wav.published.relations import Equals, Gives, Halves
+from token2wav.published.sizes import Kernel, SampleRate, SomeRates, Width
+from token2wav.published.weight_names import WeightNames
+
+ARCHIVE = "*.nemo"
+FILES = (ARCHIVE, CONFIG)
+# Names of files with the weights in a folder without an archive, in order of preference.
+WEIGHTS_FILES = ("model_weights.safetensors", "model.safetensors", WEIGHTS)
 DOWNLOADS = (
     "*.nemo|model_config.yaml",
     "*.nemo|model_weights.safetensors|model.safetensors|model_weights.ckpt",
 )
+NAMES = WeightNames(
+    parts=("audio_decoder.",),
+    renamed=((r"^audio_decoder\.", ""), (r"\.conv\.", "."), (r"\.activation\.snake_act\.", ".")),
+)
+
+_SECTIONS = {
+    "audio_decoder": "CausalHiFiGANDecoder",
+    "vector_quantizer": "GroupFiniteScalarQuantizer",
+}
+_QUANTIZER = ("num_groups", "num_levels_per_group")
+_TOP = ("sample_rate", "samples_per_frame")
+
+SomeKernels = Annotated[tuple[Kernel, ...], Length(16, least=1)]
+Levels = Annotated[tuple[Annotated[int, Bounds(2, 4096)], ...], Length(16, least=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NanoCodecSizes(CodecSizes):
+    """Sizes of the decoder, a causal HiFi-GAN, and of the quantiser. Fields have the published
+    names.
+
+    Attributes:
+        samples_per_frame: samples of audio for each frame of codes.
+        num_groups: codes of a frame.
+        num_levels_per_group: levels of every value of a group.
+        input_dim: channels of the dequantised codes.
+        up_sample_rates: factor of every upsampling.
+        base_channels: channels of the first convolution; every upsampling halves them.
+        in_kernel_size, out_kernel_size: kernels of the first and of the last convolution.
+        resblock_kernel_sizes, resblock_dilation_sizes: kernels of the parallel residual blocks, and
+            dilations of the convolutions in each block.
+        activation: activation between the layers.
+        output_activation: activation that bounds the audio.
+        pad_mode: values before the first position of a sequence.
+        n_groups_equal_to_out_channels: whether every output channel of an upsampling reads its own
+            input channels only.
+    """
+
+    RATE, CODES = "sample_rate", ("num_groups", "codebook_size")
+
+    sample_rate: SampleRate
+    samples_per_frame: Annotated[
+        int | None, Bounds(1, 1 << 20), Equals("frame_samples", "up_sample_rates")
+    ] = None
+    num_groups: Annotated[int, Bounds(1, 64)]
+    num_levels_per_group: Annotated[Levels, Gives("codebook_size", 1 << 20, "codes")]
+    input_dim: Annotated[Width, Equals("code_values", "num_groups and num_levels_per_group")]
+    up_sample_rates: SomeRates = (8, 8, 2, 2)
+    base_channels: Annotated[Width, Halves("up_sample_rates")] = 512
+    in_kernel_size: Kernel = 7
+    out_kernel_size: Kernel = 3
+    resblock_kernel_sizes: SomeKernels = (3, 7, 11)
+    resblock_dilation_sizes: SomeKernels = (1, 3, 5)
+    activation: Literal["half_snake"] = "half_snake"
+    output_activation: Literal["tanh", "clamp"] = "tanh"
+    pad_mode: Literal["zeros"] = "zeros"
+    n_groups_equal_to_out_channels: bool = True
+
+    @property
+    def frame_samples(self) -> int:
+        return math.prod(self.up_sample_rates)
+
+    @property
+    def codebook_size(self) -> int:
+        """Values of a code."""
+        return math.prod(self.num_levels_per_group)
+
+    @property
+    def code_values(self) -> int:
+        """Values of a frame of codes."""
+        return self.num_groups * len(self.num_levels_per_group)
+
+
+_DECODER = set(NanoCodecSizes.__dataclass_fields__) - {*_QUANTIZER, *_TOP}
+FORMAT = Format(
+    names={
+        **{name: f"vector_quantizer.{name}" for name in _QUANTIZER},
+        **{name: f"audio_decoder.{name}" for name in sorted(_DECODER)},
+    },
+    without_effect=tuple(f"{section}._target_" for section in _SECTIONS),
+)
+
+
+def read(folder: Path) -> CodecConfig:
+    """Reads the configuration of a folder with a `.nemo` archive, or with its unpacked files.
+
+    Raises:
+        ConfigError: as `CodecConfig.reader`; or the codec has another decoder or quantiser.
+        CheckpointError: the archive cannot be read.
+    """
+    archive = only_file(folder, (ARCHIVE,))
+    path = archive or folder / CONFIG
+    content = read_member(archive, CONFIG).getvalue() if archive else read_bounded(path)
+    with prefixed(f"{path}: "):
+        document = parse_yaml(content)
+        if not isinstance(document, dict):
+            raise ConfigError(f"expected a mapping, got {type(document).__name__}")
+        for name, kind in _SECTIONS.items():
+            section = document.get(name)
+            target = section.get("_target_") if isinstance(section, dict) else None
+            if not isinstance(target, str) or target.rpartition(".")[2] != kind:
+                raise ConfigError(
+                    f"{name}._target_: {target!r:.80} is not supported; expected {kind}"
+                )
+        # The other keys belong to encoder, discriminator and training.
+        values: dict[str, Any] = {
+            key: value for key, value in document.items() if key in {*_SECTIONS, *_TOP}
+        }
+        return CodecConfig.of(
+            FORMAT.read(NanoCodecSizes, values),
+            weights=(archive.name,) if archive else WEIGHTS_FILES,
+        )

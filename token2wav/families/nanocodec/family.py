@@ -9,7 +9,7 @@ import torch
 
 from token2wav.config.model_config import StageName
 from token2wav.families.codec_family import CodecFamily
-from token2wav.families.nanocodec.config import NAMES
+from token2wav.families.nanocodec import NAMES
 from token2wav.families.nanocodec.network import NanoCodec
 from token2wav.networks.codec_weights import converted_weights
 from token2wav.networks.weights import read_pickle

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.families.nanocodec.config import NanoCodecSizes
+from token2wav.families.nanocodec import NanoCodecSizes
 from token2wav.layers.combine import Chain, Mean, Residual, placed, run
 from token2wav.layers.scalar_codes import ScalarCodes
 from token2wav.layers.streaming import (

@@ -2,8 +2,165 @@
 decoder with Snake activations.
 """
 
-from token2wav.families.qwen3.config import MODEL_TYPES, read
+from __future__ import annotations
 
-__all__ = ["MODEL_TYPES", "WEIGHT_PREFIXES", "read"]
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from token2wav.config.values import Bounds
+from token2wav.errors import ConfigError
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.formats import ROPE_THETA, ROPE_TYPES, TRANSFORMERS, Format
+from token2wav.published.registry import unfilled_network
+from token2wav.published.relations import Equals, Even, Halves, Only
+from token2wav.published.sizes import (
+    PAIRS,
+    CodebookCount,
+    CodebookSize,
+    Epsilon,
+    Heads,
+    Layers,
+    OptionalWidth,
+    Rates,
+    RopeBase,
+    SampleRate,
+    SomeRates,
+    Width,
+    Window,
+)
+from token2wav.published.weight_names import Codebooks, WeightNames
+
+_UNUSED = (
+    *(*TRANSFORMERS, "layer_scale_initial_scale", "num_semantic_quantizers"),
+    *("semantic_codebook_size", "vector_quantization_hidden_dimension", "layer_types"),
+)
+_TOP = ("output_sample_rate", "decode_upsample_rate")
+FORMATS = {
+    "qwen3_tts_tokenizer_12hz": Format(
+        section="decoder_config",
+        names={**ROPE_THETA, **{name: f"/{name}" for name in _TOP}},
+        defaults={"codebook_dim": 512, "latent_dim": 1024},  # the published sizes
+        only=ROPE_TYPES,
+        without_effect=_UNUSED,
+    ),
+    "qwen3_omni_moe": Format(
+        section="code2wav_config",
+        names={**ROPE_THETA, **dict.fromkeys(("codebook_dim", "latent_dim", *_TOP), ())},
+        only=ROPE_TYPES,
+        without_effect=(*_UNUSED, "codebook_dim", "latent_dim"),
+    ),
+}
+MODEL_TYPES = tuple(FORMATS)
 WEIGHT_PREFIXES = ("decoder.", "code2wav.")
+DECODER = "token2wav.families.qwen3.network:Qwen3Decoder"
+WEIGHTS = WeightNames(
+    parts=("decoder.", "code2wav."),
+    unused=r"\.quantizer\..*(\.input_proj\.|initialized$|inited$)",  # make codes
+    renamed=(
+        (r"^(decoder|code2wav)\.", ""),
+        (r"^(?=quantizer\.|pre_conv\.|code_embedding\.)", "front."),
+        (r"^front\.quantizer\.rvq_first\.", "front.quantizer.semantic."),
+        (r"^front\.quantizer\.rvq_rest\.", "front.quantizer.acoustic."),
+        (r"\.conv\.", "."),  # wrapper
+        (r"^pre_transformer\.layers\.", "pre_transformer.window.layers."),
+    ),
+    codebooks=tuple(
+        Codebooks(
+            rf"front\.quantizer\.{kind}\.vq\.layers\.(\d{{1,3}})\._codebook\.",
+            f"front.quantizer.{kind}",
+            ("embedding_sum", "cluster_usage"),
+        )
+        for kind in ("semantic", "acoustic")
+    ),
+)
+
+
+@dataclass(frozen=True)
+class DecoderSizes(CodecSizes):
+    """Sizes of a decoder. Fields and defaults are the published ones.
+
+    Attributes:
+        codebook_size, num_quantizers: entries of a codebook, and codebooks.
+        hidden_size: channels of the transformer, and of Code2Wav's upsampling.
+        num_hidden_layers, intermediate_size: layers of the transformer, and channels of their
+            feed-forward parts.
+        hidden_act: activation of the feed-forward parts.
+        rms_norm_eps: added to the mean square in a norm.
+        rope_theta: base of rotary positions.
+        sliding_window: positions that a position of the transformer attends to.
+        attention_bias: whether projections have a bias.
+        upsampling_ratios: factors of the upsampling before the decoder.
+        upsample_rates: factors of the upsampling in the decoder.
+        decoder_dim: channels of the decoder before its first upsampling.
+        codebook_dim, latent_dim: only of the tokenizer: channels of the sum of entries, and
+            channels around the transformer. None for Code2Wav, which averages embeddings of
+            `hidden_size` channels.
+        output_sample_rate: samples per second; the configuration of Qwen3-Omni does not contain it.
+    """
+
+    RATE = "output_sample_rate"
+
+    codebook_size: CodebookSize = 2048
+    num_quantizers: CodebookCount = 16
+    hidden_size: Width = 1024
+    num_hidden_layers: Layers = 8
+    intermediate_size: Width = 3072
+    num_attention_heads: Heads = 16
+    num_key_value_heads: Annotated[Heads, Equals("num_attention_heads")] = 16
+    head_dim: OptionalWidth = None
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: Epsilon = 1e-5
+    rope_theta: RopeBase = 10000.0
+    sliding_window: Window = 72
+    attention_bias: Annotated[bool, Only(False)] = False
+    upsampling_ratios: Rates = (2, 2)
+    upsample_rates: SomeRates = (8, 5, 4, 3)
+    decoder_dim: Annotated[Width, Halves("upsample_rates")] = 1536
+    codebook_dim: Annotated[
+        int | None, Bounds(1, 1 << 16), Even("a semantic and an acoustic half are needed")
+    ] = None
+    latent_dim: OptionalWidth = None
+    output_sample_rate: SampleRate = 24_000
+    decode_upsample_rate: Annotated[
+        int | None, Equals("frame_samples", "upsample_rates and upsampling_ratios")
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Even(PAIRS).check_in(self, self.dim_head, "head_dim")
+        if not self.is_omni and self.num_quantizers < 2:
+            raise ConfigError("num_quantizers: 1; a semantic and an acoustic one are needed")
+
+    @property
+    def dim_head(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def is_omni(self) -> bool:
+        """Whether this is Code2Wav of Qwen3-Omni; else the tokenizer of Qwen3-TTS."""
+        return self.codebook_dim is None
+
+    @property
+    def latents(self) -> int:
+        """Channels of the upsampling before the decoder."""
+        return self.latent_dim or self.hidden_size
+
+    @property
+    def frame_samples(self) -> int:
+        return math.prod(self.upsampling_ratios) * math.prod(self.upsample_rates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Config(CodecConfig):
+    """Configuration of a decoder of Qwen3-TTS or Qwen3-Omni."""
+
+    sizes: DecoderSizes
+
+    @property
+    def missing_samples(self) -> int:
+        return int(unfilled_network(self, "decoder").missing_samples)
+
+
+read = Qwen3Config.reader(DecoderSizes, FORMATS)

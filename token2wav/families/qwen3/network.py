@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from token2wav.families.qwen3.config import DecoderSizes
+from token2wav.families.qwen3 import DecoderSizes
 from token2wav.layers.codebooks import Quantizer
 from token2wav.layers.combine import Chain, Residual, placed
 from token2wav.layers.convnext import ConvNeXt

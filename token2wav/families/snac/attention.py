@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.families.snac.config import HEAD_CHANNELS
+from token2wav.families.snac import HEAD_CHANNELS
 from token2wav.layers.streaming import OFFLINE, ON_TIME, Streaming, StreamStep, Timing
 from token2wav.layers.window_attention import rotate
 

@@ -1,7 +1,136 @@
-"""The AudioVAE of VoxCPM: the decoder of DAC with causal convolutions, for continuous latents."""
+"""The AudioVAE of VoxCPM: the decoder of DAC with causal convolutions, for continuous latents.
 
-from token2wav.families.voxcpm.config import CONFIG_KEYS, FILES, read
+Its configuration is a section of the `config.json` of VoxCPM2, or of VoxCPM 0.5B and 1.5, whose
+AudioVAE is older.
+"""
 
-__all__ = ["CONFIG_KEYS", "DOWNLOADS", "FILES", "read"]
+from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from token2wav.config.values import Bounds, Length, convert, prefixed
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.codec_sizes import CodecSizes, SymmetricSizes
+from token2wav.published.formats import Format
+from token2wav.published.relations import Ascending, Equals, Halves, Only
+from token2wav.published.sizes import SampleRate, SomeRates, Width
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
+from token2wav.published.weight_names import WeightNames
+
+FILES = ("audiovae.safetensors", "audiovae.pth")  # in order of preference
+_SECTION = "audio_vae_config"  # missing in VoxCPM 0.5B
+CONFIG_KEYS = (_SECTION,)
+_UNUSED = ("encoder_dim", "chunk_size", "decode_chunk_size")
+_OLDER = ("out_sample_rate", "sr_bin_boundaries")  # layers for a sample rate
+FORMATS = {
+    "voxcpm2": Format(section=_SECTION, without_effect=_UNUSED),
+    # The older AudioVAE has other defaults.
+    "voxcpm": Format(
+        section=_SECTION,
+        names=dict.fromkeys(_OLDER, ()),
+        defaults={
+            **dict.fromkeys(_OLDER),
+            "decoder_dim": 1536,
+            "decoder_rates": [8, 8, 5, 2],
+        },
+        without_effect=(*_UNUSED, *_OLDER),
+    ),
+}
 DOWNLOADS = ("config.json", "|".join(FILES))
+WEIGHTS = WeightNames(
+    parts=("decoder.",),
+    renamed=(  # scale and bias of each range of sample rates, before a layer of the decoder
+        (r"sr_cond_model\.(\d{1,2})\.scale_embed\.weight$", r"model.\1.scale.weight"),
+        (r"sr_cond_model\.(\d{1,2})\.bias_embed\.weight$", r"model.\1.scale.bias"),
+    ),
+    wrappers=("state_dict",),
+)
+
+
+@dataclass(frozen=True)
+class VoxCPMSizes(CodecSizes):
+    """Sizes of the decoder. Fields and defaults come from VoxCPM2.
+
+    Attributes:
+        encoder_rates, sample_rate: factors and sample rate of the encoder, which give the number of
+            latents per second.
+        latent_dim: length of a latent.
+        decoder_dim: channels before the first upsampling. Every upsampling halves them.
+        decoder_rates: factor of each upsampling.
+        depthwise: whether the convolutions filter every channel by itself.
+        out_sample_rate: samples per second of the audio; None for `sample_rate`.
+        sr_bin_boundaries: boundaries between ranges of sample rates, in ascending order. Each range
+            has a scale and a bias of all channels before every upsampling. None for a decoder
+            without them.
+        cond_type: its two values differ in training only.
+    """
+
+    LATENT = "latent_dim"
+
+    encoder_rates: SomeRates = (2, 5, 8, 8)
+    sample_rate: SampleRate = 16_000
+    latent_dim: Width = 64
+    decoder_dim: Annotated[Width, Halves("decoder_rates")] = 2048
+    decoder_rates: SomeRates = (8, 6, 5, 2, 2, 2)
+    depthwise: bool = True
+    out_sample_rate: Annotated[int | None, Bounds(1, 768_000)] = 48_000
+    sr_bin_boundaries: Annotated[tuple[SampleRate, ...] | None, Length(64), Ascending()] = (
+        20_000,
+        30_000,
+        40_000,
+    )
+    use_noise_block: Annotated[bool, Only(False)] = False
+    cond_type: Literal["scale_bias", "scale_bias_init"] = "scale_bias"
+    cond_out_layer: Annotated[bool, Only(False)] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        source = "sample_rate, encoder_rates and decoder_rates"
+        Equals("decoder_rate", source).check_in(self, self.audio_rate, "out_sample_rate")
+
+    @property
+    def decoder_rate(self) -> float:
+        """Samples per second that the decoder makes of the latents of the encoder."""
+        return self.sample_rate * self.frame_samples / math.prod(self.encoder_rates)
+
+    @property
+    def audio_rate(self) -> int:
+        """Samples per second of the audio."""
+        return self.out_sample_rate or self.sample_rate
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples of audio for each latent."""
+        return math.prod(self.decoder_rates)
+
+    @property
+    def rate_range(self) -> int:
+        """Index of the range that contains the sample rate of the audio."""
+        return bisect_left(self.sr_bin_boundaries or (), self.audio_rate)
+
+    @property
+    def decoder(self) -> SymmetricSizes:
+        return SymmetricSizes.of_decoder(self.decoder_rates, self.decoder_dim, self.latent_dim)
+
+
+def read(folder: Path) -> CodecConfig:
+    """Reads the configuration of a folder.
+
+    Raises:
+        ConfigError: as `CodecConfig.reader`.
+    """
+    path = folder / CONFIG_JSON
+    document: dict[str, Any] = read_json(path)
+    with prefixed(f"{path}: "):
+        name = str(document.get("architecture", "voxcpm")).lower()
+        kind = convert(name, Literal["voxcpm", "voxcpm2"], "architecture")
+        section = document.get(_SECTION) or {}
+        return CodecConfig.of(
+            FORMATS[kind].read(VoxCPMSizes, {_SECTION: section}),
+            weights=FILES,
+            hop_blocks=(1, 32),  # the longest hop has 1.28 s
+        )

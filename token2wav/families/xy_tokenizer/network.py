@@ -1,4 +1,4 @@
-"""Family of XY-Tokenizer: its decoder, and its weights."""
+"""Decoder of XY-Tokenizer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.config.windows import Windows
-from token2wav.families.codec_family import WindowCodecFamily
-from token2wav.families.xy_tokenizer.config import WEIGHTS, XYTokenizerSizes, whole_windows
+from token2wav.families.xy_tokenizer import XYTokenizerSizes, whole_windows
 from token2wav.layers.codebooks import Codebooks
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.full_attention import full_attention
@@ -143,6 +142,3 @@ def sinusoids(positions: torch.Tensor, channels: int) -> torch.Tensor:
     steps = torch.arange(half, device=positions.device)
     angles = positions[..., None] * torch.exp(-math.log(_LONGEST_PERIOD) / (half - 1) * steps)
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
-
-
-FAMILY = WindowCodecFamily(XYTokenizerDecoder, WEIGHTS)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from token2wav.families.codec_family import CodecFamily
+from token2wav.families.snac import SnacSizes
 from token2wav.families.snac.attention import LocalAttention
-from token2wav.families.snac.config import WEIGHTS, SnacSizes
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
@@ -53,6 +52,3 @@ class Snac(WaveformNetwork):
         """
         spread = codes[:, self.places].transpose(2, 3).flatten(2)  # (B, codebooks, latents)
         return torch.tanh(self.decoder(self.quantizer(spread), step))
-
-
-FAMILY = CodecFamily(Snac, WEIGHTS)

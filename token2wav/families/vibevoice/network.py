@@ -1,14 +1,11 @@
-"""Family of VibeVoice: its acoustic decoder, with modules named as in Microsoft's code, and its
-weights.
-"""
+"""Acoustic decoder of VibeVoice, with modules named as in Microsoft's code."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from token2wav.families.codec_family import CodecFamily
-from token2wav.families.vibevoice.config import WEIGHTS, VibeVoiceSizes
+from token2wav.families.vibevoice import VibeVoiceSizes
 from token2wav.layers.combine import Chain, placed, run
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.streaming import (
@@ -90,6 +87,3 @@ class VibeVoiceBlock(StreamModule):
         mixed = self.mixer(self.norm(x.transpose(1, 2)).transpose(1, 2), step)
         x = torch.addcmul(x, self.gamma[:, None], mixed).transpose(1, 2)
         return torch.addcmul(x, self.ffn_gamma, self.ffn(self.ffn_norm(x))).transpose(1, 2)
-
-
-FAMILY = CodecFamily(VibeVoiceDecoder, WEIGHTS)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from token2wav.families.codec_family import CodecFamily
-from token2wav.families.mimi.config import WEIGHTS, MimiSizes
+from token2wav.families.mimi import MimiSizes
 from token2wav.layers.codebooks import Quantizer
 from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.seanet_decoder import SeanetDecoder
@@ -32,6 +31,3 @@ class Mimi(SeanetDecoder):
         codebooks that a stream does not send.
         """
         return self.decode(self.quantizer(codes), step)
-
-
-FAMILY = CodecFamily(Mimi, WEIGHTS)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from token2wav.families.codec_family import CodecFamily
-from token2wav.families.higgs.config import WEIGHTS, HiggsSizes
+from token2wav.families.higgs import HiggsSizes
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
@@ -37,6 +36,3 @@ class Higgs(WaveformNetwork):
         """
         latents = self.fc2(self.quantizer(codes).transpose(1, 2)).transpose(1, 2)
         return self.acoustic_decoder(latents, step)
-
-
-FAMILY = CodecFamily(Higgs, WEIGHTS)

@@ -1,4 +1,4 @@
-"""Family of the MOSS Audio Tokenizer: its decoder, and its weights.
+"""Decoder of the MOSS Audio Tokenizer.
 
 The decoder has no convolution. Transformers with a sliding window alternate with patches, which
 turn the channels of a position into several positions.
@@ -11,8 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from token2wav.families.codec_family import CodecFamily
-from token2wav.families.moss.config import WEIGHTS, MossSizes, TransformerPart
+from token2wav.families.moss import MossSizes, TransformerPart
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.combine import placed
 from token2wav.layers.feed_forward import FeedForward
@@ -122,6 +121,3 @@ def _projection(
     if inputs == outputs and not always:
         return nn.Identity()
     return nn.Linear(inputs, outputs, bias=bias)
-
-
-FAMILY = CodecFamily(Moss, WEIGHTS)

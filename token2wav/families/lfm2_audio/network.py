@@ -1,4 +1,4 @@
-"""Family of LFM2-Audio: the audio detokenizer, and its weights."""
+"""Audio detokenizer of LFM2-Audio."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from token2wav.families.codec_family import CodecFamily
-from token2wav.families.lfm2_audio.config import WEIGHTS, Lfm2AudioSizes
+from token2wav.families.lfm2_audio import Lfm2AudioSizes
 from token2wav.layers.combine import placed
 from token2wav.layers.feed_forward import GatedFeedForward
 from token2wav.layers.inverse_stft import InverseSTFT
@@ -158,6 +157,3 @@ class NormalizedAttention(nn.Module):
         )
         q, k = rotate(self.q_layernorm(q), angles), rotate(self.k_layernorm(k), angles)
         return self.out_proj(self.window(q, k, v, positions, step).flatten(2))
-
-
-FAMILY = CodecFamily(Lfm2AudioDecoder, WEIGHTS)

@@ -7,8 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from token2wav.families.causal_dac.config import WEIGHTS, CausalDacSizes
-from token2wav.families.codec_family import CodecFamily
+from token2wav.families.causal_dac import CausalDacSizes
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.combine import Chain, placed
 from token2wav.layers.convnext import ConvNeXt
@@ -63,6 +62,3 @@ class CausalDac(WaveformNetwork):
         x = self.semantic_quantizer(codes[:, :1]) + self.quantizer(codes[:, 1:])
         x = self.norm(self.post_module(x.transpose(1, 2), step)).transpose(1, 2)
         return torch.tanh(self.decoder(self.upsample(x, step), step))
-
-
-FAMILY = CodecFamily(CausalDac, WEIGHTS)

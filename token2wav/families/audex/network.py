@@ -1,4 +1,4 @@
-"""Family of Audex: the speech decoder, and its weights."""
+"""Speech decoder of Audex."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.families.audex.config import WEIGHTS, AudexSizes
-from token2wav.families.codec_family import CodecFamily
+from token2wav.families.audex import AudexSizes
 from token2wav.layers.combine import Residual, placed
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.scalar_codes import ScalarCodes
@@ -72,6 +71,3 @@ class AudexDecoder(WaveformNetwork):
         x = self.lookahead(x.transpose(1, 2), step).transpose(1, 2)
         x = self.final_layer_norm(self.transformer(x, step))
         return self.head(x).tanh().flatten(1)[:, None]
-
-
-FAMILY = CodecFamily(AudexDecoder, WEIGHTS)

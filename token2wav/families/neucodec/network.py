@@ -1,4 +1,4 @@
-"""Family of NeuCodec and X-Codec 2: their decoder, and its weights."""
+"""Decoder of NeuCodec and X-Codec 2."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.config.windows import ONE_PART
-from token2wav.families.codec_family import WindowCodecFamily
-from token2wav.families.neucodec.config import WEIGHTS, NeuCodecSizes
+from token2wav.families.neucodec import NeuCodecSizes
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.full_attention import full_attention
 from token2wav.layers.inverse_stft import MOST_MAGNITUDE, InverseSTFT
@@ -83,6 +82,3 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (project(x) for project in (self.q_proj, self.k_proj, self.v_proj))
         return self.o_proj(full_attention(q, k, v, self._heads))
-
-
-FAMILY = WindowCodecFamily(NeuCodecDecoder, WEIGHTS)

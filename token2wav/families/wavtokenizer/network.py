@@ -1,4 +1,4 @@
-"""Family of WavTokenizer: its decoder, and its weights."""
+"""Decoder of WavTokenizer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.config.windows import ONE_PART
-from token2wav.families.codec_family import WindowCodecFamily
-from token2wav.families.wavtokenizer.config import WEIGHTS, WavTokenizerSizes
+from token2wav.families.wavtokenizer import WavTokenizerSizes
 from token2wav.layers.codebooks import Codebooks
 from token2wav.layers.streaming import WindowNetwork
 from token2wav.networks.vocos import AttentionBlock, ResidualBlock, Vocos, group_norm
@@ -61,6 +60,3 @@ class BandwidthNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, x.shape[-1:], self.scale.weight[0], self.shift.weight[0], _EPS)
-
-
-FAMILY = WindowCodecFamily(WavTokenizerDecoder, WEIGHTS)

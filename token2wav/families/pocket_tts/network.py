@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from token2wav.families.codec_family import CodecFamily
-from token2wav.families.pocket_tts.config import WEIGHTS, PocketSizes
+from token2wav.families.pocket_tts import PocketSizes
 from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.seanet_decoder import SeanetDecoder
 
@@ -22,6 +21,3 @@ class PocketDecoder(SeanetDecoder):
     def forward(self, latents: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of latents (B, latent_dim, T)."""
         return self.decode(self.latent_proj(latents), step)
-
-
-FAMILY = CodecFamily(PocketDecoder, WEIGHTS)

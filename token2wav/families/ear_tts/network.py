@@ -1,4 +1,4 @@
-"""Family of EAR-TTS: the decoder of its codec, and its weights."""
+"""Decoder of EAR-TTS's codec."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.families.codec_family import CodecFamily
-from token2wav.families.ear_tts.config import WEIGHTS, EarTtsSizes
+from token2wav.families.ear_tts import EarTtsSizes
 from token2wav.layers.codebooks import Codebooks
 from token2wav.layers.combine import placed, run
 from token2wav.layers.convnext import ConvNeXt
@@ -89,6 +88,3 @@ class Synthesis(InverseSTFT):
         spectrum = torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), dim=1)
         frames = torch.matmul(self.inverse, spectrum).clamp(-self.bound, self.bound)
         return self.add(frames, step)
-
-
-FAMILY = CodecFamily(EarTtsDecoder, WEIGHTS)
