@@ -30,7 +30,7 @@ from token2wav.published.sizes import (
 )
 
 
-class CodecSizes(ABC):
+class CodecSizes:
     """Sizes of a codec. A codec derives a dataclass, whose fields have bounds and relations in
     their annotations.
 
@@ -39,12 +39,15 @@ class CodecSizes(ABC):
         CODES: fields with the number of codes of a token and with the entries of a codebook.
         FEWER_CODES: whether a stream may have fewer codes in each token.
         LATENT: field with the length of a latent, for a decoder of latents; else empty.
+        FRAME: fields and properties whose product is the number of samples of a frame. Each is a
+            number, or a list of factors.
     """
 
     RATE: ClassVar[str] = "sampling_rate"
     CODES: ClassVar[tuple[str, str]] = ("num_quantizers", "codebook_size")
     FEWER_CODES: ClassVar[bool] = False
     LATENT: ClassVar[str] = ""
+    FRAME: ClassVar[tuple[str, ...]]
 
     def __post_init__(self) -> None:
         check_bounds(self, "")
@@ -62,9 +65,10 @@ class CodecSizes(ABC):
         return int(getattr(self, self.RATE))
 
     @property
-    @abstractmethod
     def frame_samples(self) -> int:
         """Samples of each channel for each frame of codes or latents."""
+        parts = (getattr(self, name) for name in self.FRAME)
+        return math.prod(math.prod(part) if isinstance(part, tuple) else part for part in parts)
 
     @property
     def frames_per_second(self) -> float:
@@ -144,7 +148,7 @@ class SymmetricCodecSizes(SymmetricSizes, CodecSizes):
 
 
 @dataclass(frozen=True)
-class SeanetSizes(CodecSizes):
+class SeanetSizes(CodecSizes, ABC):
     """Sizes for a transformer and a SEANet decoder. Fields and defaults are those of Mimi in
     `transformers`.
 
@@ -162,6 +166,8 @@ class SeanetSizes(CodecSizes):
         upsample_groups: groups of the upsampling before the transformer.
         sliding_window: positions that a position of the transformer attends to.
     """
+
+    FRAME = ("stride", "upsampling_ratios")
 
     sampling_rate: SampleRate = 24000
     audio_channels: Annotated[int, Bounds(1, 1)] = 1
@@ -202,7 +208,3 @@ class SeanetSizes(CodecSizes):
     @abstractmethod
     def stride(self) -> int:
         """Positions of the transformer for each frame of codes or latents."""
-
-    @property
-    def frame_samples(self) -> int:
-        return self.stride * math.prod(self.upsampling_ratios)

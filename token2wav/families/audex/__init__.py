@@ -60,7 +60,7 @@ class AudexSizes(CodecSizes):
         window: positions that a position attends to, itself included. No file has it.
     """
 
-    RATE, CODES = "sample_rate", ("codes", "codebook_size")
+    RATE, CODES, FRAME = "sample_rate", ("codes", "codebook_size"), ("hop_length",)
 
     hidden_dim: Annotated[Width, Equals("head_channels", "heads and pos_meb_dim")] = 2048
     depth: Layers = 12
@@ -79,10 +79,6 @@ class AudexSizes(CodecSizes):
     token_embed_dim: Annotated[int, Equals("values", "codebook_levels")] = 8
     embed_tokens_from_codes: Annotated[bool, Only(True)] = True
     window: Window = _MOST_TOKENS
-
-    @property
-    def frame_samples(self) -> int:
-        return self.hop_length
 
     @property
     def codes(self) -> int:

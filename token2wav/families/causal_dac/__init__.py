@@ -6,7 +6,6 @@ Its configuration is a part of the `config.json` of the whole model.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -92,6 +91,7 @@ class CausalDacSizes(CodecSizes):
     """
 
     RATE = "codec_sample_rate"
+    FRAME = ("codec_downsample_factor", "codec_decoder_rates")
 
     num_codebooks: Annotated[int, Bounds(2, 64)] = 10
     codebook_size: CodebookSize = 4096
@@ -117,10 +117,6 @@ class CausalDacSizes(CodecSizes):
     def tokens(self) -> TokenFormat:
         residual = (self.codec_residual_codebook_size,) * (self.num_codebooks - 1)
         return TokenFormat.uneven_codes((self.codebook_size, *residual))
-
-    @property
-    def frame_samples(self) -> int:
-        return math.prod(self.codec_downsample_factor) * math.prod(self.codec_decoder_rates)
 
     @property
     def decoder(self) -> SymmetricSizes:

@@ -5,7 +5,6 @@ Its configuration is a section of the `config.json` of a NeMo model.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -65,7 +64,7 @@ class EarTtsSizes(CodecSizes):
         wav_to_token_ratio: samples of audio for each frame of codes.
     """
 
-    RATE = "sample_rate"
+    RATE, FRAME = "sample_rate", ("rates", "hop_length")
 
     latent_size: Width
     n_fft: Annotated[int, Bounds(4, 4096), Even(_EVEN)]
@@ -94,10 +93,6 @@ class EarTtsSizes(CodecSizes):
     def widths(self) -> list[int]:
         """Channels of each stage of the decoder."""
         return [self.base_hidden_size * factor for factor in reversed(self.channel_mult)]
-
-    @property
-    def frame_samples(self) -> int:
-        return math.prod(self.rates) * self.hop_length
 
 
 read = CodecConfig.reader(EarTtsSizes, FORMAT)

@@ -76,8 +76,8 @@ class Lfm2AudioSizes(CodecSizes):
         n_fft, hop_length: samples of a window, and from a window to the next one.
     """
 
-    RATE = "sample_rate"
-    CODES = ("num_codebooks", "codebook_size")
+    RATE, CODES = "sample_rate", ("num_codebooks", "codebook_size")
+    FRAME = ("upsample_factor", "hop_length")
 
     hidden_size: Width = 2560
     intermediate_size: Width = 12288
@@ -100,10 +100,6 @@ class Lfm2AudioSizes(CodecSizes):
     n_fft: Annotated[int, Bounds(4, 4096), Even(_EVEN)] = 1280
     hop_length: Annotated[Rate, Even(_EVEN), Below("n_fft")] = 320
     sample_rate: SampleRate = 24_000
-
-    @property
-    def frame_samples(self) -> int:
-        return self.upsample_factor * self.hop_length
 
     @property
     def listed_layers(self) -> int:

@@ -150,6 +150,8 @@ class MossSizes(CodecSizes):
         decoder_kwargs: parts of the decoder, in their order; None for the published ones.
     """
 
+    FRAME = ("downsample_rate",)
+
     sampling_rate: SampleRate = 24_000
     downsample_rate: FrameSamples = 1920
     number_channels: Annotated[int | None, Bounds(1, 2)] = None
@@ -198,10 +200,6 @@ class MossSizes(CodecSizes):
     def tokens(self) -> TokenFormat:
         codes = self.quantizer
         return TokenFormat.codes(codes.num_quantizers, codes.codebook_size, fewer=True)
-
-    @property
-    def frame_samples(self) -> int:
-        return self.downsample_rate
 
     @property
     def channels(self) -> int:

@@ -71,6 +71,7 @@ class NanoCodecSizes(CodecSizes):
     """
 
     RATE, CODES = "sample_rate", ("num_groups", "codebook_size")
+    FRAME = ("up_sample_rates",)
 
     sample_rate: SampleRate
     samples_per_frame: Annotated[
@@ -89,10 +90,6 @@ class NanoCodecSizes(CodecSizes):
     output_activation: Literal["tanh", "clamp"] = "tanh"
     pad_mode: Literal["zeros"] = "zeros"
     n_groups_equal_to_out_channels: bool = True
-
-    @property
-    def frame_samples(self) -> int:
-        return math.prod(self.up_sample_rates)
 
     @property
     def codebook_size(self) -> int:

@@ -4,7 +4,6 @@ decoder with Snake activations.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -100,7 +99,7 @@ class DecoderSizes(CodecSizes):
         output_sample_rate: samples per second; the configuration of Qwen3-Omni does not contain it.
     """
 
-    RATE = "output_sample_rate"
+    RATE, FRAME = "output_sample_rate", ("upsampling_ratios", "upsample_rates")
 
     codebook_size: CodebookSize = 2048
     num_quantizers: CodebookCount = 16
@@ -146,10 +145,6 @@ class DecoderSizes(CodecSizes):
     def latents(self) -> int:
         """Channels of the upsampling before the decoder."""
         return self.latent_dim or self.hidden_size
-
-    @property
-    def frame_samples(self) -> int:
-        return math.prod(self.upsampling_ratios) * math.prod(self.upsample_rates)
 
 
 @dataclass(frozen=True, kw_only=True)

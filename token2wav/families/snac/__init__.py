@@ -53,7 +53,7 @@ class SnacSizes(CodecSizes):
         depthwise: whether the convolutions filter every channel by itself.
     """
 
-    CODES = ("codes", "codebook_size")
+    CODES, FRAME = ("codes", "codebook_size"), ("token_latents", "decoder_rates")
 
     sampling_rate: SampleRate = 44100
     encoder_dim: Width = 64
@@ -82,10 +82,6 @@ class SnacSizes(CodecSizes):
     )
     noise: bool = True
     depthwise: bool = True
-
-    @property
-    def frame_samples(self) -> int:
-        return self.token_latents * math.prod(self.decoder_rates)
 
     @property
     def token_latents(self) -> int:

@@ -9,7 +9,6 @@ Its configuration is the `config.json` of one of three published formats.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -124,7 +123,7 @@ class VibeVoiceSizes(CodecSizes):
         scaled: whether the weights have a scale and a bias of latents.
     """
 
-    LATENT = "hidden_size"
+    LATENT, FRAME = "hidden_size", ("downsampling_ratios",)
 
     channels: Annotated[int, Bounds(1, 1)] = 1
     hidden_size: Width = 64
@@ -143,10 +142,6 @@ class VibeVoiceSizes(CodecSizes):
     @property
     def audio_rate(self) -> int:
         return 24_000  # only the configuration of the preprocessor contains it
-
-    @property
-    def frame_samples(self) -> int:
-        return math.prod(self.downsampling_ratios)
 
 
 def read(folder: Path) -> CodecConfig:

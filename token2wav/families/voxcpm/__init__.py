@@ -69,7 +69,7 @@ class VoxCPMSizes(CodecSizes):
         cond_type: its two values differ in training only.
     """
 
-    LATENT = "latent_dim"
+    LATENT, FRAME = "latent_dim", ("decoder_rates",)
 
     encoder_rates: SomeRates = (2, 5, 8, 8)
     sample_rate: SampleRate = 16_000
@@ -101,11 +101,6 @@ class VoxCPMSizes(CodecSizes):
     def audio_rate(self) -> int:
         """Samples per second of the audio."""
         return self.out_sample_rate or self.sample_rate
-
-    @property
-    def frame_samples(self) -> int:
-        """Samples of audio for each latent."""
-        return math.prod(self.decoder_rates)
 
     @property
     def rate_range(self) -> int:

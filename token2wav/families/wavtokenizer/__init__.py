@@ -98,7 +98,7 @@ class WavTokenizerSizes(CodecSizes):
             one.
     """
 
-    RATE = "sample_rate"
+    RATE, FRAME = "sample_rate", ("hop_length",)
 
     num_quantizers: CodebookCount = 1
     codebook_size: CodebookSize = 16_384
@@ -117,10 +117,6 @@ class WavTokenizerSizes(CodecSizes):
     ]
     padding: Literal["same"] = "same"
     sample_rate: SampleRate = 24_000
-
-    @property
-    def frame_samples(self) -> int:
-        return self.hop_length
 
     @property
     def encoded_samples(self) -> int:

@@ -137,7 +137,7 @@ class XYTokenizerSizes(CodecSizes):
         sample_rate: samples of audio per second.
     """
 
-    RATE = "sample_rate"
+    RATE, FRAME = "sample_rate", ("stride", "stride_size", "hop_size")
 
     max_audio_seconds: Annotated[int, Only(_POSITIONS_SECONDS)]
     num_quantizers: CodebookCount
@@ -173,10 +173,6 @@ class XYTokenizerSizes(CodecSizes):
         int | None, Bounds(1, 1 << 20), Equals("frame_samples", "strides and hop_size")
     ] = None
     sample_rate: Annotated[SampleRate, Equals("audio_rate_of_hops", "hop_length and hop_size")]
-
-    @property
-    def frame_samples(self) -> int:
-        return self.stride * self.stride_size * self.hop_size
 
     @property
     def up_channels(self) -> int:
