@@ -29,11 +29,7 @@ _IN_UNIT = ("snake1", "conv1", "snake2", "conv2")
 
 
 def codec_weights(network: nn.Module, path: Path, names: WeightNames) -> dict[str, torch.Tensor]:
-    """Reads the weights of a network.
-
-    Raises:
-        CheckpointError: a file is unreadable, or names and shapes differ from the network.
-    """
+    """Reads the weights of a network."""
     return converted_weights(
         network, read_state(path, names.parts, wrappers=names.wrappers), path, names
     )
@@ -44,9 +40,6 @@ def converted_weights(
 ) -> dict[str, torch.Tensor]:
     """Converts published weights to weights of a network. It renames them, folds weight norm, joins
     codebooks, splits projections of attention, and removes dimensions of one.
-
-    Raises:
-        CheckpointError: names and shapes differ from the network.
     """
     decoders = {
         f"{name}.": module
@@ -108,11 +101,7 @@ def layer_name(name: str, decoder: SymmetricDecoder) -> str:
 def _joined(
     network: nn.Module, weights: dict[str, torch.Tensor], codebooks: Codebooks, path: Path
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Moves the weights of codebooks out of `weights`, and yields them as weights of one module.
-
-    Raises:
-        CheckpointError: a codebook is missing or incomplete, there are too many, or shapes differ.
-    """
+    """Moves the weights of codebooks out of `weights`, and yields them as weights of one module."""
     books: dict[int, dict[str, torch.Tensor]] = {}
     for name in list(weights):
         match = re.match(codebooks.pattern, name)

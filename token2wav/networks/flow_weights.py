@@ -23,9 +23,6 @@ def read_cosyvoice_weights(
 ) -> dict[str, torch.Tensor]:
     """Reads the weights of a flow or HiFT from a file in float32. Names with another prefix are
     skipped.
-
-    Raises:
-        CheckpointError: the file is unreadable, or names and shapes differ from the module.
     """
     state = read_state(path, (prefix,))
     for name in _BOOKKEEPING:
@@ -42,10 +39,6 @@ def _current_name(name: str) -> str:
 
 
 def read_bigvgan_weights(module: nn.Module, path: Path) -> dict[str, torch.Tensor]:
-    """Reads the weights of a BigVGAN in float32, with any weight norm folded in.
-
-    Raises:
-        CheckpointError: the file is unreadable, or names and shapes differ from the vocoder.
-    """
+    """Reads the weights of a BigVGAN in float32, with any weight norm folded in."""
     state = read_state(path, wrappers=(_GENERATOR,))
     return fitting_weights(module, fold_weight_norm(floating_tensors(state, path, str), path), path)

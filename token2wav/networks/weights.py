@@ -1,7 +1,9 @@
 """Reading of weights for any module, without executing any content of a file.
 
 Pickles are read with `weights_only=True`. All names and shapes are checked before a tensor is used,
-and one error lists every mismatch.
+and one error lists every mismatch. Functions that read or convert weights raise CheckpointError for
+an unreadable file, a name that is missing, unknown or there twice, a shape or type that does not
+fit the network, and a value that is not finite.
 """
 
 from __future__ import annotations
@@ -161,11 +163,7 @@ def _reading(path: Path) -> Iterator[None]:
 def floating_tensors(
     state: Mapping[str, Any], path: Path, current_name: Callable[[str], str]
 ) -> dict[str, torch.Tensor]:
-    """Renames the tensors of a state dict to the parameter names of this project.
-
-    Raises:
-        CheckpointError: a value is no floating-point tensor, or two have the same name.
-    """
+    """Renames the tensors of a state dict to the parameter names of this project."""
     weights: dict[str, torch.Tensor] = {}
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
@@ -188,9 +186,6 @@ def fold_weight_norm(weights: Mapping[str, torch.Tensor], path: Path) -> dict[st
 
     Args:
         weights: tensors by name, in the older or the newer names of torch.
-
-    Raises:
-        CheckpointError: the shapes of two partners differ, or a weight appears twice.
     """
     folded: dict[str, torch.Tensor] = {}
     for name, value in weights.items():
@@ -226,11 +221,7 @@ def _older_name(name: str) -> str:
 def fitting_weights(
     module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path
 ) -> dict[str, torch.Tensor]:
-    """Returns the weights of a module in float32, after all checks.
-
-    Raises:
-        CheckpointError: names or shapes differ from the module, or values are not finite.
-    """
+    """Returns the weights of a module in float32, after all checks."""
     _compare(module, weights, path)
     widened = {name: value.float() for name, value in weights.items()}
     if broken := [name for name, value in widened.items() if not _is_finite(value)]:

@@ -92,11 +92,7 @@ def is_shard(name: str) -> bool:
 
 
 def stored_bytes(path: Path) -> int:
-    """Returns the size of all files of weights that are there.
-
-    Raises:
-        CheckpointError: as in `weight_files`.
-    """
+    """Returns the size of all files of weights that are there."""
     if path.name.endswith(INDEX_ENDING):
         files = {path.parent / file for file in _weight_map(path).values()}
     else:

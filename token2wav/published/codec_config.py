@@ -74,11 +74,7 @@ class CodecConfig(ModelConfig):
         """
 
         def read(folder: Path) -> ConfigT:
-            """Reads the configuration of a folder.
-
-            Raises:
-                ConfigError: as `Format.read` and `of`.
-            """
+            """Reads the configuration of a folder."""
             path = folder / CONFIG_JSON
             document = read_json(path)
             kind = str(document.get("model_type"))

@@ -116,10 +116,6 @@ def check_flow_used(flow: ModelNode, decoder: ModelNode, solver: ModelNode) -> N
 def hift_from(document: HyperYaml, *, causal: bool) -> HiFTConfig:
     """Reads the section `hift` of a model file: the causal HiFT of CosyVoice3, or the centred HiFT
     of earlier generations.
-
-    Raises:
-        ConfigError: a key is missing or unknown, or its value has the wrong class or is out of
-            range.
     """
     kind = "Causal" if causal else ""
     hift = ModelNode.of(document.resolve("hift"), "hift", f"{kind}HiFTGenerator")

@@ -147,11 +147,7 @@ def _at(document: Any, path: str, default: Any = None) -> Any:
 def _unknown(
     section: Mapping[str, Any], start: str, used: Set[str], without_effect: tuple[str, ...]
 ) -> Iterator[str]:
-    """Yields the paths of keys that are neither used nor without effect.
-
-    Raises:
-        ConfigError: a value that should be an object is none.
-    """
+    """Yields the paths of keys that are neither used nor without effect."""
     for key, value in section.items():
         path = f"{start}{key}"
         if path in used or any(fnmatchcase(path, pattern) for pattern in without_effect):

@@ -48,11 +48,7 @@ def read_member(path: Path, name: str) -> BytesIO:
 
 
 def _checked_name(path: Path, member: tarfile.TarInfo) -> str:
-    """Returns the name of a member without a leading `./`, or an empty name for the root folder.
-
-    Raises:
-        CheckpointError: the member is not allowed.
-    """
+    """Returns the name of a member without a leading `./`, or an empty name for the root folder."""
     name = str(PurePosixPath(member.name))
     if member.isdir() and name == ".":
         return ""

@@ -15,7 +15,9 @@ The package of a family has these members:
   `config.json`, `FILES`, and the weights of `transformers`.
 - `WEIGHT_PREFIXES`, optional: beginnings of the names of the weights of the decoder. Of a larger
   `.safetensors` file on the hub, only these are fetched.
-- `read(folder)`: returns its subclass of `ModelConfig`, without importing torch.
+- `read(folder)`: returns its subclass of `ModelConfig`, without importing torch. It raises
+  ConfigError for a value that is missing, unknown, of another type, out of range or not supported,
+  or that does not fit another one, and CheckpointError for a file of weights that cannot be read.
 - `DECODER`, the class of the network of a codec as `module:class`, and `WEIGHTS`, the names of its
   weights. An entry point may name a codec that is a module without a package.
 - a module `family` with `FAMILY`, a `token2wav.families.family.Family`: networks, weights and

@@ -128,9 +128,6 @@ class CausalDacSizes(CodecSizes):
 def read(folder: Path) -> CodecConfig:
     """Reads the configuration of a folder, which is that of Fish Audio if there is no
     `config.json`.
-
-    Raises:
-        ConfigError: as `CodecConfig.reader`; or the folder is one of another model.
     """
     path = folder / CONFIG_JSON
     document = read_json(path) if path.is_file() else {}

@@ -79,10 +79,6 @@ def read(folder: Path) -> ChatterboxConfig:
     """Reads the sizes of the model in a folder: from the shapes in `s3gen_meanflow.safetensors` or
     `s3gen.safetensors`. For `s3gen.pt` returns the published sizes. A mean flow is recognised by
     its weights, because Chatterbox Flash has one in `s3gen.safetensors`.
-
-    Raises:
-        ConfigError: the shapes are not the shapes of S3Gen.
-        CheckpointError: the file cannot be read.
     """
     file = next(name for name in FILES if (folder / name).is_file())
     path = folder / file

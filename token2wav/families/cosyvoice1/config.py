@@ -170,9 +170,6 @@ class CosyVoice1Config(WindowCodecConfig):
 
         The memory of attention grows with the square of a window. So a window and the blocks before
         it have at most as many tokens as a window of a whole utterance.
-
-        Raises:
-            ConfigError: settings do not fit the model, or each other.
         """
         block, size = stream.block_tokens or self.block_tokens, self.sizes.block_size
         if size and block % size:
@@ -196,12 +193,6 @@ class CosyVoice1Config(WindowCodecConfig):
 
 
 def read(folder: Path) -> CosyVoice1Config:
-    """Reads the model file of a folder.
-
-    Raises:
-        ConfigError: a key is missing or unknown, or its value has the wrong class or is out of
-            range.
-    """
     path = next(path for name in FILES if (path := folder / name).is_file())
     document = HyperYaml.read(path)
     with prefixed(f"{path}: "):

@@ -139,11 +139,6 @@ class CosyVoice2Config(FlowModelConfig):
 
 
 def read(folder: Path) -> CosyVoice2Config:
-    """Reads the model file of a folder.
-
-    Raises:
-        ConfigError: a key is missing, or its value has the wrong class or is out of range.
-    """
     path = next((folder / name for name in _MODEL_FILES if (folder / name).is_file()), None)
     if path is None:
         raise ConfigError(f"{folder}: contains none of {', '.join(_MODEL_FILES)}")

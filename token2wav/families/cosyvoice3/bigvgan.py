@@ -20,12 +20,7 @@ GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.p
 
 
 def read_bigvgan(folder: Path) -> BigVGANConfig:
-    """Reads `config.json` of a BigVGAN folder. Settings that only training uses are skipped.
-
-    Raises:
-        ConfigError: the file does not exist or is no JSON, or a key is missing, of another type or
-            out of range.
-    """
+    """Reads `config.json` of a BigVGAN folder. Settings that only training uses are skipped."""
     path = folder / CONFIG_JSON
     if not path.is_file():
         raise ConfigError(f"{folder}: not a BigVGAN folder, {CONFIG_JSON} cannot be read")
@@ -46,10 +41,6 @@ def vocoder_from(
 
     Returns:
         The configuration, and the folder of BigVGAN below the model folder.
-
-    Raises:
-        ConfigError: the section cannot be used, or the vocoder was made for another kind of mel
-            than the flow makes.
     """
     section = ModelNode.of(document.resolve("vocoder"), "vocoder")
     if unknown := [str(key) for key in section.data if key not in ("type", "folder")]:
@@ -75,11 +66,7 @@ def vocoder_from(
 
 
 def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
-    """Compares the mel settings of a vocoder with the mel settings of a flow.
-
-    Raises:
-        ConfigError: the settings differ. The message names every difference.
-    """
+    """Compares the mel settings of a vocoder with the mel settings of a flow."""
     names = ("sampling_rate", "hop_size", "num_mels")
     if differing := [
         f"{name} is {vocoder_value} instead of {flow_value}"

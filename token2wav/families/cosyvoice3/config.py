@@ -120,11 +120,7 @@ class CosyVoice3Config(FlowModelConfig):
 
     @classmethod
     def read(cls, folder: Path) -> CosyVoice3Config:
-        """Reads the model file of a folder, and `config.json` of its BigVGAN if it has one.
-
-        Raises:
-            ConfigError: a key is missing, or its value has the wrong class or is out of range.
-        """
+        """Reads the model file of a folder, and `config.json` of its BigVGAN if it has one."""
         path = folder / cls.FILE
         document = HyperYaml.read(path)
         with prefixed(f"{path}: "):

@@ -20,9 +20,6 @@ NOISE_FILE = "noise.safetensors"
 def load_flow_noise(folder: Path, config: CosyVoice3Config) -> FlowNoise:
     """Loads the noise of the flow. It is the noise of the public code, except where
     `noise.safetensors` replaces its start.
-
-    Raises:
-        CheckpointError: the file is unreadable, or its tensors do not fit the model.
     """
     bands = config.flow.mel_bands
     buffer = _noise(folder, "cfm.rand_noise", (1, bands, -1))

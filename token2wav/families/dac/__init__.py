@@ -67,12 +67,6 @@ class DacConfig(SymmetricCodecConfig):
 
 
 def read(folder: Path) -> DacConfig:
-    """Reads the configuration of a folder.
-
-    Raises:
-        ConfigError: as `CodecConfig.reader`; or the folder has several files of weights.
-        CheckpointError: the folder has no weights, or `weights.pth` cannot be read.
-    """
     if has_model_type(folder, *MODEL_TYPES):
         return DacConfig.reader(SymmetricCodecSizes, FORMAT)(folder)
     # Imported here, because it imports torch. Folders of `transformers` can be read without torch.

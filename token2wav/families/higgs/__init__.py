@@ -156,5 +156,4 @@ _read_first = HiggsConfig.reader(HiggsSizes, FIRST, weights=("model.pth",))
 
 
 def read(folder: Path) -> HiggsConfig:
-    """Reads the configuration of a folder, as a function of `CodecConfig.reader`."""
     return (_read if has_model_type(folder, *MODEL_TYPES) else _read_first)(folder)

@@ -148,12 +148,6 @@ class MimiSizes(SeanetSizes):
 
 
 def read(folder: Path) -> CodecConfig:
-    """Reads the configuration of a folder.
-
-    Raises:
-        ConfigError: as `CodecConfig.reader`; or `config.json` of `moshi` names no file of the
-            folder, or does not say which of several files has the weights.
-    """
     files = sorted(folder.glob(FILES[0]))
     if not files:
         return CodecConfig.reader(MimiSizes, MIMI)(folder)

@@ -113,12 +113,7 @@ FORMAT = Format(
 
 
 def read(folder: Path) -> CodecConfig:
-    """Reads the configuration of a folder with a `.nemo` archive, or with its unpacked files.
-
-    Raises:
-        ConfigError: as `CodecConfig.reader`; or the codec has another decoder or quantiser.
-        CheckpointError: the archive cannot be read.
-    """
+    """Reads the configuration of a folder with a `.nemo` archive, or with its unpacked files."""
     archive = only_file(folder, (ARCHIVE,))
     path = archive or folder / CONFIG
     content = read_member(archive, CONFIG).getvalue() if archive else read_bounded(path)

@@ -116,11 +116,7 @@ class DitSection:
             raise ConfigError(f"head_dim: {self.head_dim} is odd; rotary positions need pairs")
 
     def attention(self) -> GuidedAttention:
-        """Returns the masks of the layers. The public code ignores a layer that does not exist.
-
-        Raises:
-            ConfigError: a layer attends to both sides.
-        """
+        """Returns the masks of the layers. The public code ignores a layer that does not exist."""
         masks: list[Mask] = ["block"] * self.num_hidden_layers
         for layer in self.look_backward_layers:
             if layer in self.look_ahead_layers:
@@ -136,11 +132,7 @@ class DitSection:
         return GuidedAttention(tuple(masks))
 
     def flow(self) -> OmniFlowConfig:
-        """Returns the configuration of the flow.
-
-        Raises:
-            ConfigError: the layers, or the sizes of ECAPA-TDNN, cannot be used.
-        """
+        """Returns the configuration of the flow."""
         encoder = {
             size.name: getattr(self, "mel_dim" if size.name == "mel_dim" else f"enc_{size.name}")
             for size in fields(EcapaConfig)
@@ -189,11 +181,7 @@ class BigVGANSection:
         check_bounds(self, "")
 
     def vocoder(self) -> BigVGANConfig:
-        """Returns the configuration of the vocoder.
-
-        Raises:
-            ConfigError: the sizes do not fit together.
-        """
+        """Returns the configuration of the vocoder."""
         names = [size.name for size in fields(self) if size.name != "mel_dim"]
         return BigVGANConfig(
             **{name: getattr(self, name) for name in names},
@@ -254,12 +242,7 @@ class Qwen25OmniConfig(FlowModelConfig):
 
 
 def read(folder: Path) -> Qwen25OmniConfig:
-    """Reads the configuration of a folder. Settings of the language models are skipped.
-
-    Raises:
-        ConfigError: a value is missing, of another type, out of range, or of an unsupported
-            variant.
-    """
+    """Reads the configuration of a folder. Settings of the language models are skipped."""
     path = folder / CONFIG_JSON
     document = read_json(path)
     with prefixed(f"{path}: "):

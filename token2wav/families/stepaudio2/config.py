@@ -72,10 +72,6 @@ class StepAudio2Config(CosyVoice2Config):
 def read(folder: Path) -> StepAudio2Config:
     """Reads `flow.yaml` of a folder. The file may have a section `hift` in the format of
     CosyVoice2. Without the section HiFT has its published sizes, the defaults of `HiFTConfig`.
-
-    Raises:
-        ConfigError: a key is missing or unknown, or its value has the wrong class or is out of
-            range.
     """
     path = folder / FILES[0]
     document = HyperYaml.read(path)

@@ -86,37 +86,21 @@ class StreamFlowSection:
 
     @classmethod
     def of(cls, data: Any) -> StreamFlowSection:
-        """Reads the section.
-
-        Raises:
-            ConfigError: a key is unknown, or a value has the wrong type or is out of range.
-        """
+        """Reads the section."""
         return from_mapping(cls, data, "flow")
 
     def attention(self) -> GuidedAttention:
-        """Returns the masks of the layers.
-
-        Raises:
-            ConfigError: a layer does not exist or is listed twice.
-        """
+        """Returns the masks of the layers."""
         with prefixed("flow."):
             return GuidedAttention.assigned(self.depth, self.backward_layers, self.forward_layers)
 
     def schedule(self) -> ScheduleConfig:
-        """Returns the times of the ODE steps.
-
-        Raises:
-            ConfigError: the times do not rise from 0 to 1.
-        """
+        """Returns the times of the ODE steps."""
         with prefixed("flow."):
             return ScheduleConfig(self.t_scheduler, self.times)
 
     def flow(self) -> GuidedFlowConfig:
-        """Returns the configuration of the flow.
-
-        Raises:
-            ConfigError: the layers, or the times, cannot be used.
-        """
+        """Returns the configuration of the flow."""
         bands, times = self.mel_bands, self.schedule().times
         return GuidedFlowConfig(
             vocab_size=self.vocab_size,

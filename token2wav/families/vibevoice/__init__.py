@@ -145,11 +145,6 @@ class VibeVoiceSizes(CodecSizes):
 
 
 def read(folder: Path) -> CodecConfig:
-    """Reads the configuration of a folder.
-
-    Raises:
-        ConfigError: as `CodecConfig.reader`.
-    """
     path = folder / CONFIG_JSON
     document = read_json(path)
     with prefixed(f"{path}: "):

@@ -113,11 +113,6 @@ class VoxCPMSizes(CodecSizes):
 
 
 def read(folder: Path) -> CodecConfig:
-    """Reads the configuration of a folder.
-
-    Raises:
-        ConfigError: as `CodecConfig.reader`.
-    """
     path = folder / CONFIG_JSON
     document: dict[str, Any] = read_json(path)
     with prefixed(f"{path}: "):

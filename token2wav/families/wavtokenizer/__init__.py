@@ -125,12 +125,6 @@ class WavTokenizerSizes(CodecSizes):
 
 
 def read(folder: Path) -> WindowCodecConfig:
-    """Reads the configuration of a folder.
-
-    Raises:
-        ConfigError: as `CodecConfig.reader`; or the folder has several configurations or
-            checkpoints.
-    """
     path = only_file(folder, FILES)
     assert path is not None  # the folder was recognised by this file
     found = (only_file(folder, [pattern]) for pattern in _CHECKPOINTS)

@@ -194,11 +194,6 @@ class XYTokenizerSizes(CodecSizes):
 
 
 def read(folder: Path) -> WindowCodecConfig:
-    """Reads the configuration of a folder.
-
-    Raises:
-        ConfigError: as `CodecConfig.reader`; or the folder has several configurations.
-    """
     if has_model_type(folder, *MODEL_TYPES):
         path, format_ = folder / CONFIG_JSON, JSON
         document = read_json(path)
