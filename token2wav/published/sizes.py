@@ -13,6 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 from token2wav.config.settings import MOST_STEPS
 from token2wav.config.values import Bounds, Length, check_bounds
 from token2wav.errors import ConfigError
+from token2wav.published.relations import Even, Halves
 
 Mask = Literal["block", "backward", "forward"]
 Spacing = Literal["cosine", "linear"]  # spacing of ODE steps: short at first, or equal
@@ -40,6 +41,8 @@ Kernels = Annotated[tuple[Kernel, ...], Stages]
 Dilations = Annotated[tuple[Annotated[tuple[Dilation, ...], Stages], ...], Stages]
 OptionalWidth = Annotated[int | None, Bounds(1, 1 << 16)]  # None: other sizes give it
 SomeRates = Annotated[tuple[Rate, ...], Length(16, least=1)]
+SomeKernels = Annotated[tuple[Kernel, ...], Length(16, least=1)]
+SomeDilations = Annotated[tuple[Annotated[tuple[Dilation, ...], Length(16, least=1)], ...], Stages]
 Window = Annotated[int, Bounds(2, 1 << 16)]  # positions that a position attends to
 Epsilon = Annotated[float, Bounds(1e-12, 1)]  # added in a norm
 RopeBase = Annotated[float, Bounds(1, 1e9)]  # of rotary positions
@@ -109,7 +112,7 @@ class EstimatorConfig:
     dim: Width
     depth: Layers
     heads: Heads
-    dim_head: Width
+    dim_head: Annotated[Width, Even(PAIRS)]
     ff_mult: Ratio
     mel_dim: Width
     mu_dim: Width
@@ -126,11 +129,6 @@ class EstimatorConfig:
             raise ConfigError(
                 f"flow.decoder.estimator.dim: {self.dim} is not a multiple of 16, the convolution "
                 f"groups"
-            )
-        if self.dim_head % 2:
-            raise ConfigError(
-                f"flow.decoder.estimator.dim_head: {self.dim_head} is odd; rotary positions need "
-                f"pairs"
             )
         if self.guided is not None:
             return
@@ -315,17 +313,17 @@ class HiFTConfig:
     """
 
     in_channels: Width = 80
-    base_channels: Width = 512
+    base_channels: Annotated[Width, Halves("upsample_rates")] = 512
     nb_harmonics: Annotated[int, Bounds(1, 1000)] = 8
     sampling_rate: SampleRate = 24000
     nsf_alpha: Level = 0.1
     nsf_sigma: Level = 0.003
     nsf_voiced_threshold: Level = 10
-    upsample_rates: Rates = (8, 5, 3)
+    upsample_rates: SomeRates = (8, 5, 3)
     upsample_kernel_sizes: Kernels = (16, 11, 7)
     n_fft: Rate = 16
     hop_len: Rate = 4
-    resblock_kernel_sizes: Kernels = (3, 7, 11)
+    resblock_kernel_sizes: SomeKernels = (3, 7, 11)
     resblock_dilation_sizes: Dilations = ((1, 3, 5),) * 3
     source_resblock_kernel_sizes: Kernels = (7, 7, 11)
     source_resblock_dilation_sizes: Dilations = ((1, 3, 5),) * 3
@@ -338,9 +336,6 @@ class HiFTConfig:
     def __post_init__(self) -> None:
         check_bounds(self, "hift")
         stages = len(self.upsample_rates)
-        for name in ("upsample_rates", "resblock_kernel_sizes"):
-            if not getattr(self, name):
-                raise ConfigError(f"hift.{name}: empty; at least 1 is needed")
         if not len(self.upsample_kernel_sizes) == len(self.source_resblock_kernel_sizes) == stages:
             raise ConfigError(
                 "hift: upsample_rates, upsample_kernel_sizes and source_resblock_kernel_sizes "
@@ -353,10 +348,6 @@ class HiFTConfig:
         if len(self.resblock_dilation_sizes) != len(self.resblock_kernel_sizes):
             raise ConfigError(
                 "hift: resblock_dilation_sizes needs one list per resblock kernel size"
-            )
-        if self.base_channels % 2**stages:
-            raise ConfigError(
-                f"hift.base_channels: {self.base_channels} cannot be halved {stages} times"
             )
         if self.n_fft % 2 or self.n_fft < 2 * self.hop_len:
             raise ConfigError(
@@ -381,11 +372,11 @@ class BigVGANConfig:
     """
 
     resblock: Literal["1", "2"]
-    upsample_rates: Rates
-    upsample_kernel_sizes: Kernels
+    upsample_rates: SomeRates
+    upsample_kernel_sizes: SomeKernels
     upsample_initial_channel: Width
-    resblock_kernel_sizes: Kernels
-    resblock_dilation_sizes: Dilations
+    resblock_kernel_sizes: SomeKernels
+    resblock_dilation_sizes: SomeDilations
     activation: Literal["snake", "snakebeta"]
     snake_logscale: bool
     num_mels: Width
@@ -396,12 +387,6 @@ class BigVGANConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "BigVGAN")
-        for name in ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes"):
-            if not getattr(self, name):
-                raise ConfigError(f"{name}: empty; at least 1 is needed")
-        for index, dilations in enumerate(self.resblock_dilation_sizes):
-            if not dilations:
-                raise ConfigError(f"resblock_dilation_sizes[{index}]: empty; at least 1 is needed")
         for name, partner in (
             ("upsample_kernel_sizes", "upsample_rates"),
             ("resblock_dilation_sizes", "resblock_kernel_sizes"),

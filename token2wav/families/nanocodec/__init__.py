@@ -21,7 +21,7 @@ from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import Format
 from token2wav.published.nemo_archive import CONFIG, WEIGHTS, read_member
 from token2wav.published.relations import Equals, Gives, Halves
-from token2wav.published.sizes import Kernel, SampleRate, SomeRates, Width
+from token2wav.published.sizes import Kernel, SampleRate, SomeKernels, SomeRates, Width
 from token2wav.published.weight_names import WeightNames
 
 ARCHIVE = "*.nemo"
@@ -44,7 +44,6 @@ _SECTIONS = {
 _QUANTIZER = ("num_groups", "num_levels_per_group")
 _TOP = ("sample_rate", "samples_per_frame")
 
-SomeKernels = Annotated[tuple[Kernel, ...], Length(16, least=1)]
 Levels = Annotated[tuple[Annotated[int, Bounds(2, 4096)], ...], Length(16, least=1)]
 
 

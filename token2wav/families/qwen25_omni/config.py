@@ -24,10 +24,11 @@ from token2wav.errors import ConfigError
 from token2wav.families.streamflow.config import GuidedFlowConfig
 from token2wav.published.checkpoint_files import PUBLISHED
 from token2wav.published.flow_config import FlowModelConfig
+from token2wav.published.relations import Even
 from token2wav.published.sizes import (
+    PAIRS,
     BigVGANConfig,
     Dilation,
-    Dilations,
     EcapaConfig,
     EstimatorConfig,
     Frames,
@@ -36,9 +37,11 @@ from token2wav.published.sizes import (
     Kernels,
     Layers,
     Mask,
-    Rates,
     Ratio,
     ScheduleConfig,
+    SomeDilations,
+    SomeKernels,
+    SomeRates,
     Stages,
     Vocabulary,
     Width,
@@ -87,7 +90,7 @@ class DitSection:
     hidden_size: Width = 1024
     num_hidden_layers: Layers = 22
     num_attention_heads: Heads = 16
-    head_dim: Width = 64
+    head_dim: Annotated[Width, Even(PAIRS)] = 64
     ff_mult: Ratio = 2
     emb_dim: Width = 512
     block_size: Frames = 24
@@ -112,24 +115,20 @@ class DitSection:
                 f"block_size: {self.block_size} frames are not a whole number of codes of "
                 f"{self.repeats} frames (repeats)"
             )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim: {self.head_dim} is odd; rotary positions need pairs")
 
     def attention(self) -> GuidedAttention:
         """Returns the masks of the layers. The public code ignores a layer that does not exist."""
-        masks: list[Mask] = ["block"] * self.num_hidden_layers
         for layer in self.look_backward_layers:
             if layer in self.look_ahead_layers:
                 raise ConfigError(
                     f"look_backward_layers: layer {layer} is in look_ahead_layers too; expected "
                     "each layer in at most one of them"
                 )
-        for layer in range(self.num_hidden_layers):
-            if layer in self.look_backward_layers:
-                masks[layer] = "backward"
-            elif layer in self.look_ahead_layers:
-                masks[layer] = "forward"
-        return GuidedAttention(tuple(masks))
+        masks: dict[int, Mask] = dict.fromkeys(self.look_backward_layers, "backward")
+        masks |= dict.fromkeys(self.look_ahead_layers, "forward")
+        return GuidedAttention(
+            tuple(masks.get(layer, "block") for layer in range(self.num_hidden_layers))
+        )
 
     def flow(self) -> OmniFlowConfig:
         """Returns the configuration of the flow."""
@@ -172,10 +171,10 @@ class BigVGANSection:
 
     mel_dim: Width = 80
     upsample_initial_channel: Width = 1536
-    resblock_kernel_sizes: Kernels = (3, 7, 11)
-    resblock_dilation_sizes: Dilations = ((1, 3, 5),) * 3
-    upsample_rates: Rates = (5, 3, 2, 2, 2, 2)
-    upsample_kernel_sizes: Kernels = (11, 7, 4, 4, 4, 4)
+    resblock_kernel_sizes: SomeKernels = (3, 7, 11)
+    resblock_dilation_sizes: SomeDilations = ((1, 3, 5),) * 3
+    upsample_rates: SomeRates = (5, 3, 2, 2, 2, 2)
+    upsample_kernel_sizes: SomeKernels = (11, 7, 4, 4, 4, 4)
 
     def __post_init__(self) -> None:
         check_bounds(self, "")

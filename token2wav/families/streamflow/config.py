@@ -5,7 +5,7 @@ published sizes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from token2wav.config import StreamConfig
 from token2wav.config.settings import Steps
@@ -84,16 +84,6 @@ class StreamFlowSection:
                 f"{self.token_mel_ratio} frames"
             )
 
-    @classmethod
-    def of(cls, data: Any) -> StreamFlowSection:
-        """Reads the section."""
-        return from_mapping(cls, data, "flow")
-
-    def attention(self) -> GuidedAttention:
-        """Returns the masks of the layers."""
-        with prefixed("flow."):
-            return GuidedAttention.assigned(self.depth, self.backward_layers, self.forward_layers)
-
     def schedule(self) -> ScheduleConfig:
         """Returns the times of the ODE steps."""
         with prefixed("flow."):
@@ -102,6 +92,8 @@ class StreamFlowSection:
     def flow(self) -> GuidedFlowConfig:
         """Returns the configuration of the flow."""
         bands, times = self.mel_bands, self.schedule().times
+        with prefixed("flow."):
+            guided = GuidedAttention.assigned(self.depth, self.backward_layers, self.forward_layers)
         return GuidedFlowConfig(
             vocab_size=self.vocab_size,
             input_size=bands,
@@ -121,7 +113,7 @@ class StreamFlowSection:
                 spk_dim=bands,
                 out_channels=bands,
                 static_chunk_size=self.block_frames,
-                guided=self.attention(),
+                guided=guided,
             ),
             n_timesteps=len(times) - 1 if times else self.n_timesteps,
             chunk_blocks=self.chunk_blocks,
@@ -184,7 +176,7 @@ class StreamFlowConfig(CosyVoice3Config):
 
     @classmethod
     def _flow_from(cls, document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
-        section = StreamFlowSection.of(document.resolve("flow"))
+        section = from_mapping(StreamFlowSection, document.resolve("flow"), "flow")
         return section.flow(), section.input_frame_rate, section.schedule()
 
     def check(self, stream: StreamConfig) -> None:
