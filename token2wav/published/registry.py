@@ -46,7 +46,7 @@ from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.config.values import shown
 from token2wav.errors import ConfigError
 from token2wav.known_models import known_models, suggestion
-from token2wav.published.transformers_json import CONFIG_JSON, has_keys, has_model_type, read_json
+from token2wav.published.transformers_json import CONFIG_JSON, read_json, readable_json
 
 GROUP = "token2wav.families"  # of the entry points, and the package of the families here
 _MOST_BYTES_OF_A_MODEL_FILE = 1 << 20
@@ -74,8 +74,9 @@ def find_family(folder: Path) -> Any:
         found = _found(folder, families)
     for family in found.values():
         return family
+    document = readable_json(folder / CONFIG_JSON)
     for family in families:
-        if _has_known_configuration(folder, family):
+        if _has_known_configuration(document, family):
             return family
     raise ConfigError(f"{folder}: not a model folder; {_reason(folder, families)}")
 
@@ -98,8 +99,9 @@ def _reason(folder: Path, families: Sequence[Any]) -> str:
             )
     inside = (path for pattern in ("*", "*/*", "*/*/*") for path in folder.glob(pattern))
     for subfolder in sorted(path for path in islice(inside, _MOST_LISTED) if path.is_dir()):
+        document = readable_json(subfolder / CONFIG_JSON)
         if any(
-            _files_of(subfolder, family) or _has_known_configuration(subfolder, family)
+            _files_of(subfolder, family) or _has_known_configuration(document, family)
             for family in families
         ):
             return f"its subfolder {subfolder.relative_to(folder)} is one; use {subfolder}"
@@ -148,10 +150,7 @@ def find_remote_family(names: Set[str], config: Mapping[str, Any]) -> Any | None
         if any(fnmatchcase(name, file) for file in _files(family) for name in names):
             return family
     for family in families:
-        if config.get("model_type") in _model_types(family):
-            return family
-        keys = getattr(family, "CONFIG_KEYS", ())
-        if keys and "model_type" not in config and config.keys() >= set(keys):
+        if _has_known_configuration(config, family):
             return family
     # The flow in a file is not known here, so all files must have the names of the family.
     return next((family for family in families if _flow(family) and _has_all(names, family)), None)
@@ -232,10 +231,11 @@ def _flow(family: Any) -> str:
     return getattr(family, "FLOW", "")
 
 
-def _has_known_configuration(folder: Path, family: Any) -> bool:
-    return has_model_type(folder, *_model_types(family)) or has_keys(
-        folder, *getattr(family, "CONFIG_KEYS", ())
-    )
+def _has_known_configuration(document: Mapping[str, Any], family: Any) -> bool:
+    if "model_type" in document:
+        return document["model_type"] in _model_types(family)
+    keys = getattr(family, "CONFIG_KEYS", ())
+    return bool(keys) and document.keys() >= set(keys)
 
 
 def _files(family: Any) -> tuple[str, ...]:

@@ -32,18 +32,11 @@ def read_json(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]
 
 def has_model_type(folder: Path, *types: str) -> bool:
     """Returns whether a folder has a `config.json` with one of some values of `model_type`."""
-    return bool(types) and _readable(folder).get("model_type") in types
+    return readable_json(folder / CONFIG_JSON).get("model_type") in types
 
 
-def has_keys(folder: Path, *keys: str) -> bool:
-    """Returns whether a folder has a `config.json` with some keys, and without `model_type`."""
-    document = _readable(folder) if keys else {}
-    return bool(keys) and "model_type" not in document and document.keys() >= set(keys)
-
-
-def _readable(folder: Path) -> dict[str, Any]:
-    """Returns the content of `config.json`; nothing if it is missing or broken."""
-    path = folder / CONFIG_JSON
+def readable_json(path: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file; nothing if it is missing or broken."""
     try:
         return read_json(path) if path.is_file() else {}
     except ConfigError:  # another family may read the file, or the search for a family fails
