@@ -7,6 +7,7 @@ Parameters have the names of public `flow.pt` files below `decoder.estimator.`.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 
 import torch
@@ -53,15 +54,17 @@ class CentredUNet(UNetEstimator):
             residual = ResidualBlock(inputs, channels, time_channels, GroupedBlock)
             return UNetBlock([residual, nn.ModuleList(transformer), *last])
 
+        halving = partial(nn.Conv1d, channels, channels, 3, stride=2, padding=1)
+        doubling = partial(nn.ConvTranspose1d, channels, channels, 4, stride=2, padding=1)
         # `blocks` returns them in this order.
         self.down_blocks, self.mid_blocks, self.up_blocks = (nn.ModuleList() for _ in range(3))
         for level in range(levels):
             lowest, highest = level == levels - 1, level == 0
-            down = _Centred(channels) if lowest else _Downsampling(channels)
+            down = _Centred(channels) if lowest else _Resampling(halving())
             self.down_blocks.append(block(inputs if highest else channels, down))
         self.mid_blocks.extend(block(channels) for _ in range(mid_blocks))
         for level in reversed(range(levels)):
-            up = _Upsampling(channels) if level else _Centred(channels)
+            up = _Resampling(doubling()) if level else _Centred(channels)
             self.up_blocks.append(block(2 * channels, up))
         self.final_block = GroupedBlock(channels, channels)
         self.final_proj = nn.Conv1d(channels, bands, 1)
@@ -116,21 +119,12 @@ class _Centred(nn.Conv1d):
         return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 
-class _Downsampling(nn.Module):
-    def __init__(self, channels: int) -> None:
+class _Resampling(nn.Module):
+    """Convolution that halves the frames of (B, T, channels), rounded up, or doubles them."""
+
+    def __init__(self, conv: nn.Conv1d | nn.ConvTranspose1d) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(channels, channels, 3, stride=2, padding=1)
+        self.conv = conv
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Halves the frames of (B, T, channels), rounded up."""
-        return self.conv(x.transpose(1, 2)).transpose(1, 2)
-
-
-class _Upsampling(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.ConvTranspose1d(channels, channels, 4, stride=2, padding=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Doubles the frames of (B, T, channels)."""
         return self.conv(x.transpose(1, 2)).transpose(1, 2)

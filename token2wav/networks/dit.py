@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from torch import nn
 
 from token2wav.config.block_grid import BlockGrid
 from token2wav.layers.projections import join_projections
-from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
+from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope, attended
 from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.published.sizes import EstimatorConfig
 
@@ -178,7 +179,7 @@ class DiTAttention(nn.Module):
     def __init__(self, config: EstimatorConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.heads = config.heads
+        self._attend = partial(attended, config.heads)
         inner = config.heads * config.dim_head
         self.to_q = nn.Linear(config.dim, inner)
         self.to_k = nn.Linear(config.dim, inner)
@@ -206,13 +207,6 @@ class DiTAttention(nn.Module):
             else context.attend(self.layer, self._attend, q, k, v, bias)
         )
         return self.to_out[0](h)
-
-    def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
-        h = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, heads, T, dim_head)
-        return h.transpose(1, 2).flatten(-2)
 
     def projections(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns weight (3 * inner, dim) and bias (3 * inner,) of queries, keys and values. The

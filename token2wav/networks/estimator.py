@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 Convolution = Callable[[torch.Tensor], torch.Tensor]
@@ -158,6 +159,14 @@ class Estimator(nn.Module, ABC):
         return next(
             weight.dtype for name, weight in self.named_parameters() if name.endswith("to_k.weight")
         )
+
+
+def attended(
+    heads: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Computes attention of q (B, T, inner) over k and v (B, keys, inner) to (B, T, inner)."""
+    q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(-2)
 
 
 class DenseContext:

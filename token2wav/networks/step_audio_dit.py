@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.networks.dit import modulated_norm
-from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
-from token2wav.networks.unet import CausalConv, attended
+from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope, attended
+from token2wav.networks.unet import CausalConv
 
 _TIME_DIM = 256
 _TIME_SCALE = 1000.0

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.config.block_grid import BlockGrid
-from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
+from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope, attended
 from token2wav.networks.masks import attention_bias, block_mask
 
 _KERNEL = 3
@@ -293,14 +293,6 @@ class UNetAttention(nn.Module):
             else context.attend(self.index, self._attend, q, k, v, bias)
         )
         return self.to_out[0](h).to(x.dtype)
-
-
-def attended(
-    heads: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Computes attention of q (B, T, inner) over k and v (B, keys, inner) to (B, T, inner)."""
-    q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(-2)
 
 
 class _UNetFeedForward(nn.Module):
