@@ -34,6 +34,10 @@ class CodecSizes:
     """Sizes of a codec. A codec derives a dataclass, whose fields have bounds and relations in
     their annotations.
 
+    In published files, `codebook_size` and `codebook_dim` are the entries of a codebook and their
+    length, `sliding_window` the positions that a position attends to, `n_fft` and `hop_length` the
+    samples of a window of an inverse STFT and those from a window to the next one.
+
     Attributes:
         RATE: field with the samples of audio per second.
         CODES: fields with the number of codes of a token and with the entries of a codebook.
@@ -132,10 +136,6 @@ class SymmetricSizes:
 class SymmetricCodecSizes(SymmetricSizes, CodecSizes):
     """Sizes of codebooks and a symmetric decoder. Fields and defaults are those of DAC in
     `transformers`.
-
-    Attributes:
-        n_codebooks, codebook_size, codebook_dim: codebooks, their entries, and the length of an
-            entry.
     """
 
     CODES = ("n_codebooks", "codebook_size")
@@ -153,18 +153,12 @@ class SeanetSizes(CodecSizes, ABC):
     `transformers`.
 
     Attributes:
-        hidden_size: channels of the transformer.
         num_filters: channels before the last convolution.
-        num_residual_layers: residual units after each upsampling.
-        upsampling_ratios: factor of each upsampling of the decoder.
-        kernel_size, last_kernel_size, residual_kernel_size: kernels of the first and of the last
-            convolution, and of the residual units.
         dilation_growth_rate: factor from the dilation of a residual unit to the next one.
         use_causal_conv, pad_mode, trim_right_ratio, use_conv_shortcut, attention_bias: variants, of
             which only the published one is supported.
         compress: factor by which a residual unit has fewer channels inside.
         upsample_groups: groups of the upsampling before the transformer.
-        sliding_window: positions that a position of the transformer attends to.
     """
 
     FRAME = ("stride", "upsampling_ratios")

@@ -49,9 +49,7 @@ class AudexSizes(CodecSizes):
     """Sizes of the decoder. Fields and defaults are those of its authors' configuration.
 
     Attributes:
-        hidden_dim, depth, heads: channels, number and heads of the layers.
         pos_meb_dim: channels of a head. All have rotary positions.
-        hop_length: samples of a token.
         vq_dim: channels of an embedded token.
         lookahead_steps: later tokens that a token depends on.
         codebook_levels, codebook_size: levels of each value of a code, and all of their

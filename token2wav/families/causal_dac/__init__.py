@@ -75,19 +75,12 @@ class CausalDacSizes(CodecSizes):
     Attributes:
         num_codebooks: a semantic codebook and residual ones.
         codebook_size: entries of the semantic codebook.
-        codec_frame_size: samples of audio for each frame of codes.
-        codec_post_n_layer, codec_post_intermediate_size: layers of the transformer, and channels of
-            their feed-forward parts.
         codec_post_n_head, codec_post_n_local_heads: heads of its queries, and of its keys.
-        codec_head_dim: channels of a head.
         codec_window_size: positions that a position of the transformer attends to.
-        codec_residual_codebook_size: entries of a residual codebook.
-        codec_codebook_dim: length of an entry.
         codec_latent_dim: channels of the transformer, and of the upsampling before the decoder.
         codec_downsample_factor: factors of the encoder; this upsampling has them in reverse order.
         codec_decoder_dim: channels before the first upsampling of the decoder, which all halve
             them.
-        codec_decoder_rates: factors of the upsampling of the decoder.
     """
 
     RATE = "codec_sample_rate"

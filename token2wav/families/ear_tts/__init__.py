@@ -54,14 +54,8 @@ class EarTtsSizes(CodecSizes):
 
     Attributes:
         latent_size: channels of the sum of codebook entries.
-        n_fft, hop_length: samples of a window, and from a window to the next one.
         base_hidden_size: channels of the decoder's last stage; `channel_mult` multiplies them.
         channel_mult, rates: factors of channels and of upsampling, in the order of the encoder.
-        num_blocks: ConvNeXt blocks of each stage.
-        kernel_size: kernel of the ConvNeXt blocks.
-        groups: groups of the upsampling.
-        codebook_size, num_quantizers: entries of a codebook, and number of codebooks.
-        wav_to_token_ratio: samples of audio for each frame of codes.
     """
 
     RATE, FRAME = "sample_rate", ("rates", "hop_length")

@@ -96,7 +96,6 @@ class HiggsSizes(SymmetricSizes, CodecSizes):
     Attributes:
         target_bandwidths: kilobits per second; the last value gives the number of codebooks.
         n_q: number of codebooks, only in the first release.
-        codebook_size, codebook_dim: entries of a codebook, and their length.
         semantic_width: channels of HuBERT.
         vq_scale: factor by which the codebooks have fewer channels than the encoders, only in the
             first release.

@@ -65,15 +65,11 @@ class Lfm2AudioSizes(CodecSizes):
     The fields after `rope_theta` are constants in the public code.
 
     Attributes:
-        hidden_size: channels of the layers.
         intermediate_size, block_auto_adjust_ff_dim, block_ffn_dim_multiplier, block_multiple_of:
             see `feed_forward_size`.
         layer_types: kind of each layer. Attention of both kinds has the window.
         conv_kernel, conv_bias: kernel of the short convolutions, and whether they have biases.
-        sliding_window: positions that a position attends to, itself included.
-        num_codebooks, codebook_size: codebooks, and entries of each.
         upsample_factor: positions of the layers for each frame of codes.
-        n_fft, hop_length: samples of a window, and from a window to the next one.
     """
 
     RATE, CODES = "sample_rate", ("num_codebooks", "codebook_size")

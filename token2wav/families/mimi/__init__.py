@@ -118,8 +118,6 @@ class MimiSizes(SeanetSizes):
 
     Attributes:
         frame_rate: frames of codes per second; None for half of the rate of the transformer.
-        codebook_size, codebook_dim: entries of a codebook, and their length.
-        num_quantizers, num_semantic_quantizers: codebooks, and semantic codebooks.
         vector_quantization_hidden_dimension: length of the sum of entries.
     """
 

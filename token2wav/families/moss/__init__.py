@@ -54,8 +54,6 @@ class QuantizerSizes:
     """Sizes of the codebooks. All kinds of codebooks (`quantizer_type`) have the same decoder.
 
     Attributes:
-        num_quantizers, codebook_size, codebook_dim: codebooks, their entries, and the length of an
-            entry.
         rvq_dim: channels of the sum of the codebooks; None for `input_dim`.
         output_dim: channels of the latents; None for `input_dim`.
         input_dim: channels of the encoder's output.
@@ -92,9 +90,7 @@ class TransformerPart:
     """Part of the decoder that is a transformer.
 
     Attributes:
-        input_dimension, output_dimension: channels before and after the part.
         d_model, dim_feedforward: channels inside.
-        max_period: base of rotary positions.
         context_duration: seconds that a position attends to; None for the value of the model.
         layer_scale: first value of the scales in the training. A part has scales.
     """
@@ -143,7 +139,6 @@ class MossSizes(CodecSizes):
     """Sizes of the decoder.
 
     Attributes:
-        downsample_rate: samples of each channel for a frame of codes.
         number_channels: channels of the audio: 1, or 2 in version 2 of the codec. The decoder makes
             the samples of two channels in turn. None for 1.
         causal_transformer_context_duration: seconds that a position of a transformer attends to.

@@ -53,18 +53,12 @@ class NanoCodecSizes(CodecSizes):
     names.
 
     Attributes:
-        samples_per_frame: samples of audio for each frame of codes.
         num_groups: codes of a frame.
         num_levels_per_group: levels of every value of a group.
         input_dim: channels of the dequantised codes.
-        up_sample_rates: factor of every upsampling.
         base_channels: channels of the first convolution; every upsampling halves them.
-        in_kernel_size, out_kernel_size: kernels of the first and of the last convolution.
         resblock_kernel_sizes, resblock_dilation_sizes: kernels of the parallel residual blocks, and
             dilations of the convolutions in each block.
-        activation: activation between the layers.
-        output_activation: activation that bounds the audio.
-        pad_mode: values before the first position of a sequence.
         n_groups_equal_to_out_channels: whether every output channel of an upsampling reads its own
             input channels only.
     """

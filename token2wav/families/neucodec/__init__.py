@@ -58,7 +58,6 @@ class NeuCodecSizes(CodecSizes):
     """Sizes of the decoder. Fields and defaults are those of NeuCodec in `transformers`.
 
     Attributes:
-        hidden_size, intermediate_size: channels of the layers, and inside their feed-forward parts.
         quantization_levels, quantization_dim: levels of each value of a code, and channels of their
             projection.
         downsampling_ratios: factors of the encoder. Their product is the number of samples for each

@@ -81,15 +81,7 @@ class DecoderSizes(CodecSizes):
     """Sizes of a decoder. Fields and defaults are the published ones.
 
     Attributes:
-        codebook_size, num_quantizers: entries of a codebook, and codebooks.
         hidden_size: channels of the transformer, and of Code2Wav's upsampling.
-        num_hidden_layers, intermediate_size: layers of the transformer, and channels of their
-            feed-forward parts.
-        hidden_act: activation of the feed-forward parts.
-        rms_norm_eps: added to the mean square in a norm.
-        rope_theta: base of rotary positions.
-        sliding_window: positions that a position of the transformer attends to.
-        attention_bias: whether projections have a bias.
         upsampling_ratios: factors of the upsampling before the decoder.
         upsample_rates: factors of the upsampling in the decoder.
         decoder_dim: channels of the decoder before its first upsampling.

@@ -47,9 +47,7 @@ class SnacSizes(CodecSizes):
         encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `SymmetricSizes`.
         attn_window_size: latents of a window of the attention before the first upsampling; None
             for no attention.
-        codebook_size, codebook_dim: entries of a codebook, and their length.
         vq_strides: latents for each code of a codebook, the coarsest first.
-        noise: whether the decoder has noise layers.
         depthwise: whether the convolutions filter every channel by itself.
     """
 

@@ -112,13 +112,11 @@ class VibeVoiceSizes(CodecSizes):
     """Sizes of the decoder. Fields and defaults come from `transformers`, except `scaled`.
 
     Attributes:
-        channels: channels of the audio.
         hidden_size: length of a latent.
         kernel_size: kernel of all convolutions, except the upsampling.
         num_filters: channels before the last convolution.
         downsampling_ratios: factors of the encoder; the decoder has them in reverse order.
         depths: ConvNeXt blocks of each stage of the encoder; the decoder has them in reverse order.
-        rms_norm_eps: added to the mean square in a norm.
         ffn_expansion: factor by which feed-forward parts have more channels inside.
         scaled: whether the weights have a scale and a bias of latents.
     """

@@ -58,9 +58,7 @@ class VoxCPMSizes(CodecSizes):
     Attributes:
         encoder_rates, sample_rate: factors and sample rate of the encoder, which give the number of
             latents per second.
-        latent_dim: length of a latent.
         decoder_dim: channels before the first upsampling. Every upsampling halves them.
-        decoder_rates: factor of each upsampling.
         depthwise: whether the convolutions filter every channel by itself.
         out_sample_rate: samples per second of the audio; None for `sample_rate`.
         sr_bin_boundaries: boundaries between ranges of sample rates, in ascending order. Each range

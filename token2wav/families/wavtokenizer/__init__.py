@@ -94,8 +94,6 @@ class WavTokenizerSizes(CodecSizes):
             and the number of blocks.
         adanorm_num_embeddings: scales and shifts of each norm, one for each bandwidth of the
             encoder. The first is used.
-        n_fft, hop_length: samples of a window of the inverse STFT, and from a window to the next
-            one.
     """
 
     RATE, FRAME = "sample_rate", ("hop_length",)

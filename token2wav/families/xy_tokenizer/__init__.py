@@ -119,22 +119,14 @@ class XYTokenizerSizes(CodecSizes):
     """Sizes of the decoder. Its authors' files have them in several sections.
 
     Attributes:
-        codebook_dim, rvq_dim: length of an entry of a codebook, and of their sum.
         latent_dim: channels of the dequantised codes.
         d_model: channels of both transformers. A frame of codes has `stride` positions in the
             second one, and `latent_dim` is `stride * d_model`.
         max_source_positions: most frames of codes that are decoded at once.
-        adapter_layers, adapter_heads, adapter_ffn_dim: sizes of the first transformer.
-        decoder_layers, decoder_heads, decoder_ffn_dim: sizes of the second one.
         num_mel_bins: channels between transformers and Vocos.
         sampling_rate, hop_length: samples per second of the recordings of the encoder, and samples
             for each of these channels' frames.
         stride_size: frames for each position of the second transformer.
-        vocos_dim, intermediate_dim, num_layers: channels of the blocks of Vocos, those within a
-            block, and the number of blocks.
-        n_fft, hop_size: samples of a window of the inverse STFT, and from a window to the next one.
-        decoder_upsample_rate: samples of audio for each frame of codes.
-        sample_rate: samples of audio per second.
     """
 
     RATE, FRAME = "sample_rate", ("stride", "stride_size", "hop_size")
