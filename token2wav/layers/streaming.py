@@ -143,6 +143,10 @@ class WaveformNetwork(nn.Module):
     """Network from frames to audio: a vocoder, whose frames are mel frames, or a codec decoder,
     whose frames are codes or latents.
 
+    The method `forward` computes the audio (B, 1, frame_samples * T), late by `output_delay`, of
+    the next frames (B, input_channels, T) of streams. Codes are -1 in codebooks that a stream does
+    not send. A whole sequence has `missing_samples` less.
+
     Attributes:
         input_channels: mel bands, codebooks, or the size of a latent.
         input_dtype: dtype of the frames: int32 for codes.

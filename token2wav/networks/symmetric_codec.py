@@ -25,11 +25,4 @@ class SymmetricCodec(WaveformNetwork):
         self.output = self.decoder.place()
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio of codes (B, codebooks, T), which are -1 in codebooks that a stream
-        does not send.
-
-        Returns:
-            (B, 1, frame_samples * T) audio of a step, late by `output_delay`. A whole sequence is
-            shorter by `missing_samples` samples.
-        """
         return torch.tanh(self.decoder(self.quantizer(codes), step))

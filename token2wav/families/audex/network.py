@@ -64,9 +64,6 @@ class AudexDecoder(WaveformNetwork):
         self.output = Timing(sizes.hop_length * delay)
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, 1, T). The audio of a step is
-        late by `output_delay`.
-        """
         x = self.fc_post_a(self.project_out(self.codes(codes).transpose(1, 2)))
         x = self.lookahead(x.transpose(1, 2), step).transpose(1, 2)
         x = self.final_layer_norm(self.transformer(x, step))

@@ -58,7 +58,6 @@ class CausalDac(WaveformNetwork):
         self.output = placed((self.post_module, self.upsample, self.decoder))
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T)."""
         x = self.semantic_quantizer(codes[:, :1]) + self.quantizer(codes[:, 1:])
         x = self.norm(self.post_module(x.transpose(1, 2), step)).transpose(1, 2)
         return torch.tanh(self.decoder(self.upsample(x, step), step))

@@ -61,9 +61,6 @@ class EarTtsDecoder(WaveformNetwork):
         self.output = placed([*self.layers, self.synthesis])
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T). The audio of a
-        step is late by `output_delay`.
-        """
         return self.synthesis(run(self.layers, self.codebooks(codes), step), step)
 
 

@@ -31,8 +31,5 @@ class Higgs(WaveformNetwork):
         self.output = self.acoustic_decoder.place()
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are -1 in
-        codebooks that a stream does not send. The audio of a step is late by `output_delay`.
-        """
         latents = self.fc2(self.quantizer(codes).transpose(1, 2)).transpose(1, 2)
         return self.acoustic_decoder(latents, step)

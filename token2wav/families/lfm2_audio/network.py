@@ -51,9 +51,6 @@ class Lfm2AudioDecoder(WaveformNetwork):
         self.output = placed((self.lfm, self.istft))
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T). The audio of a
-        step is late by `output_delay`.
-        """
         first = self._codebook_size * torch.arange(codes.shape[1], device=codes.device)[:, None]
         x = self.emb(codes + first).mean(1).repeat_interleave(self._repeats, dim=1)
         return self.istft.of_polar(self.lin(self.lfm(x, step)).transpose(1, 2), step)

@@ -27,7 +27,4 @@ class Mimi(SeanetDecoder):
         )
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are -1 in
-        codebooks that a stream does not send.
-        """
         return self.decode(self.quantizer(codes), step)

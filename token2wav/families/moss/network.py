@@ -30,7 +30,8 @@ _NORM_EPS = 1e-5
 
 class Moss(WaveformNetwork):
     """Decoder of the MOSS Audio Tokenizer, from codes to audio. Modules have the names of the
-    published weights; the name of a decoder part is its index.
+    published weights; the name of a decoder part is its index. If there are two channels, the audio
+    has their samples in turn.
     """
 
     input_dtype = torch.int32
@@ -55,9 +56,6 @@ class Moss(WaveformNetwork):
         self.output = placed(self.decoder.values())
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are -1 in
-        codebooks that a stream does not send. If there are two channels, their samples are in turn.
-        """
         x = self.output_proj(self.quantizer(codes).transpose(1, 2))
         for part in self.decoder.values():
             x = part(x, step)

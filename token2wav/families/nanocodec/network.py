@@ -61,7 +61,6 @@ class NanoCodec(WaveformNetwork):
         self.output = placed(self._order)
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, groups, T)."""
         values = self.codes(codes).to(self.pre_conv.weight.dtype)
         return self._bounded(run(self._order, values, step))
 

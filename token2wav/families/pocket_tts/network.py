@@ -19,5 +19,4 @@ class PocketDecoder(SeanetDecoder):
         self.latent_proj = nn.Conv1d(sizes.latent_dim, sizes.hidden_size, 1, bias=False)
 
     def forward(self, latents: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of latents (B, latent_dim, T)."""
         return self.decode(self.latent_proj(latents), step)

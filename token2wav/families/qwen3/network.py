@@ -60,12 +60,6 @@ class Qwen3Decoder(WaveformNetwork):
         self.output = placed((self.front, self.pre_transformer, self.upsample, self.decoder))
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio of codes (B, codebooks, T).
-
-        Returns:
-            (B, 1, frame_samples * T) audio of a step, late by `missing_samples`. A whole sequence
-            is shorter by these samples.
-        """
         x = self.pre_transformer(self.front(codes, step), step)
         return self.decoder(self.upsample(x, step), step).clamp(-1.0, 1.0)
 

@@ -45,10 +45,5 @@ class Snac(WaveformNetwork):
         self.places = torch.tensor(self._places)  # (codebooks, latents of a token)
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio of codes (B, codes of a token, T).
-
-        Returns:
-            (B, 1, frame_samples * T) audio of a step, late by `output_delay`.
-        """
         spread = codes[:, self.places].transpose(2, 3).flatten(2)  # (B, codebooks, latents)
         return torch.tanh(self.decoder(self.quantizer(spread), step))

@@ -55,7 +55,6 @@ class VibeVoiceDecoder(WaveformNetwork):
         self.output = placed(self._order)
 
     def forward(self, latents: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of latents (B, hidden_size, T)."""
         if self.sizes.scaled:
             latents = latents / self.scaling_factor - self.bias_factor
         return run(self._order, latents, step)

@@ -36,7 +36,6 @@ class AudioVAE(WaveformNetwork):
         self.output = self.decoder.place()
 
     def forward(self, latents: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of latents (B, latent_dim, T)."""
         return torch.tanh(self.decoder(latents, step))
 
 
