@@ -9,7 +9,7 @@ from testkit.utterances import a_voice, off, portions, some_tokens
 from tests.stages.rig import MEL, Parts, flow_mel
 from token2wav.execution import step
 from token2wav.execution.chunk_attention import chunk_attention
-from token2wav.networks.unet import attended
+from token2wav.networks.estimator import attended
 from token2wav.stages.cached_flow import CachedFlow
 
 HEADS = 3

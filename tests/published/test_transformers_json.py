@@ -22,7 +22,7 @@ def test_a_folder_is_known_by_its_type_or_by_its_keys(tmp_path: Path) -> None:
     assert has_model_type(tmp_path, "other", "mimi")
     written(tmp_path, "{")
     assert not has_model_type(tmp_path, "mimi")  # another family may read the file
-    keys = {"vq_strides": [], "decoder_rates": []}
+    keys: dict[str, Any] = {"vq_strides": [], "decoder_rates": []}
     assert find_remote_family(set(), keys) is snac
     assert find_remote_family(set(), {"model_type": "mimi", **keys}) is mimi
     assert find_remote_family(set(), {"vq_strides": []}) is None

@@ -113,21 +113,19 @@ class OdeTables:
         device = next(estimator.parameters()).device
         if schedule.method == "rk4":
             times, ends, widths = _rk4_times(steps, schedule)
-            intervals = zip(times[:, None].to(device), ends[:, None].to(device), strict=True)
-            modulation = [estimator.modulation(t, end) for t, end in intervals]
-            return cls(widths.tolist(), modulation, guidance, list(range(steps)), _RK4)
-        times, widths = solver_times(steps, schedule)
-        count = evaluated or steps
-        stored_steps = [round(step * steps / count) for step in range(count)]
-        if count < steps:
-            ends = torch.cat((times[stored_steps[1:]], (times + widths)[-1:]))
-            times = times[stored_steps]
-            widths = ends - times
-        intervals = zip(
-            times[:, None].to(device), (times + widths)[:, None].to(device), strict=True
-        )
+            stored_steps, weights = list(range(steps)), _RK4
+        else:
+            times, widths = solver_times(steps, schedule)
+            count = evaluated or steps
+            stored_steps, weights = [round(step * steps / count) for step in range(count)], EULER
+            if count < steps:
+                ends = torch.cat((times[stored_steps[1:]], (times + widths)[-1:]))
+                times = times[stored_steps]
+                widths = ends - times
+            ends = times + widths
+        intervals = zip(times[:, None].to(device), ends[:, None].to(device), strict=True)
         modulation = [estimator.modulation(t, end) for t, end in intervals]
-        return cls(widths.tolist(), modulation, guidance, stored_steps)
+        return cls(widths.tolist(), modulation, guidance, stored_steps, weights)
 
     def advance(self, step: int, x: torch.Tensor, velocity: torch.Tensor) -> torch.Tensor:
         """Advances the state x (B, ...) by one step of Euler's method.
