@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.environment import RESULTS, ROOT, save_picture, saved_runs
-from benchmarks.exactness import CURVE_SECONDS
 from benchmarks.load.subject import LABELS
+from lab.exactness import CURVE_SECONDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,7 +89,7 @@ def draw_exactness(runs: Sequence[dict[str, Any]]) -> Figure:
     """Draws the error of each codec over time, and the audio around a seam.
 
     Args:
-        runs: cases of `benchmarks.exactness`.
+        runs: cases of `lab.exactness`.
     """
     from matplotlib import pyplot as plt
 

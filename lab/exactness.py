@@ -11,7 +11,7 @@ equal the public ones, and are compared with one decode of the whole sequence:
 - XY-Tokenizer, NeuCodec, X-Codec 2 and WavTokenizer, published sizes, random weights and codes,
   which have no state, so token2wav decodes windows too: with several contexts
 
-    .venv/bin/python -m benchmarks.exactness
+    .venv/bin/python -m lab.exactness
 
 A word after the command selects the cases whose names begin with it. The results of other cases
 stay as they are, so each case has its environment. `lab.pictures` draws the errors.

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.exactness import Windows, clicks, error_db, frames_to_first_audio, stream
+from lab.exactness import Windows, clicks, error_db, frames_to_first_audio, stream
 from testkit.models.published_codecs import SIXTEENTH, write_codec
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 
