@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import grpc
 
@@ -106,54 +106,35 @@ def listed(table: Mapping[str, Mapping[str, tuple[Act[SceneT], str]]]) -> list[M
     ]
 
 
+@dataclass(frozen=True)
 class Books:
-    """Counts of all clients so far.
+    """Records of all clients so far. Threads need no lock, because `append` is atomic.
 
     Attributes:
-        spoken: utterances whose audio was right.
+        begun: times at which an attempt to speak an utterance, or a misdeed, began. A gateway's
+            utterances are not recorded here, because one conversation has several.
+        spoken: seconds of each utterance whose audio was right.
         excused: failures of utterances that are not the server's fault.
-        begun: attempts to speak an utterance, and misdeeds, so far. A gateway's utterances are not
-            counted here, because one conversation has several.
+        misdeeds: kind and name of each misdeed, and the answer.
+        problems: a sentence for each action with a wrong answer.
     """
 
-    def __init__(self) -> None:
-        self.spoken = self.begun = 0
-        self.audio_seconds = 0.0
-        self.excused = Counter[str]()
-        self.problems: list[str] = []
-        self._misdeeds = Counter[tuple[str, str, str]]()
-        self._lock = threading.Lock()
-
-    def begin(self) -> None:
-        with self._lock:
-            self.begun += 1
-
-    def add_utterance(self, seconds: float) -> None:
-        with self._lock:
-            self.spoken += 1
-            self.audio_seconds += seconds
-
-    def add_excused(self, failure: str) -> None:
-        with self._lock:
-            self.excused[in_general(failure)] += 1
-
-    def add_misdeed(self, misdeed: Misdeed[Any], answer: str) -> None:
-        with self._lock:
-            self._misdeeds[misdeed.kind, misdeed.name, in_general(answer)] += 1
-
-    def add_problem(self, problem: str) -> None:
-        with self._lock:
-            self.problems.append(problem)
+    begun: list[float] = field(default_factory=list)
+    spoken: list[float] = field(default_factory=list)
+    excused: list[str] = field(default_factory=list)
+    misdeeds: list[tuple[str, str, str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     def unaccounted(self) -> int:
-        """Returns the begun utterances that have not ended, by one of the counts."""
-        ended = self.spoken + self.excused.total() + self._misdeeds.total() + len(self.problems)
-        return self.begun - ended
+        """Returns the number of beginnings without an end."""
+        ended = (self.spoken, self.excused, self.misdeeds, self.problems)
+        return len(self.begun) - sum(map(len, ended))
 
     def answers(self) -> Answers:
         """Returns the counts of each answer by kind and name of the misdeed."""
+        counts = Counter((kind, name, in_general(answer)) for kind, name, answer in self.misdeeds)
         table: Answers = {}
-        for (kind, name, answer), count in sorted(self._misdeeds.items()):
+        for (kind, name, answer), count in sorted(counts.items()):
             table.setdefault(kind, {}).setdefault(name, {})[answer] = count
         return table
 
@@ -203,7 +184,7 @@ class Crowd(ABC, Generic[SceneT]):
 
     def _misbehave(self, misdeed: Misdeed[SceneT], random: Random) -> None:
         began = time.monotonic()
-        self.books.begin()
+        self.books.begun.append(began)
         try:
             answer = misdeed.act(self.scene(random))
         except OSError as error:
@@ -215,7 +196,7 @@ class Crowd(ABC, Generic[SceneT]):
             answer = f"in an outage: {answer}"
         else:
             misdeed.check(answer)
-        self.books.add_misdeed(misdeed, answer)
+        self.books.misdeeds.append((misdeed.kind, misdeed.name, answer))
 
     def _client(self, number: int) -> None:
         random = Random(f"{self._plan.seed} client {number}")
@@ -232,7 +213,7 @@ class Crowd(ABC, Generic[SceneT]):
             except Exception as error:
                 expected = isinstance(error, ClientError | grpc.RpcError | WrongAnswerError)
                 problem = " ".join(str(error).split()) if expected else traceback.format_exc()
-                self.books.add_problem(f"client {number}, {action}: {problem}")
+                self.books.problems.append(f"client {number}, {action}: {problem}")
                 time.sleep(1.0)  # a dead server rejects thousands of connections a second
 
 

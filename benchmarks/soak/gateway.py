@@ -36,10 +36,11 @@ from benchmarks.soak.outages import Outages, ProxyOutages
 from benchmarks.soak.report import findings
 from benchmarks.soak.watch import (
     REST_SECONDS,
-    GatewayProbe,
     HealthProbe,
     ServerProbe,
     Watch,
+    above_rest,
+    gateway_reading,
     read_gateway_log,
     still_held,
 )
@@ -76,6 +77,8 @@ _MODEL_TIMEOUTS = {"connect_timeout_s": 3.0, "token_timeout_s": 4.0}
 _SERVER_TIMEOUTS = {"response_timeout_s": 15.0}
 _KEY = "key-of-the-soak"
 _START_SECONDS = 120.0
+# Counts at rest that a gateway returns to. Pools keep their threads.
+_RETURNING = ("gateway_descriptors", "tasks", "speaking", "sockets")
 # Failures that an outage excuses.
 _OUTAGE = re.compile("connection: |language model: |speech server: |gateway: the text took")
 _PAUSE_S = 0.2  # after a failure
@@ -112,11 +115,11 @@ class GatewayCrowd(Crowd[Scene]):
         lines = [line, *(one for one in more if one.voice is line.voice and one.seconds < _LONG_S)]
         for spoken, failure in speak(self._rig, _KEY, lines, manner):
             if not failure:
-                self.books.add_utterance(spoken.seconds)
+                self.books.spoken.append(spoken.seconds)
                 continue
             if not self.excuses(failure, began):
                 raise WrongAnswerError(f"'{spoken.name}': {failure}")
-            self.books.add_excused(failure)
+            self.books.excused.append(failure)
             time.sleep(_PAUSE_S)
 
 
@@ -200,10 +203,10 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         url, riva = f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}"
         rig = GatewayRig(url, CollectorRegistry(), folder / "voices", riva)
         _warm_up(rig, lines)
-        probe = GatewayProbe(gateway)
         server_probe = ServerProbe(server.metrics_url, lambda: Traces.of(server.pid))
-        health, rest = HealthProbe(gateway.ports.http), probe.read()
-        watch, server_watch = Watch(probe.read), Watch(server_probe.read)
+        read, health = partial(gateway_reading, gateway), HealthProbe(f"{url}/health/live")
+        rest = read()
+        watch, server_watch = Watch(read), Watch(server_probe.read)
         health_watch = Watch(health.read, every_s=0.2)
         crowd = GatewayCrowd(plan, rig, Door(ports.http, _KEY), lines, outages)
         for thread in (watch, server_watch, health_watch):
@@ -218,10 +221,9 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
             )
         for thread in (watch, server_watch):
             thread.stop()
-        above = probe.above(rest)
+        problems = above_rest(read, {name: rest[name] for name in _RETURNING})
         last = watch.look()
         health_watch.stop()
-        problems = [f"{count:g} more {name} than before" for name, count in above.items()]
         problems += [f"health: {failure}" for failure in health.failures]
         server_metrics, metrics = server_probe.when_empty(), scrape(gateway.metrics_url)
         problems += still_held(server_metrics)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.soak.crowd import Books, Plan
+from benchmarks.soak.crowd import Books, Plan, in_general
 from benchmarks.soak.lines import TOLERANCE
 from benchmarks.soak.watch import GROWTH_MIB, JUDGED_MINUTES, Watch
 
@@ -28,9 +29,9 @@ def findings(
         "plan": asdict(plan),
         "tolerance": TOLERANCE,
         "behaved": {
-            "utterances": books.spoken,
-            "audio_seconds": round(books.audio_seconds, 2),
-            "excused": dict(books.excused.most_common()),
+            "utterances": len(books.spoken),
+            "audio_seconds": round(sum(books.spoken), 2),
+            "excused": dict(Counter(map(in_general, books.excused)).most_common()),
         },
         "misbehaved": books.answers(),
         "resources": {

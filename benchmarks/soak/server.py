@@ -176,7 +176,7 @@ class ServerCrowd(Crowd[Scene]):
         give_up_at = time.monotonic() + 120.0
         while True:
             heard, failure, began = list[NDArray[Any]](), "", time.monotonic()
-            self.books.begin()
+            self.books.begun.append(began)
             try:
                 say(self._url, line, manner, heard, random)
             except (ClientError, grpc.RpcError) as error:
@@ -184,13 +184,13 @@ class ServerCrowd(Crowd[Scene]):
             if fault := line.fault(heard, cut_short=bool(failure)):
                 raise WrongAnswerError(f"{fault}; {failure or 'no error'}")
             if not failure:
-                self.books.add_utterance(line.seconds)
+                self.books.spoken.append(line.seconds)
                 return
             refused = not heard and _AGAIN.search(failure) and time.monotonic() < give_up_at
             killed = _KILLED.search(failure) and self._kills.since(began, late_s=_LATE_S)
             if not refused and not killed:
                 raise WrongAnswerError(failure)
-            self.books.add_excused(failure)
+            self.books.excused.append(failure)
             if killed:
                 time.sleep(_PAUSE_S)
                 return
@@ -244,8 +244,7 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         watch.readings.append(watch.look())
         serving.process.terminate()
         code = serving.wait()
-    problems = [*kills.problems, *still_held(metrics), *probe.left_behind()]
-    problems += [f"{count:g} more {name} than before" for name, count in above.items()]
+    problems = [*kills.problems, *still_held(metrics), *probe.left_behind(), *above]
     if code:
         problems.append(f"the server ended with status {code}")
     if unaccounted := crowd.books.unaccounted():

@@ -190,36 +190,23 @@ def still_held(metrics: dict[str, float]) -> list[str]:
     return problems
 
 
-class GatewayProbe:
-    """Probe of a running gateway: its process and its metrics."""
+def gateway_reading(gateway: ObservedGateway) -> Reading:
+    """Takes a reading of a running gateway.
 
-    # Threads are not among these counts, because pools keep theirs.
-    RETURNING = ("gateway_descriptors", "tasks", "speaking", "sockets")
-
-    def __init__(self, gateway: ObservedGateway) -> None:
-        self._gateway = gateway
-
-    def read(self) -> Reading:
-        """Takes a reading.
-
-        Raises:
-            OSError: the gateway is gone.
-        """
-        metrics = scrape(self._gateway.metrics_url)
-        return {
-            **process_reading("gateway", self._gateway.process.pid),
-            "tasks": self._gateway.tasks(),
-            "speaking": metrics["token2wav_gateway_speaking"],
-            "sockets": metrics["token2wav_gateway_sockets"],
-        }
-
-    def above(self, rest: Reading) -> dict[str, float]:
-        """Returns the counts that are above those of a gateway at rest, as `above_rest` does."""
-        return above_rest(self.read, {name: rest[name] for name in self.RETURNING})
+    Raises:
+        OSError: the gateway is gone.
+    """
+    metrics = scrape(gateway.metrics_url)
+    return {
+        **process_reading("gateway", gateway.process.pid),
+        "tasks": gateway.tasks(),
+        "speaking": metrics["token2wav_gateway_speaking"],
+        "sockets": metrics["token2wav_gateway_sockets"],
+    }
 
 
-def above_rest(read: Callable[[], Reading], rest: Reading) -> dict[str, float]:
-    """Returns the values of a reading that are above those at rest, with the difference.
+def above_rest(read: Callable[[], Reading], rest: Reading) -> list[str]:
+    """Lists the values of a reading that are above those at rest.
 
     Waits up to `REST_SECONDS` until they have returned.
     """
@@ -227,9 +214,9 @@ def above_rest(read: Callable[[], Reading], rest: Reading) -> dict[str, float]:
     while True:
         reading = read()
         above = {name: reading[name] - value for name, value in rest.items()}
-        above = {name: difference for name, difference in above.items() if difference > 0}
-        if not above or time.monotonic() > deadline:
-            return above
+        problems = [f"{more:g} more {name} than before" for name, more in above.items() if more > 0]
+        if not problems or time.monotonic() > deadline:
+            return problems
         time.sleep(0.5)
 
 
@@ -240,9 +227,9 @@ class HealthProbe:
         failures: failures with their counts.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, url: str) -> None:
         self.failures = Counter[str]()
-        self._url = f"http://127.0.0.1:{port}/health/live"
+        self._url = url
 
     def read(self) -> Reading:
         began = time.monotonic()
