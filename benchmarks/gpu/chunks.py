@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -52,7 +52,7 @@ def load(
     }
 
 
-def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def chunks(folder: Path, settings: Settings) -> Rows:
     """Measures chunks from the cache, in one batch.
 
     Also profiles the first chunk of one stream, and a chunk of the largest batch.
@@ -77,7 +77,7 @@ def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
                 )
 
 
-def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def drift(folder: Path, settings: Settings) -> Rows:
     """Measures the chunks of one stream with an attention window, from the third to the last.
 
     The times are medians over several streams.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,7 @@ PROFILED = ("qwen3_tts", "nanocodec")  # slower on an H200 than their number of 
 ROUNDED: tuple[DecoderPrecision, ...] = ("tf32x3", "float16")
 
 
-def codecs(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def codecs(folder: Path, settings: Settings) -> Rows:
     """Measures packets of a frame, or of the fewest frames that a codec decodes at a time.
 
     The codecs in `PROFILED` are also measured with rounded operands, and with the convolutions of

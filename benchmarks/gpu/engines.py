@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -56,7 +56,7 @@ _GPU_CASES = [
 ]
 
 
-def engines(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def engines(folder: Path, settings: Settings) -> Rows:
     """Makes graphs and engines, then verifies and times each case."""
     cases = _GPU_CASES if settings.on_gpu else _CPU_CASES
     maker = Maker(folder, EngineFolder.of(folder), ["benchmarks.gpu.engines"])

@@ -8,7 +8,6 @@ few ODE steps. All other sections send whole blocks only.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +22,7 @@ from testkit.models.sized import a_voice
 from token2wav import Token2Wav
 
 
-def first_audio(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def first_audio(folder: Path, settings: Settings) -> Rows:
     """Measures loading, the first audio of some streams, a whole first block, and its error."""
     way = ""
     if settings.dependent_launch:

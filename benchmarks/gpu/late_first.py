@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ _BATCHES_BEFORE = 6  # all listeners then have audio, so a batch may be interrup
 _TOKENS = 5000  # of each running stream: more than are computed
 
 
-def late_first(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def late_first(folder: Path, settings: Settings) -> Rows:
     """Yields a row with interruptions between ODE steps, and one without."""
     stream, storage = SETTINGS["lean"]
     whole_blocks = replace(stream, max_hop_tokens=settings.hops[0])

@@ -9,7 +9,7 @@ get the same mels, because errors of F0 add up from mel to audio.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,7 +71,7 @@ class Utterance(NamedTuple):
     audio: torch.Tensor
 
 
-def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def parity(folder: Path, settings: Settings) -> Rows:
     """Measures the largest errors of mel (relative) and audio (absolute) in a batch.
 
     Each batch size has a row.

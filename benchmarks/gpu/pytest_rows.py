@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,23 +23,21 @@ COMMAND = [
 ]
 
 
-def rows_of_tests(paths: Sequence[Path], done: Mapping[str, Row]) -> Rows:
+def rows_of_tests(paths: Sequence[Path]) -> Rows:
     """Runs test files or folders at the same time, each in a process of its own.
 
     The rows come in the order in which the processes end. So a slow file hides no other file.
 
     Args:
         paths: test files or folders.
-        done: rows of paths that ran already.
     """
     running: dict[str, tuple[subprocess.Popen[bytes], Any]] = {}
     for path in paths:
-        if (name := str(path.relative_to(ROOT))) not in done:
-            output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (its row closes it)
-            process = subprocess.Popen(
-                [*COMMAND, str(path)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
-            )
-            running[name] = process, output
+        output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (its row closes it)
+        process = subprocess.Popen(
+            [*COMMAND, str(path)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+        )
+        running[str(path.relative_to(ROOT))] = process, output
     while running:
         ended = [name for name, (process, _) in running.items() if process.poll() is not None]
         for name in ended:

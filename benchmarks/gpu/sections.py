@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.chunk_batch import synchronize
 from benchmarks.environment import ROOT
 from benchmarks.gpu.chunks import chunks, drift
 from benchmarks.gpu.first_audio import first_audio
@@ -24,9 +19,7 @@ from benchmarks.gpu.pytest_rows import rows_of_tests
 from benchmarks.gpu.settings import PACE, SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.gpu.streams import BUFFER_S, STARTS_WITHIN_S, TOKENS_PER_PUSH, streams
 
-ON_PURPOSE = "a deliberate error"
-
-Section = Callable[[Path, Settings, Mapping[str, Row]], Rows]
+Section = Callable[[Path, Settings], Rows]
 
 
 def optional(module: str) -> Any:
@@ -41,28 +34,9 @@ def optional(module: str) -> Any:
         raise LeftOut(f"not installed: {error.name}") from None
 
 
-def recovery(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Measures a row after an error that makes the device unusable.
-
-    On a CPU, the error kills the process instead.
-    """
-
-    def poison() -> Row:
-        if not settings.on_gpu:
-            os.kill(os.getpid(), signal.SIGKILL)
-        torch.zeros(1, device=settings.device)[torch.tensor([1 << 40], device=settings.device)] = (
-            1.0
-        )
-        synchronize(torch.device(settings.device))
-        return {}
-
-    yield ON_PURPOSE, poison
-    yield "the row after it", lambda: {"sum": float(torch.ones(3, device=settings.device).sum())}
-
-
-def tests(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def tests(folder: Path, settings: Settings) -> Rows:
     """Runs all test files that have the mark `gpu`."""
-    yield from rows_of_tests(files_of_tests()[: settings.test_files or None], done)
+    yield from rows_of_tests(files_of_tests()[: settings.test_files or None])
 
 
 def files_of_tests() -> list[Path]:
@@ -73,7 +47,7 @@ def files_of_tests() -> list[Path]:
     return [path if path.name.startswith("test_") else path.parent for path in marked]
 
 
-def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def server(folder: Path, settings: Settings) -> Rows:
     """Measures loads on a real tritonserver with `benchmarks.load`.
 
     The clients run on this machine.
@@ -124,8 +98,8 @@ def _load_of(rows: Iterator[Row]) -> Row:
 def _elsewhere(module: str, section: str) -> Section:
     """Returns a section of a module that needs further packages, or the lab."""
 
-    def rows(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-        yield from getattr(optional(module), section)(folder, settings, done)
+    def rows(folder: Path, settings: Settings) -> Rows:
+        yield from getattr(optional(module), section)(folder, settings)
 
     rows.__name__ = section
     return rows
@@ -147,6 +121,5 @@ SECTIONS: dict[str, Section] = {
         tests,
         streams,
         _elsewhere("benchmarks.gpu.engines", "engines"),
-        recovery,
     )
 }

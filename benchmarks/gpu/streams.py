@@ -75,25 +75,23 @@ class Listener:
         return False
 
 
-def streams(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def streams(folder: Path, settings: Settings) -> Rows:
     """Yields a row for each number of streams that the search tries."""
     stream, storage = SETTINGS[settings.setting]
     model, loaded = load(folder, settings, stream, cache_storage=storage)
     for seed in range(_VOICES):  # all streams share the prompts, so their cost is left out
         model.synthesize([1, 2, 3], a_voice(model.config, seed))
     yield f"{settings.setting}: the model", lambda: loaded
-    keys: dict[int, str] = {}
-    while True:
-        # If the process died or memory was too small, the number counts as not held.
-        held = {
-            number: done.get(key, {}).get("unbroken", 0.0) >= UNBROKEN
-            for number, key in keys.items()
-        }
-        number = next_number(held, settings.streams_from, settings.most_streams)
-        if number is None:
-            return
-        keys[number] = f"{settings.setting}: {number} streams"
-        yield keys[number], partial(listen, model, settings, number)
+    held: dict[int, bool] = {}
+
+    def measure(number: int) -> Row:
+        row = listen(model, settings, number)
+        held[number] = row["unbroken"] >= UNBROKEN
+        return row
+
+    while (number := next_number(held, settings.streams_from, settings.most_streams)) is not None:
+        held[number] = False  # also if memory is too small
+        yield f"{settings.setting}: {number} streams", partial(measure, number)
 
 
 def next_number(held: Mapping[int, bool], first: int, most: int) -> int | None:

@@ -1,6 +1,5 @@
-"""Runs every section of the report in its own process, so that an error on the device ends one row.
-
-After an error that makes the device unusable, the section continues in a new process.
+"""Runs every section of the report in its own process, so that an error that makes the device
+unusable ends one section.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -84,65 +83,35 @@ def run_section(
         seconds: time limit. All processes that the section started have ended when this function
             returns.
     """
-    began, done, kind, problem = time.monotonic(), dict[str, Row](), "again", None
-    while kind == "again":
-        begun = problem = None
-        with contextlib.closing(
-            _messages(name, folder, settings, done, began + seconds)
-        ) as messages:
-            for kind, value, row in messages:
-                if kind == "facts":
-                    results.content["facts"] |= row
-                elif kind == "begin":
-                    begun = value
-                elif kind == "row":
-                    begun, done[value] = None, row
-                    results.add(name, value, row)
-                else:
-                    problem = value
-        if begun is not None:
-            done[begun] = {"problem": problem}
-            results.add(name, begun, done[begun])
-            kind, problem = ("again", None) if kind == "died" else (kind, problem)
-    results.end(name, problem, time.monotonic() - began)
-
-
-def _messages(
-    name: str, folder: Path, settings: Settings, done: dict[str, Row], deadline: float
-) -> Generator[tuple[str, Any, Any], None, None]:
-    """Yields the messages of a process that measures the remaining rows.
-
-    The kind of the last message is `end`, `again`, `died` or `late`.
-    """
     # Not forked: modules of torch ask for the GPU when they are imported, and a process that is
     # forked after that cannot use the GPU.
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(name, folder, settings, done, sender))
+    process = context.Process(target=_work, args=(name, folder, settings, sender))
+    began, ended, running = time.monotonic(), False, "start"
+    problem: str | None = "the section exceeded its time; the results before that are kept"
     process.start()
     sender.close()
-    kind, late = (
-        "",
-        ("late", "the section exceeded its time; the results before that are kept", None),
-    )
     try:
-        while kind not in ("end", "again", "late"):
-            message = (
-                receiver.recv() if receiver.poll(max(0.0, deadline - time.monotonic())) else late
-            )
-            kind = message[0]
-            yield message
+        while not ended and receiver.poll(max(0.0, began + seconds - time.monotonic())):
+            kind, key, value = receiver.recv()
+            if kind == "facts":
+                results.content["facts"] |= value
+            elif kind == "begin":
+                running = key
+            elif kind == "row":
+                results.add(name, key, value)
+            else:
+                ended, problem = True, value
     except (EOFError, OSError):
         process.join(_GRACE_S)
         code = process.exitcode or 0
-        yield (
-            "died",
-            f"the process ended with {code if code >= 0 else signal.Signals(-code).name}",
-            None,
-        )
+        signalled = signal.Signals(-code).name if code < 0 else code
+        problem = f"{running}: the process ended with {signalled}"
     finally:
-        _end(process, _GRACE_S if kind in ("end", "again") else 0.0)
+        _end(process, _GRACE_S if ended else 0.0)
         receiver.close()
+    results.end(name, problem, time.monotonic() - began)
 
 
 def _end(process: BaseProcess, patience_s: float) -> None:
@@ -163,10 +132,8 @@ def _end(process: BaseProcess, patience_s: float) -> None:
     process.join()
 
 
-def _work(
-    name: str, folder: Path, settings: Settings, done: dict[str, Row], messages: Connection
-) -> None:
-    """Measures the remaining rows, in its own process group that ends with the parent process."""
+def _work(name: str, folder: Path, settings: Settings, messages: Connection) -> None:
+    """Measures all rows, in its own process group that ends with the parent process."""
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log = os.open(settings.out / LOG, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
@@ -175,27 +142,21 @@ def _work(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     problem = None
     try:
-        messages.send(("facts", None, _device_facts(settings)))
-        for key, measure in SECTIONS[name](folder, settings, done):
-            if key in done:
-                continue
+        messages.send(("facts", "", _device_facts(settings)))
+        for key, measure in SECTIONS[name](folder, settings):
             messages.send(("begin", key, None))
             began = time.monotonic()
-            done[key] = _measured(measure) | {"took_s": round(time.monotonic() - began, 1)}
-            messages.send(("row", key, done[key]))
+            row = _measured(measure) | {"took_s": round(time.monotonic() - began, 1)}
+            messages.send(("row", key, row))
             gc.collect()
-            try:  # after a device error, every further call on the device fails
-                if settings.on_gpu:
-                    torch.cuda.synchronize(settings.device)
-                    torch.cuda.empty_cache()
-            except RuntimeError:
-                messages.send(("again", None, None))
-                os._exit(1)
+            if settings.on_gpu:  # after a device error, every further call on the device fails
+                torch.cuda.synchronize(settings.device)
+                torch.cuda.empty_cache()
     except LeftOut as reason:
         messages.send(("row", "all of it", {"left_out": _text(reason)}))
     except Exception as error:
         problem = _text(error)
-    messages.send(("end", problem, None))
+    messages.send(("end", "", problem))
 
 
 def _end_with_parent() -> None:

@@ -9,7 +9,7 @@ says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ _EXACT = StreamConfig(first_tokens=0)
 Make = Callable[[int, float], Token2Wav]  # makes a model for some streams of some seconds
 
 
-def baselines(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def baselines(folder: Path, settings: Settings) -> Rows:
     """Measures each system: the error of one stream, and chunks after each history."""
     [expected], hop = reference(folder, settings, 1), settings.hops[0]
     for name in SYSTEMS:

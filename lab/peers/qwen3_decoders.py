@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ _PUBLIC: dict[str, Callable[..., Any]] = {
 }
 
 
-def qwen3_tts(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def qwen3_tts(folder: Path, settings: Settings) -> Rows:
     """Measures the difference of each public decoder from ours, and packets of a frame of both."""
     for name, make in _PUBLIC.items():
         sizes = (SIXTEENTH if settings.size == "tiny" else SIZES)[name]

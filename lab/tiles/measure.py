@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
@@ -49,7 +49,7 @@ def tiles(settings: Settings) -> Rows:
             yield f"{product}, {rows} rows", partial(on_device, measure)
 
 
-def products(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+def products(folder: Path, settings: Settings) -> Rows:
     """Section products of the GPU report: products of an estimator layer by our kernels, and by
     cuBLAS, which computes neither their norm nor rotation, store or GELU.
 

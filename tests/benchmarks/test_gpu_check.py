@@ -5,11 +5,13 @@ time limits.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import venv
 from collections.abc import Iterator
@@ -21,11 +23,10 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.gpu.sections import ON_PURPOSE
 from benchmarks.gpu.settings import RESULTS, Settings
 from benchmarks.gpu.worker import Results, run_section
 from testkit.models.golden import ROOT, TINY
-from testkit.patience import PATIENCE_SECONDS
+from testkit.patience import PATIENCE_SECONDS, until
 
 SOURCES = [
     "benchmarks",
@@ -142,14 +143,6 @@ def test_all_slices_on_a_bare_machine(tmp_path: Path) -> None:
     assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("report.*"))
 
 
-def test_a_section_goes_on_after_an_error_of_the_device(tmp_path: Path) -> None:
-    settings, results = small(tmp_path)
-    run_section("recovery", TINY, settings, results, PATIENCE_SECONDS)
-    broken, after = results.content["rows"]
-    assert (broken["key"], broken["problem"]) == (ON_PURPOSE, "the process ended with SIGKILL")
-    assert after["sum"] == 3
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -193,6 +186,21 @@ def test_a_section_has_a_time_limit_and_leaves_no_process(tmp_path: Path) -> Non
     assert section(tmp_path)["problem"].startswith("the section exceeded its time")
     assert time.monotonic() - began < PATIENCE_SECONDS
     assert not holders(tmp_path / "log.txt")
+
+
+def test_a_killed_process_ends_its_section(tmp_path: Path) -> None:
+    settings, results = small(tmp_path)
+
+    def kill() -> None:
+        until(multiprocessing.active_children)
+        [process] = multiprocessing.active_children()
+        process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    run_section("streams", TINY, settings, results, PATIENCE_SECONDS)
+    killer.join()
+    assert section(tmp_path)["problem"].endswith("the process ended with SIGKILL")
 
 
 def holders(path: Path) -> list[Path]:
