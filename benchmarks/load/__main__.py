@@ -6,7 +6,6 @@ server that runs already.
 
     open      utterances that start at random times, from tokens or (--gateway) from text
     closed    N clients, each of which begins its next utterance when the last one has ended
-    slow      memory of a gateway with clients that read slowly
 
     .venv/bin/python -m benchmarks.load open --models demo_voice demo_codec --rates 1 2 4
     .venv/bin/python -m benchmarks.load open --models demo_voice --gateway
@@ -18,13 +17,12 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.environment import run_command
-from benchmarks.load import closed_loop, gateway, open_loop
+from benchmarks.load import closed_loop, open_loop
 
 # Options, function and result of each command.
 COMMANDS = {
     "open": (open_loop.add_options, open_loop.main, "open_loop"),
     "closed": (closed_loop.add_options, closed_loop.main, "serving_load"),
-    "slow": (gateway.add_options, gateway.main, "slow_readers"),
 }
 
 
