@@ -12,12 +12,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
 from datetime import date
 from importlib.metadata import distributions
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -58,20 +54,6 @@ def saved_runs(name: str) -> list[dict[str, Any]]:
     """Returns the `runs` of a saved result; empty if nothing is saved."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text())["runs"] if path.is_file() else []
-
-
-def save_picture(figure: Figure, path: Path, dpi: int) -> None:
-    """Writes a figure as a PNG file with 64 colours, a third of the size of all colours.
-
-    Args:
-        dpi: pixels for each inch of the figure.
-    """
-    from PIL import Image  # here, because matplotlib brings it, and other benchmarks run without
-
-    png = BytesIO()
-    figure.savefig(png, dpi=dpi)
-    picture = Image.open(png).convert("RGB")
-    picture.quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def _commit() -> str | None:

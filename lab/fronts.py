@@ -33,9 +33,10 @@ import numpy as np
 import yaml
 from tritonclient.grpc import service_pb2
 
-from benchmarks.environment import RESULTS, describe, save, save_picture
+from benchmarks.environment import RESULTS, describe, save
 from benchmarks.load.listener import milliseconds, quantiles
 from benchmarks.load.subject import CHOICES, Subject, model_folder
+from lab.png import save_picture
 from lab.stream_call import StreamCall
 from testkit.rigs.processes import descendants, stat_fields
 from testkit.rigs.serve_command import Serving

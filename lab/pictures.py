@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.environment import RESULTS, ROOT, save_picture, saved_runs
+from benchmarks.environment import RESULTS, ROOT, saved_runs
 from benchmarks.load.subject import LABELS
 from lab.exactness import CURVE_SECONDS
+from lab.png import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

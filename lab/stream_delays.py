@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.environment import save_picture
 from benchmarks.gpu.report import rehearsed, rows_of
 from lab.pictures import IMAGES
+from lab.png import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,8 +7,8 @@ from typing import Any
 
 import matplotlib as mpl
 
-from benchmarks.environment import save_picture
 from lab.fleet.scenarios import GAPS
+from lab.png import save_picture
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

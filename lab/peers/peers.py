@@ -31,8 +31,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.environment import RESULTS, describe, save, save_picture, saved_runs
+from benchmarks.environment import RESULTS, describe, save, saved_runs
 from lab.golden import public_families as public
+from lab.png import save_picture
 from testkit.models import chatterbox_model, cosyvoice2_model, stepaudio2_model
 from testkit.models.random_weights import fill
 from testkit.utterances import a_voice, some_tokens

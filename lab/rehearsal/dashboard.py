@@ -15,7 +15,7 @@ import numpy as np
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks.environment import save_picture
+from lab.png import save_picture
 from testkit.rigs.queries import panels
 
 STEP_SECONDS = 5

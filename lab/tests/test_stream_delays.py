@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from benchmarks.environment import save_picture
+from lab.png import save_picture
 from lab.stream_delays import draw, measured, p99_delay_ms
 
 mpl.use("Agg")
