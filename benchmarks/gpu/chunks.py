@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -125,36 +124,22 @@ def profiled(run: Callable[[], object], settings: Settings, name: str) -> Row:
     if trace.stat().st_size > 4_000_000:  # too large to copy from machine to machine
         trace.unlink()
     kind = "CUDA" if settings.on_gpu else "CPU"
-    events = [
-        event
-        for event in profiler.events() or []
+    kernels = [
+        {
+            "name": event.key[:120],
+            "ms": round(_own_us(event, kind) / 1000, 4),
+            "calls": event.count,
+        }
+        for event in profiler.key_averages()
         if event.device_type.name == kind and not event.is_user_annotation
     ]
-    spans = [
-        (event.name, event.time_range.start / 1000, event.time_range.end / 1000) for event in events
-    ]
-    return {"wall_ms": round(wall_ms, 3)} | summary(spans)
-
-
-def summary(spans: Iterable[tuple[str, float, float]]) -> Row:
-    """Summarises kernels: the longest ones, the sum of their times, and the idle time between them.
-
-    Args:
-        spans: name, begin and end in ms of each kernel.
-    """
-    calls, by_name = Counter[str](), defaultdict[str, float](float)
-    idle_ms, until = 0.0, None
-    for name, begin, end in sorted(spans, key=itemgetter(1)):
-        calls[name] += 1
-        by_name[name] += end - begin
-        idle_ms += max(0.0, begin - until) if until is not None else 0.0
-        until = max(until or end, end)
-    longest = sorted(by_name.items(), key=itemgetter(1), reverse=True)[:40]
     return {
-        "kernels_ms": round(sum(by_name.values()), 3),
-        "idle_ms": round(idle_ms, 3),
-        "calls": calls.total(),
-        "kernels": [
-            {"name": name[:120], "ms": round(ms, 4), "calls": calls[name]} for name, ms in longest
-        ],
+        "wall_ms": round(wall_ms, 3),
+        "kernels_ms": round(sum(kernel["ms"] for kernel in kernels), 3),
+        "calls": sum(kernel["calls"] for kernel in kernels),
+        "kernels": sorted(kernels, key=itemgetter("ms"), reverse=True)[:40],
     }
+
+
+def _own_us(event: Any, kind: str) -> float:
+    return float(event.self_device_time_total if kind == "CUDA" else event.self_cpu_time_total)

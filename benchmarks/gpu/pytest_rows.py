@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.environment import ROOT
 from benchmarks.gpu.settings import LeftOut, Row, Rows
@@ -31,25 +29,25 @@ def rows_of_tests(paths: Sequence[Path]) -> Rows:
     Args:
         paths: test files or folders.
     """
-    running: dict[str, tuple[subprocess.Popen[bytes], Any]] = {}
-    for path in paths:
-        output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (its row closes it)
-        process = subprocess.Popen(
-            [*COMMAND, str(path)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
-        )
-        running[str(path.relative_to(ROOT))] = process, output
-    while running:
-        ended = [name for name, (process, _) in running.items() if process.poll() is not None]
-        for name in ended:
-            yield name, partial(_outcome, *running.pop(name))
-        time.sleep(0.1)
+    with ThreadPoolExecutor(max(1, len(paths))) as pool:
+        running = {pool.submit(_run, path): str(path.relative_to(ROOT)) for path in paths}
+        for done in as_completed(running):
+            yield running[done], partial(_outcome, done.result())
 
 
-def _outcome(process: subprocess.Popen[bytes], output: Any) -> Row:
-    status = process.wait()
-    with output:
-        output.seek(0)
-        text = output.read()
+def _run(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, str(path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def _outcome(done: subprocess.CompletedProcess[str]) -> Row:
+    status, text = done.returncode, done.stdout
     print(text, flush=True)
     missing = re.search(r"No module named '?([\w.]+)", text)
     outcomes = re.findall(r"^(tests/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", text, re.MULTILINE)
