@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.cost import random_model, run_stream, throughput_of
+from lab.cost import random_model, run_stream, throughput_of
 from testkit.models.golden import TINY
 from token2wav.published.registry import read_config
 

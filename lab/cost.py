@@ -4,8 +4,8 @@
                 a window, and with the whole history recomputed
     throughput  seconds of audio that a second computes, for flows of their published sizes
 
-    .venv/bin/python -m benchmarks.cost stream --models small --seconds 10 120
-    .venv/bin/python -m benchmarks.cost throughput --families CosyVoice3
+    .venv/bin/python -m lab.cost stream --models small --seconds 10 120
+    .venv/bin/python -m lab.cost throughput --families CosyVoice3
 
 Each command prints a line for each measurement, and writes JSON into benchmarks/results.
 `scripts.family_table` reads the throughput.
@@ -237,7 +237,7 @@ COMMANDS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.cost",
+        "python -m lab.cost",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
