@@ -52,7 +52,7 @@ chosen_python() {
     exit 1
 }
 
-files_of_tests() { run -c "from benchmarks.gpu.sections import files_of_tests; print(*files_of_tests())"; }
+files_of_tests() { run -c "from benchmarks.gpu.pytest_rows import files_of_tests; print(*files_of_tests())"; }
 # tests/conftest.py needs further packages.
 tests() { run -m pytest -q -p no:cacheprovider --confcutdir=tests/execution "$@"; }
 run() { "$ENVIRONMENT/bin/python" -B "$@"; }

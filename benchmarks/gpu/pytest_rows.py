@@ -1,17 +1,16 @@
-"""Rows of test files that have the mark `gpu`, with their numbers of tests."""
+"""Section tests: test files that have the mark `gpu`, with their numbers of tests."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
 from benchmarks.environment import ROOT
-from benchmarks.gpu.settings import LeftOut, Row, Rows
+from benchmarks.gpu.settings import LeftOut, Row, Rows, Settings
 
 COMMAND = [
     *(sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--color=no", "--tb=short"),
@@ -21,18 +20,24 @@ COMMAND = [
 ]
 
 
-def rows_of_tests(paths: Sequence[Path]) -> Rows:
-    """Runs test files or folders at the same time, each in a process of its own.
+def tests(folder: Path, settings: Settings) -> Rows:
+    """Runs test files and folders at the same time, each in a process of its own.
 
     The rows come in the order in which the processes end. So a slow file hides no other file.
-
-    Args:
-        paths: test files or folders.
     """
-    with ThreadPoolExecutor(max(1, len(paths))) as pool:
+    paths = files_of_tests()[: settings.test_files or None]
+    with ThreadPoolExecutor(len(paths)) as pool:
         running = {pool.submit(_run, path): str(path.relative_to(ROOT)) for path in paths}
         for done in as_completed(running):
             yield running[done], partial(_outcome, done.result())
+
+
+def files_of_tests() -> list[Path]:
+    """Returns the test files, and folders of test files, that have the mark `gpu`."""
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    marked = [path for path in paths if "mark.gpu" in path.read_text()]
+    # A mark in a conftest.py applies to all tests of its folder.
+    return [path if path.name.startswith("test_") else path.parent for path in marked]
 
 
 def _run(path: Path) -> subprocess.CompletedProcess[str]:

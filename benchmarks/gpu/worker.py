@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.sections import SECTIONS
+from benchmarks.gpu.sections import section_named
 from benchmarks.gpu.settings import LeftOut, Row, Settings
 
 LOG = "log.txt"  # output of all processes, in the folder of the results
@@ -143,7 +143,7 @@ def _work(name: str, folder: Path, settings: Settings, messages: Connection) -> 
     problem = None
     try:
         messages.send(("facts", "", _device_facts(settings)))
-        for key, measure in SECTIONS[name](folder, settings):
+        for key, measure in section_named(name)(folder, settings):
             messages.send(("begin", key, None))
             began = time.monotonic()
             row = _measured(measure) | {"took_s": round(time.monotonic() - began, 1)}
