@@ -195,23 +195,16 @@ def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[Ch
     Raises:
         LeftOut: the cache is too small for all streams.
     """
-    if problem := shortage(model, streams, tokens + hop):
-        raise LeftOut(problem)
-    with ChunkBatch(model, streams, a_voice(model.config)) as batch:
+    usage, config = model.pipeline.flow.usage(), model.config
+    prefix, block = config.grid(PROMPT_TOKENS).prefix, config.block_tokens
+    stream_pages = -(-(PROMPT_TOKENS - prefix + tokens + hop) // block)
+    needed = prefix // block + streams * max(_RESERVED_PAGES, stream_pages)
+    if usage.capacity and needed > usage.capacity:
+        raise LeftOut(
+            f"the batch needs {needed} pages of {usage.page_bytes / 1000000.0:.1f} MB, but the "
+            f"cache has {usage.capacity}"
+        )
+    with ChunkBatch(model, streams, a_voice(config)) as batch:
         while batch.spoken_tokens < tokens:
             batch.advance(min(100, tokens - batch.spoken_tokens) if batch.spoken_tokens else 25)
         yield batch
-
-
-def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
-    """Returns the reason if the cache is too small for streams of a length, or None."""
-    usage, flow = model.pipeline.flow.usage(), model.config
-    stream_tokens = PROMPT_TOKENS - flow.grid(PROMPT_TOKENS).prefix + spoken_tokens
-    prompt_pages = flow.grid(PROMPT_TOKENS).prefix // flow.block_tokens
-    needed = prompt_pages + streams * max(_RESERVED_PAGES, -(-stream_tokens // flow.block_tokens))
-    if not usage.capacity or needed <= usage.capacity:
-        return None
-    return (
-        f"the batch needs {needed} pages of {usage.page_bytes / 1000000.0:.1f} MB, but the "
-        f"cache has {usage.capacity}"
-    )

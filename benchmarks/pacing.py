@@ -96,26 +96,20 @@ def server_kind(config: ModelConfig) -> ServerKind:
     return ServerKind(config, costs, limits=limits, prompt_tokens=PROMPT)
 
 
-def by_pace(config: ModelConfig) -> Iterator[dict[str, Any]]:
-    """Yields a row for each pattern and pace of tokens, with the playback of every policy."""
-    for pattern, pace in itertools.product(PATTERNS, PACES):
-        playbacks = {
-            name: asdict(replay(schedule, config, pace, pattern))
-            for name, schedule in policies(config).items()
-        }
-        yield {"pattern": pattern, "pace": pace, **playbacks}
-
-
 def main() -> None:
     argparse.ArgumentParser(
         "python -m benchmarks.pacing",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
-    rows = []
-    for row in by_pace(public_configs()["CosyVoice3"]):
-        print(row, flush=True)
-        rows.append(row)
+    config, rows = public_configs()["CosyVoice3"], list[dict[str, Any]]()
+    for pattern, pace in itertools.product(PATTERNS, PACES):
+        playbacks = {
+            name: asdict(replay(schedule, config, pace, pattern))
+            for name, schedule in policies(config).items()
+        }
+        rows.append({"pattern": pattern, "pace": pace, **playbacks})
+        print(rows[-1], flush=True)
     save("pacing", {**describe(), "rows": rows})
 
 

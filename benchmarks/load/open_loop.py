@@ -19,7 +19,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-from tqdm import tqdm
 
 from benchmarks.environment import describe, save
 from benchmarks.load.gateway import gateway
@@ -117,12 +116,10 @@ async def measure(
         if gateway_url is not None:
             speak = partial(from_gateway, http)
         await hear(speak, subject.audio_s)  # computes the prompt of the voice once
-        with tqdm(total=len(options.rates), desc=model, unit="rate", leave=False) as bar:
-            while (rate := next_rate(options.rates, rows)) is not None:
-                seconds = max(options.seconds, _LEAST_UTTERANCES / rate)
-                rows.append(row(model, rate, await run_rate(speak, subject.audio_s, rate, seconds)))
-                bar.update()
-                tqdm.write(as_line(rows[-1]))
+        while (rate := next_rate(options.rates, rows)) is not None:
+            seconds = max(options.seconds, _LEAST_UTTERANCES / rate)
+            rows.append(row(model, rate, await run_rate(speak, subject.audio_s, rate, seconds)))
+            print(as_line(rows[-1]), flush=True)
     return sorted(rows, key=lambda row: row["utterances_per_s"])
 
 

@@ -87,15 +87,6 @@ class Misdeed(Generic[SceneT]):
     act: Act[SceneT]
     expected: str
 
-    def check(self, answer: str) -> None:
-        """Checks an answer.
-
-        Raises:
-            WrongAnswerError: the answer does not match `expected`.
-        """
-        if not re.search(f"{self.expected}|{OVERLOAD}", answer):
-            raise WrongAnswerError(f"the answer was '{answer}', expected '{self.expected}'")
-
 
 def listed(table: Mapping[str, Mapping[str, tuple[Act[SceneT], str]]]) -> list[Misdeed[SceneT]]:
     """Returns the misdeeds of a table: acts and their expected answers by kind and name."""
@@ -194,8 +185,8 @@ class Crowd(ABC, Generic[SceneT]):
                 raise
         if self.excuses(answer, began):
             answer = f"in an outage: {answer}"
-        else:
-            misdeed.check(answer)
+        elif not re.search(f"{misdeed.expected}|{OVERLOAD}", answer):
+            raise WrongAnswerError(f"the answer was '{answer}', expected '{misdeed.expected}'")
         self.books.misdeeds.append((misdeed.kind, misdeed.name, answer))
 
     def _client(self, number: int) -> None:

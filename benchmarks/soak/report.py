@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -42,20 +41,3 @@ def findings(
         },
         "problems": [*books.problems, *problems, *(grown if judged else [])],
     }
-
-
-def summary(result: dict[str, Any]) -> Iterator[str]:
-    """Yields the lines of the summary of a soak."""
-    behaved, resources = result["behaved"], result["resources"]
-    yield (
-        f"{behaved['utterances']} utterances, {behaved['audio_seconds']:.0f} s of audio compared "
-        f"to {TOLERANCE:g}; {sum(behaved['excused'].values())} refused or in an outage"
-    )
-    for kind, names in result["misbehaved"].items():
-        times = sum(sum(answers.values()) for answers in names.values())
-        yield f"{kind:14} {times:4} times in {len(names)} ways"
-    for name in ("server", "gateway", "outages"):
-        if name in result:
-            yield f"{name}: {result[name]}"
-    yield f"most: {resources['most']}"
-    yield f"growth in MiB, middle to last third: {resources['growth_mib']}"

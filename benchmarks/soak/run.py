@@ -19,7 +19,6 @@ from benchmarks.environment import describe, save
 from benchmarks.soak import gateway, server
 from benchmarks.soak.crowd import Plan
 from benchmarks.soak.lines import MODELS
-from benchmarks.soak.report import summary
 from testkit.rigs.settings import FRONT
 
 _SOAKS = {"server": server, "gateway": gateway}
@@ -51,7 +50,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="token2wav-soak-") as folder:
         result = chosen.soak(plan, Path(folder)) | {"operations": operations}
     result["problems"] += [f"operations: {problem}" for problem in operations["problems"]]
-    print(*summary(result), sep="\n")
+    for name in ("behaved", "outages", "server", "gateway"):
+        if name in result:
+            print(f"{name}: {result[name]}")
+    print(f"growth in MiB, middle to last third: {result['resources']['growth_mib']}")
     of_model = "" if plan.model == MODELS[0] else f"_{plan.model}"
     of_front = "" if FRONT == "auto" else f"_{FRONT}"
     default = "soak_gateway" if chosen is gateway else f"soak{of_model}{of_front}"
