@@ -9,40 +9,28 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-
-import torch
 
 from benchmarks.chunk_batch import chunk, chunk_key, next_audio, push_first, requests_in, spread_ms
 from benchmarks.gpu.chunks import load
 from benchmarks.gpu.parity import MEL, check, reference
-from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
+from benchmarks.gpu.settings import SETTINGS, Row, Rows, Settings
 from testkit.models.sized import a_voice
 from token2wav import Token2Wav
 
 
 def first_audio(folder: Path, settings: Settings) -> Rows:
     """Measures loading, the first audio of some streams, a whole first block, and its error."""
-    way = ""
-    if settings.dependent_launch:
-        if not settings.on_gpu or torch.cuda.get_device_capability(settings.device) < (9, 0):
-            raise LeftOut("dependent launches need a GPU of compute capability 9.0")
-        import_module("token2wav.kernels.dependent_launch").enable()
-        way = ", dependent launches"
     model, loaded = load(folder, settings, SETTINGS["default"][0])
     hop = settings.hops[0]
-    yield f"the model{way}", lambda: loaded
+    yield "the model", lambda: loaded
     for streams in settings.batches:
-        yield first_audio_key(streams) + way, partial(first_packet, model, settings, streams)
+        yield first_audio_key(streams), partial(first_packet, model, settings, streams)
     yield (
-        chunk_key(1, hop, 0.0) + way,
+        chunk_key(1, hop, 0.0),
         partial(chunk, model, settings.repeats, 1, hop, 0.0, settings.repeat_s),
     )
-    yield (
-        f"one stream against float32 without graphs{way}",
-        partial(_agreement, model, folder, settings),
-    )
+    yield "one stream against float32 without graphs", partial(_agreement, model, folder, settings)
 
 
 def first_audio_key(streams: int) -> str:

@@ -51,8 +51,6 @@ class Settings:
     storage: Literal["auto", "int8", "float8"] = "auto"
     # of chunks: `float16` gives float16 inputs to convolutions of flow and vocoder
     decoder_precision: DecoderPrecision = "float32"
-    # of first_audio: kernels of the flow are launched before the kernel before them has ended
-    dependent_launch: bool = False
     # of parity, streams, server
     setting: Literal["lean", "lean8", "window", "exact", "default"] = "exact"
     batches: tuple[int, ...] = (1, 16, 64)  # batch sizes of the timed chunks
@@ -153,7 +151,6 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     3: [
         ("tests", 160, {}),
         ("streams", 80, {"setting": "lean", "streams_from": 300}),
-        ("first_audio", 30, {"batches": (1,), "dependent_launch": True}),
         ("chunks", 60, {"batches": (1,), "repeat_s": 2.0}),
         (
             "chunks",

@@ -36,7 +36,6 @@ from token2wav.kernels.block_table import (
     rows_of,
     sizes_of,
 )
-from token2wav.kernels.dependent_launch import launch_options, wait_for_earlier_kernel
 
 # Score of a key that a query does not attend to. It is finite, so that a row without keys so far
 # gives no NaN. It is a power of two, so that its product with any scale is exact: a GPU computes
@@ -182,175 +181,6 @@ def _widened(x, dtype: tl.constexpr, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _attend(
-    queries,
-    out,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    cos,
-    sin,
-    table,
-    blocks,
-    width,
-    pages,
-    scale,
-    first,  # of the tile, a frame of its chunk
-    BLOCK_FRAMES: tl.constexpr,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    QUERY_WIDTH: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """Computes a tile of queries."""
-    head, row = tl.program_id(1), tl.program_id(2)
-    block, branch = row % blocks, row // blocks
-    top = block - tl.load(table + block * width + BEFORE) // BLOCK_FRAMES  # first row of the chunk
-
-    # The frames of a chunk follow each other, over the borders of its blocks.
-    chunk_frame = first + tl.arange(0, QUERIES)
-    line, frame = top + chunk_frame // BLOCK_FRAMES, chunk_frame % BLOCK_FRAMES
-    header, in_table = table + line * width, line < blocks
-    valid = tl.load(header + VALID, mask=in_table, other=0)
-    chunk = tl.load(header + CHUNK, mask=in_table, other=-1)
-    in_chunk = (valid > 0) & (chunk == tl.load(table + block * width + CHUNK))
-    query_mask = in_chunk & (frame < valid)
-    query_index = ((branch * blocks + top) * BLOCK_FRAMES + chunk_frame).to(tl.int64)[:, None]
-
-    # The list of keys has the pages of the first block of the tile, then the own pages of the later
-    # blocks. A window that has moved on hides the pages between the shared ones and its own.
-    leader = top + first // BLOCK_FRAMES
-    leader_header = table + leader * width
-    listed = tl.load(leader_header + NUM_CAUSAL_PAGES)
-    causal = tl.load(header + NUM_CAUSAL_PAGES, mask=in_chunk, other=0)
-    later = tl.load(header + NUM_PAGES, mask=in_chunk, other=0) - causal
-    ahead = line - leader
-    shared_pages = tl.load(leader_header + SHARED_PAGES)
-    shared = shared_pages * BLOCK_FRAMES
-    hidden = shared + (listed - causal + ahead) * BLOCK_FRAMES
-    stop = (listed - 1 + ahead + later) * BLOCK_FRAMES + valid
-    end = tl.max(tl.where(query_mask, stop, 0), axis=0)
-    end_pages = (end + BLOCK_FRAMES - 1) // BLOCK_FRAMES
-    start = tl.load(leader_header + PROMPT_PADDING)
-
-    split = tl.arange(0, SPLITS) if SPLITS > 1 else 0
-    # First the pages that need no mask. Before them is the page with padding of the prompt.
-    first_whole = (start > 0).to(tl.int32)
-    whole_end = first_whole + tl.maximum(shared_pages - first_whole, 0) // SPLITS * SPLITS
-    # The number of a page is read one iteration ahead, because loads of its keys depend on it.
-    following = _pages(leader_header, width, first_whole + split, whole_end, False)
-    # Then all others: the page with padding, and the pages from `whole_end` on. A short past has no
-    # other pages, so their numbers are read before the queries too.
-    skipped = whole_end - first_whole
-    index = split + tl.where(split < first_whole, 0, skipped)
-    following_rest = _pages(leader_header, width, index, end_pages, True)
-    column = tl.arange(0, DIM)[None, :]
-    query_pointers = queries + query_index * QUERY_WIDTH + head * DIM
-    query = tl.load(query_pointers + column, mask=query_mask[:, None], other=0.0)
-    if head == 0:
-        partner = tl.load(query_pointers + (column ^ 1), mask=query_mask[:, None], other=0.0)
-        partner = partner.to(tl.float32)
-        rotated = tl.where(column % 2 == 0, -partner, partner)
-        angle = (top * BLOCK_FRAMES + chunk_frame)[:, None] * DIM + column
-        c = tl.load(cos + angle, mask=query_mask[:, None], other=0.0)
-        s = tl.load(sin + angle, mask=query_mask[:, None], other=0.0)
-        query = (query.to(tl.float32) * c + rotated * s).to(query.dtype)
-
-    if SPLITS > 1:
-        query = tl.broadcast_to(query[None], (SPLITS, QUERIES, DIM))
-        most = tl.full((SPLITS, QUERIES), _LEAST, tl.float32)
-        total = tl.zeros((SPLITS, QUERIES), tl.float32)
-        result = tl.zeros((SPLITS, QUERIES, DIM), tl.float32)
-    else:
-        most = tl.full((QUERIES,), _LEAST, tl.float32)
-        total = tl.zeros((QUERIES,), tl.float32)
-        result = tl.zeros((QUERIES, DIM), tl.float32)
-    head_vector = branch.to(tl.int64) * pages * (BLOCK_FRAMES * HEADS) + head
-    keys += head_vector * DIM
-    values += head_vector * DIM
-    if key_scales is not None:
-        is_paged = keys.dtype.element_ty == tl.float8e4nv
-        head_scale = branch.to(tl.int64) * pages * HEADS + head if is_paged else head_vector
-        key_scales += head_scale
-        value_scales += head_scale
-
-    for entry in range(first_whole, whole_end, SPLITS):
-        page = following
-        following = _pages(leader_header, width, entry + SPLITS + split, whole_end, False)
-        most, total, result = _add_pages(
-            most,
-            total,
-            result,
-            query,
-            page,
-            entry + split,
-            start,
-            shared,
-            hidden,
-            stop,
-            end,
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            scale,
-            BLOCK_FRAMES,
-            HEADS,
-            DIM,
-            KEYS,
-            SPLITS,
-            True,
-        )
-    following = following_rest
-    for entry in range(0, end_pages - skipped, SPLITS):
-        page, current = following, index
-        index = entry + SPLITS + skipped + split
-        following = _pages(leader_header, width, index, end_pages, True)
-        most, total, result = _add_pages(
-            most,
-            total,
-            result,
-            query,
-            page,
-            current,
-            start,
-            shared,
-            hidden,
-            stop,
-            end,
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            scale,
-            BLOCK_FRAMES,
-            HEADS,
-            DIM,
-            KEYS,
-            SPLITS,
-            False,
-        )
-
-    if SPLITS > 1:
-        weight = tl.exp2((most - tl.max(most, axis=0)[None, :]) * scale)
-        total = tl.sum(total * weight, axis=0)
-        result = tl.sum(result * weight[:, :, None], axis=0)
-    share = tl.where(query_mask, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)
-    if value_scales is not None:
-        share /= _SCALE_UNIT
-    # A row that holds no block gets zeros too.
-    out_mask = in_chunk | (line == block)
-    tl.store(
-        out + query_index * (HEADS * DIM) + head * DIM + column,
-        (share[:, None] * result).to(out.dtype.element_ty),
-        mask=out_mask[:, None],
-    )
-
-
-@triton.jit
 def _in_chunk(line, block, table, blocks, width):
     """Returns whether a row of the table belongs to the chunk of a block."""
     in_table = line < blocks
@@ -382,36 +212,152 @@ def _paged_attention(
     KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    wait_for_earlier_kernel()
-    block = tl.program_id(2) % blocks
+    head, row = tl.program_id(1), tl.program_id(2)
+    block, branch = row % blocks, row // blocks
     # Every block brings as many programs as it needs alone. A chunk of several blocks needs fewer
     # programs than its blocks bring, so the last of them have nothing to do.
-    index = tl.load(table + block * width + BEFORE) // BLOCK_FRAMES
-    first = (index * tl.num_programs(0) + tl.program_id(0)) * QUERIES
-    top = block - index
+    index_in_chunk = tl.load(table + block * width + BEFORE) // BLOCK_FRAMES
+    first = (index_in_chunk * tl.num_programs(0) + tl.program_id(0)) * QUERIES
+    top = block - index_in_chunk  # first row of the chunk
     if _in_chunk(top + first // BLOCK_FRAMES, block, table, blocks, width):
-        _attend(
-            queries,
-            out,
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            cos,
-            sin,
-            table,
-            blocks,
-            width,
-            pages,
-            scale,
-            first,
-            BLOCK_FRAMES,
-            HEADS,
-            DIM,
-            QUERY_WIDTH,
-            QUERIES,
-            KEYS,
-            SPLITS,
+        # The frames of a chunk follow each other, over the borders of its blocks.
+        chunk_frame = first + tl.arange(0, QUERIES)
+        line, frame = top + chunk_frame // BLOCK_FRAMES, chunk_frame % BLOCK_FRAMES
+        header, in_table = table + line * width, line < blocks
+        valid = tl.load(header + VALID, mask=in_table, other=0)
+        chunk = tl.load(header + CHUNK, mask=in_table, other=-1)
+        in_chunk = (valid > 0) & (chunk == tl.load(table + block * width + CHUNK))
+        query_mask = in_chunk & (frame < valid)
+        query_index = ((branch * blocks + top) * BLOCK_FRAMES + chunk_frame).to(tl.int64)[:, None]
+
+        # The list of keys has the pages of the first block of the tile, then the own pages of the
+        # later blocks. A window that has moved on hides the pages between the shared ones and its
+        # own.
+        leader = top + first // BLOCK_FRAMES
+        leader_header = table + leader * width
+        listed = tl.load(leader_header + NUM_CAUSAL_PAGES)
+        causal = tl.load(header + NUM_CAUSAL_PAGES, mask=in_chunk, other=0)
+        later = tl.load(header + NUM_PAGES, mask=in_chunk, other=0) - causal
+        ahead = line - leader
+        shared_pages = tl.load(leader_header + SHARED_PAGES)
+        shared = shared_pages * BLOCK_FRAMES
+        hidden = shared + (listed - causal + ahead) * BLOCK_FRAMES
+        stop = (listed - 1 + ahead + later) * BLOCK_FRAMES + valid
+        end = tl.max(tl.where(query_mask, stop, 0), axis=0)
+        end_pages = (end + BLOCK_FRAMES - 1) // BLOCK_FRAMES
+        start = tl.load(leader_header + PROMPT_PADDING)
+
+        split = tl.arange(0, SPLITS) if SPLITS > 1 else 0
+        # First the pages that need no mask. Before them is the page with padding of the prompt.
+        first_whole = (start > 0).to(tl.int32)
+        whole_end = first_whole + tl.maximum(shared_pages - first_whole, 0) // SPLITS * SPLITS
+        # The number of a page is read one iteration ahead, because loads of its keys depend on it.
+        following = _pages(leader_header, width, first_whole + split, whole_end, False)
+        # Then all others: the page with padding, and the pages from `whole_end` on. A short past
+        # has no other pages, so their numbers are read before the queries too.
+        skipped = whole_end - first_whole
+        index = split + tl.where(split < first_whole, 0, skipped)
+        following_rest = _pages(leader_header, width, index, end_pages, True)
+        column = tl.arange(0, DIM)[None, :]
+        query_pointers = queries + query_index * QUERY_WIDTH + head * DIM
+        query = tl.load(query_pointers + column, mask=query_mask[:, None], other=0.0)
+        if head == 0:
+            partner = tl.load(query_pointers + (column ^ 1), mask=query_mask[:, None], other=0.0)
+            partner = partner.to(tl.float32)
+            rotated = tl.where(column % 2 == 0, -partner, partner)
+            angle = (top * BLOCK_FRAMES + chunk_frame)[:, None] * DIM + column
+            c = tl.load(cos + angle, mask=query_mask[:, None], other=0.0)
+            s = tl.load(sin + angle, mask=query_mask[:, None], other=0.0)
+            query = (query.to(tl.float32) * c + rotated * s).to(query.dtype)
+
+        if SPLITS > 1:
+            query = tl.broadcast_to(query[None], (SPLITS, QUERIES, DIM))
+            most = tl.full((SPLITS, QUERIES), _LEAST, tl.float32)
+            total = tl.zeros((SPLITS, QUERIES), tl.float32)
+            result = tl.zeros((SPLITS, QUERIES, DIM), tl.float32)
+        else:
+            most = tl.full((QUERIES,), _LEAST, tl.float32)
+            total = tl.zeros((QUERIES,), tl.float32)
+            result = tl.zeros((QUERIES, DIM), tl.float32)
+        head_vector = branch.to(tl.int64) * pages * (BLOCK_FRAMES * HEADS) + head
+        keys += head_vector * DIM
+        values += head_vector * DIM
+        if key_scales is not None:
+            is_paged = keys.dtype.element_ty == tl.float8e4nv
+            head_scale = branch.to(tl.int64) * pages * HEADS + head if is_paged else head_vector
+            key_scales += head_scale
+            value_scales += head_scale
+
+        for entry in range(first_whole, whole_end, SPLITS):
+            page = following
+            following = _pages(leader_header, width, entry + SPLITS + split, whole_end, False)
+            most, total, result = _add_pages(
+                most,
+                total,
+                result,
+                query,
+                page,
+                entry + split,
+                start,
+                shared,
+                hidden,
+                stop,
+                end,
+                keys,
+                values,
+                key_scales,
+                value_scales,
+                scale,
+                BLOCK_FRAMES,
+                HEADS,
+                DIM,
+                KEYS,
+                SPLITS,
+                True,
+            )
+        following = following_rest
+        for entry in range(0, end_pages - skipped, SPLITS):
+            page, current = following, index
+            index = entry + SPLITS + skipped + split
+            following = _pages(leader_header, width, index, end_pages, True)
+            most, total, result = _add_pages(
+                most,
+                total,
+                result,
+                query,
+                page,
+                current,
+                start,
+                shared,
+                hidden,
+                stop,
+                end,
+                keys,
+                values,
+                key_scales,
+                value_scales,
+                scale,
+                BLOCK_FRAMES,
+                HEADS,
+                DIM,
+                KEYS,
+                SPLITS,
+                False,
+            )
+
+        if SPLITS > 1:
+            weight = tl.exp2((most - tl.max(most, axis=0)[None, :]) * scale)
+            total = tl.sum(total * weight, axis=0)
+            result = tl.sum(result * weight[:, :, None], axis=0)
+        share = tl.where(query_mask, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)
+        if value_scales is not None:
+            share /= _SCALE_UNIT
+        # A row that holds no block gets zeros too.
+        out_mask = in_chunk | (line == block)
+        tl.store(
+            out + query_index * (HEADS * DIM) + head * DIM + column,
+            (share[:, None] * result).to(out.dtype.element_ty),
+            mask=out_mask[:, None],
         )
 
 
@@ -478,6 +424,5 @@ def paged_attention(
         num_warps=tile.warps,
         num_stages=tile.stages,
         **sizes_of(view),
-        **launch_options(),
     )
     return out

@@ -39,37 +39,18 @@ def sizes_of(view: LayerView) -> dict[str, int]:
 
 
 @triton.jit
-def tile_of_keys(
-    begin,
-    end,
-    header,
-    width,
-    KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_FRAMES: tl.constexpr,
-    BELOW: tl.constexpr,
-):
-    """Returns positions (keys,) or (splits, keys) in a list of keys, and their pages.
+def tile_of_keys(begin, end, header, KEYS: tl.constexpr, BLOCK_FRAMES: tl.constexpr):
+    """Returns positions (keys,) in the pages of the table row at `header`, and their pages.
 
-    A page is looked up once for all of its frames. The list begins with the pages of the table row
-    at `header`. If `BELOW`, it goes on with the own pages of the rows below.
+    A page is looked up once for all of its frames.
     """
     key = begin + tl.arange(0, KEYS)
-    if SPLITS > 1:
-        key = tl.arange(0, SPLITS)[:, None] * KEYS + key[None, :]
     index, first = key // BLOCK_FRAMES, begin // BLOCK_FRAMES
     page = tl.zeros_like(index)
-    listed = tl.load(header + NUM_PAGES)
     # A tile may begin with the last frame of a page.
-    for part in tl.static_range((SPLITS * KEYS + BLOCK_FRAMES - 2) // BLOCK_FRAMES + 1):
+    for part in tl.static_range((KEYS + BLOCK_FRAMES - 2) // BLOCK_FRAMES + 1):
         page_index = first + part
-        in_list = page_index * BLOCK_FRAMES < end
-        if BELOW:
-            below = tl.maximum(page_index - listed + 1, 0)
-            row = header + below * width
-            last = tl.load(row + NUM_CAUSAL_PAGES, mask=in_list, other=1) - 1
-            entry = row + HEADER + tl.where(below > 0, last, page_index)
-        else:
-            entry = header + HEADER + page_index
-        page = tl.where(index == page_index, tl.load(entry, mask=in_list, other=0), page)
+        entry = header + HEADER + page_index
+        found = tl.load(entry, mask=page_index * BLOCK_FRAMES < end, other=0)
+        page = tl.where(index == page_index, found, page)
     return key, page.to(tl.int64)

@@ -456,22 +456,14 @@ class HiFTPlan:
     def _take_in(self, batch: PieceTensors, mel: torch.Tensor) -> tuple[Signal, Signal]:
         mel_signal = Signal.empty(self.mel, batch)
         exact_signal = Signal.empty(self.exact_mel, batch)
-        data, stream, _, halo, state_offset = mel_signal.writing
-        exact_data, exact_stream, _, exact_halo, exact_offset = exact_signal.writing
         grid = 1 + triton.cdiv(batch.frames, _BANDS_TILE), batch.streams
         source_filter.take_in[grid](
             mel,
             mel.shape[1],
             mel.shape[0],
-            exact_data,
-            exact_stream,
-            exact_halo,
-            exact_offset,
+            *exact_signal.writing_alone,
             *batch.states(torch.float64),
-            data,
-            stream,
-            halo,
-            state_offset,
+            *mel_signal.writing_alone,
             *batch.states(torch.float32),
             batch.pieces,
             ROUND=self.precision == "tf32",
@@ -514,7 +506,6 @@ class HiFTPlan:
             TILE_HARMONICS=triton.next_power_of_2(harmonics),
         )
         result = Signal.empty(self.excitation, batch)
-        data, stream, _, halo, state_offset = result.writing
         source_filter.excite[(1 + triton.cdiv(frames * samples, _SAMPLES_TILE), streams)](
             phases,
             voiced,
@@ -528,10 +519,7 @@ class HiFTPlan:
             config.nsf_alpha,
             config.nsf_sigma,
             config.nsf_alpha / 3,
-            data,
-            stream,
-            halo,
-            state_offset,
+            *result.writing_alone,
             *batch.states(torch.float32),
             batch.pieces,
             self.excitation.delays[0],
@@ -542,7 +530,6 @@ class HiFTPlan:
     def _analyse(self, batch: PieceTensors, excitation: Signal) -> Signal:
         stft, config = self.network.stft, self.network.config
         result = Signal.empty(self.spectrum, batch)
-        data, stream, _, halo, state_offset = result.writing
         rate, bins = self.spectrum.rate, self.spectrum.channels
         source_filter.analyse[(1 + triton.cdiv(batch.frames * rate, _FRAMES_TILE), batch.streams)](
             *excitation.reading[:2],
@@ -551,10 +538,7 @@ class HiFTPlan:
             bins,
             config.n_fft,
             config.hop_len,
-            data,
-            stream,
-            halo,
-            state_offset,
+            *result.writing_alone,
             *batch.states(torch.float32),
             batch.pieces,
             rate,

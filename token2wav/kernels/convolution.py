@@ -449,8 +449,14 @@ class Signal:
     @property
     def writing(self) -> tuple[torch.Tensor, int, int, int, int]:
         """Arguments of a kernel that writes the signal."""
+        data, stream, halo, state_offset = self.writing_alone
+        return data, stream, data.stride(0), halo, state_offset
+
+    @property
+    def writing_alone(self) -> tuple[torch.Tensor, int, int, int]:
+        """Arguments of a kernel that writes the signal, which has one branch."""
         halo = self.layout.halo * self.layout.channels
-        return self.data, self.data.stride(1), self.data.stride(0), halo, self.layout.state_offset
+        return self.data, self.data.stride(1), halo, self.layout.state_offset
 
 
 @dataclass(frozen=True, eq=False)
@@ -583,17 +589,13 @@ def fan_out(
     """
     total, activated_sum = Signal.empty(raw, batch), Signal.empty(out, batch)
     sizes = _rows_of(raw.channels)
-    sum_data, sum_stream, _, sum_halo, sum_offset = total.writing
     grid = 1 + triton.cdiv(batch.frames * raw.rate, sizes["TILE_ROWS"]), len(slopes), batch.streams
     _fan_out[grid](
         x.data,
         source.data,
         x.data.shape[2],
         raw.channels,
-        sum_data,
-        sum_stream,
-        sum_halo,
-        sum_offset,
+        *total.writing_alone,
         *activated_sum.writing,
         slopes,
         *batch.states(raw.dtype),
@@ -624,16 +626,12 @@ def mean(
         precision: with `tf32` the result is rounded.
     """
     result, sizes = Signal.empty(out, batch), _rows_of(out.channels)
-    data, stream, _, halo, state_offset = result.writing
     _mean[(1 + triton.cdiv(batch.frames * out.rate, sizes["TILE_ROWS"]), batch.streams)](
         *x.reading,
         geometry,
         len(geometry),
         out.channels,
-        data,
-        stream,
-        halo,
-        state_offset,
+        *result.writing_alone,
         *batch.states(out.dtype),
         batch.pieces,
         out.rate,

@@ -23,7 +23,6 @@ from token2wav.kernels.block_table import (
     rows_of,
     sizes_of,
 )
-from token2wav.kernels.dependent_launch import launch_options, wait_for_earlier_kernel
 from token2wav.kernels.key_values import store_vectors
 from token2wav.kernels.norms import NormVectors
 from token2wav.kernels.tiles import ProductSize
@@ -83,7 +82,6 @@ def _gelu_product(
     OUTPUTS_OF_TILE: tl.constexpr,
     INPUTS_OF_TILE: tl.constexpr,
 ):
-    wait_for_earlier_kernel()
     row = tl.program_id(0) * ROWS_OF_TILE + tl.arange(0, ROWS_OF_TILE)
     output = tl.program_id(1) * OUTPUTS_OF_TILE + tl.arange(0, OUTPUTS_OF_TILE)
     result = _multiply(
@@ -137,7 +135,6 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
         INPUTS_OF_TILE=tile.inputs,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **launch_options(),
     )
     return out
 
@@ -192,7 +189,6 @@ def _project_heads(
     BY_BLOCK: tl.constexpr,  # whether the rows of a tile are those of a block
     MULTIPLIED: tl.constexpr,  # whether x is the product already, (rows, 3 * HEADS * DIM)
 ):
-    wait_for_earlier_kernel()
     at = tl.arange(0, ROWS_OF_TILE)
     row = tl.program_id(0) * (BLOCK_FRAMES if BY_BLOCK else ROWS_OF_TILE) + at
     first_head = tl.program_id(1) * HEADS_OF_TILE  # of queries, then of keys, then of values
@@ -360,6 +356,5 @@ def project_heads(
         num_warps=tile.warps,
         num_stages=tile.stages,
         **sizes_of(view),
-        **launch_options(),
     )
     return queries

@@ -75,7 +75,7 @@ def _relative_attention(
     # to the valid ones of the last page.
     stop = tl.where(first < valid, (visible_pages - 1) * POSITIONS + valid, 0)
     for begin in range(start, stop, KEYS):
-        key, page = tile_of_keys(begin, stop, header, width, KEYS, 1, POSITIONS, False)
+        key, page = tile_of_keys(begin, stop, header, KEYS, POSITIONS)
         visible = key < stop
         key_offset = (page * POSITIONS + key % POSITIONS)[:, None] * (HEADS * DIM)
         at = key_offset + (head * DIM + column)[None, :]
