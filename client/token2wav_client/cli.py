@@ -54,34 +54,13 @@ _BENCH_FIGURES = (
 )
 
 
-def synth(arguments: Sequence[str]) -> int:
-    """Runs `token2wav synth` and returns its exit code, one of `EXIT_CODES`."""
-    return _run(commands.synth, synth_parser(), arguments)
-
-
-def health(arguments: Sequence[str]) -> int:
-    """Runs `token2wav health` and returns its exit code, one of `EXIT_CODES`."""
-    return _run(commands.health, health_parser(), arguments)
-
-
-def bench(arguments: Sequence[str]) -> int:
-    """Runs `token2wav bench` and returns its exit code, one of `EXIT_CODES`."""
-    return _run(commands.bench, bench_parser(), arguments)
-
-
-def voice_id(arguments: Sequence[str]) -> int:
-    """Runs `token2wav voice-id` and returns its exit code, one of `EXIT_CODES`."""
-    return _run(commands.voice_id, voice_id_parser(), arguments)
-
-
-def perf_data(arguments: Sequence[str]) -> int:
-    """Runs `token2wav perf-data` and returns its exit code, one of `EXIT_CODES`."""
-    return _run(commands.perf_data, perf_data_parser(), arguments)
-
-
 def _run(
-    command: Callable[[argparse.Namespace], int], parser: CommandParser, arguments: Sequence[str]
+    command: Callable[[argparse.Namespace], int],
+    make_parser: Callable[[], CommandParser],
+    arguments: Sequence[str],
 ) -> int:
+    """Runs a command and returns its exit code, one of `EXIT_CODES`."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
     options.refuse = parser.error
     # Warnings report retries and text that the token parser skipped.
@@ -457,3 +436,9 @@ def _number(
 
 
 _SECONDS = _number(float, above=True)
+
+synth = partial(_run, commands.synth, synth_parser)
+health = partial(_run, commands.health, health_parser)
+bench = partial(_run, commands.bench, bench_parser)
+voice_id = partial(_run, commands.voice_id, voice_id_parser)
+perf_data = partial(_run, commands.perf_data, perf_data_parser)

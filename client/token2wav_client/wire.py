@@ -29,6 +29,14 @@ _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
 # names them.
 _LARGEST = 2**31 - 1
 _SLOWEST, _FASTEST = 0.5, 2.0
+# Options that are sent if they are set, with the field of their type.
+_OPTIONS = {
+    "steps": "int64_param",
+    "sample_rate": "int64_param",
+    "decoder_noise": "bool_param",
+    "end_after_repeats": "int64_param",
+    "end_after_silence_s": "double_param",
+}
 _END_REASONS: tuple[EndReason | None, ...] = (None, "repeats", "silence")
 
 
@@ -154,16 +162,9 @@ def build_request(
     if opening is not None:
         parameters["audio_format"].string_param = opening.audio_format
         parameters["keep_open"].bool_param = opening.keep_open
-        if opening.steps is not None:
-            parameters["steps"].int64_param = opening.steps
-        if opening.sample_rate is not None:
-            parameters["sample_rate"].int64_param = opening.sample_rate
-        if opening.decoder_noise is not None:
-            parameters["decoder_noise"].bool_param = opening.decoder_noise
-        if opening.end_after_repeats is not None:
-            parameters["end_after_repeats"].int64_param = opening.end_after_repeats
-        if opening.end_after_silence_s is not None:
-            parameters["end_after_silence_s"].double_param = opening.end_after_silence_s
+        for name, kind in _OPTIONS.items():
+            if (value := getattr(opening, name)) is not None:
+                setattr(parameters[name], kind, value)
         if opening.speed != 1:
             parameters["speed"].double_param = opening.speed
         _add_voice(request, opening.voice)
