@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -179,7 +179,7 @@ def as_line(result: dict[str, Any]) -> str:
 
 def measure(
     folder: Path, mode: str, loads: Iterable[Load], subject: Subject, settings: Settings
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Yields a row for each load on one server; a load starts when its row is requested.
 
     Args:

@@ -118,8 +118,8 @@ class Books:
 
     def unaccounted(self) -> int:
         """Returns the number of beginnings without an end."""
-        ended = (self.spoken, self.excused, self.misdeeds, self.problems)
-        return len(self.begun) - sum(map(len, ended))
+        ended = len(self.spoken) + len(self.excused) + len(self.misdeeds) + len(self.problems)
+        return len(self.begun) - ended
 
     def answers(self) -> Answers:
         """Returns the counts of each answer by kind and name of the misdeed."""

@@ -68,7 +68,7 @@ def test_the_section_compares_all_systems(tmp_path: Path) -> None:
     """Without compilation, which takes a minute: the slow test of streams compiles."""
     settings = replace(SETTINGS, out=tmp_path, batches=(1, 2))
     with patch("lab.peers.flow_baselines.compile_layers"):
-        rows = {key: measure() for key, measure in baselines(TINY, settings, {})}
+        rows = {key: measure() for key, measure in baselines(TINY, settings)}
     assert [row for row in rows.values() if row.get("problem")] == []
     for name in SYSTEMS:
         assert rows[f"{name}: one stream"]["mel_error"] < BOUND
