@@ -60,13 +60,11 @@ class ChunkBatch(AbstractContextManager["ChunkBatch"]):
             raise
 
     def advance(self, hop_tokens: int) -> tuple[float, float]:
-        """Computes a chunk of every stream.
+        """Computes a chunk of every stream. Raises BackendError if the audio has NaN or infinite
+        values, so its time says nothing.
 
         Returns:
             Seconds of the flow and of the vocoder, including their work on the device.
-
-        Raises:
-            BackendError: the audio has NaN or infinite values, so its time says nothing.
         """
         config = self._config
         prompt_tokens = self._prompt - self._position if not self.spoken_tokens else 0
@@ -190,10 +188,8 @@ def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[Ch
     """Opens streams and computes `tokens` tokens of each.
 
     A stream that finds no free page continues by recomputing, which would be another measurement.
-    Therefore the streams must all stay in the cache, also after one more hop.
-
-    Raises:
-        LeftOut: the cache is too small for all streams.
+    Therefore the streams must all stay in the cache, also after one more hop. Raises LeftOut if the
+    cache is too small for all streams.
     """
     usage, config = model.pipeline.flow.usage(), model.config
     prefix, block = config.grid(PROMPT_TOKENS).prefix, config.block_tokens

@@ -37,13 +37,11 @@ def shown(words: Sequence[object]) -> str:
 
 @contextmanager
 def serving(model: Path) -> Iterator[str]:
-    """Runs `token2wav serve` on free ports, and stops it as Ctrl-C does.
+    """Runs `token2wav serve` on free ports, and stops it as Ctrl-C does. Raises ServerError if the
+    server could not start. It has printed the reason.
 
     Yields:
         The gRPC address of the server, once it is ready.
-
-    Raises:
-        ServerError: the server could not start. It has printed the reason.
     """
     ports = Ports.free()
     words = ["token2wav", "serve", model, "--http-port", ports.http, "--grpc-port", ports.grpc]

@@ -23,15 +23,12 @@ from token2wav.backends import FLOAT8_CAPABILITY
 def load(
     folder: Path, settings: Settings, stream: StreamConfig | None = None, **runtime: Any
 ) -> tuple[Token2Wav, Row]:
-    """Loads a model for a section.
+    """Loads a model for a section. Raises LeftOut if the GPU cannot store the cache in float8.
 
     Returns:
         The model, and a row with the seconds of loading (including the capture of graphs), the
             size of the cache in MiB, and the CUDA graphs with their nodes, memory and seconds of
             capture.
-
-    Raises:
-        LeftOut: the GPU cannot store the cache in float8.
     """
     if settings.on_gpu and runtime.get("cache_storage") == "float8":
         capability = torch.cuda.get_device_capability(settings.device)

@@ -43,11 +43,8 @@ class Verdict(NamedTuple):
 def merge(folders: Sequence[Path]) -> dict[str, Any]:
     """Merges the results of several slices.
 
-    If a row was measured twice, the later one counts, unless it was left out.
-
-    Raises:
-        ValueError: a folder has no results, or its GPU, model or precision differ from the folders
-            before.
+    If a row was measured twice, the later one counts, unless it was left out. Raises ValueError if
+    a folder has no results, or its GPU, model or precision differ from the folders before.
     """
     rows: dict[tuple[str, str], Row] = {}
     whole: dict[str, Any] = {"facts": {}, "runs": [], "sections": []}

@@ -60,9 +60,7 @@ _PROMPT_TOKENS = 50
 
 def model_folder(name: str, parent: Path) -> Path:
     """Returns the folder of a model that `CHOICES` describes, and writes it if it does not exist.
-
-    Raises:
-        ValueError: no model has this name.
+    Raises ValueError if no model has this name.
     """
     if name in TRAINED:
         return TRAINED[name]

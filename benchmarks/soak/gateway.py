@@ -175,16 +175,13 @@ def _warm_up(rig: GatewayRig, lines: list[Line]) -> None:
 
 
 def soak(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Runs a soak.
+    """Runs a soak. Raises RuntimeError if the gateway ended by itself, or never spoke.
 
     Args:
         folder: folder for configurations, voices and logs.
 
     Returns:
         The observations, with a list of `problems` that is empty after a good run.
-
-    Raises:
-        RuntimeError: the gateway ended by itself, or never spoke.
     """
     config, log_file, lines = folder / "server.yaml", folder / "triton.log", _lines()
     config.write_text(_SERVER_SETTINGS)

@@ -56,13 +56,11 @@ def voice_id(line: Line) -> str:
 def speak(
     rig: GatewayRig, key: str, lines: Sequence[Line], manner: Manner
 ) -> Iterator[tuple[Line, str]]:
-    """Speaks lines of one voice over one connection, up to the first failure.
+    """Speaks lines of one voice over one connection, up to the first failure. Raises
+    WrongAudioError if a sample is wrong, or samples are missing or too many.
 
     Yields:
         Each line, and why its audio is not complete; empty if it is complete.
-
-    Raises:
-        WrongAudioError: a sample is wrong, or samples are missing or too many.
     """
     try:
         with DOORS[manner.door](rig, key, voice=voice_id(lines[0])) as client:

@@ -54,11 +54,7 @@ class Outages(threading.Thread, ABC):
             self._make(next(self._kinds))
 
     def end(self) -> None:
-        """Waits for the end of the last outage.
-
-        Raises:
-            Exception: an outage did not end.
-        """
+        """Waits for the end of the last outage. Raises the error of an outage that did not end."""
         self._over.set()
         self.join()
         if self._error:

@@ -143,11 +143,7 @@ class ServerProbe:
         self._metrics_url, self._read_traces, self._traces = metrics_url, traces, traces()
 
     def read(self) -> Reading:
-        """Takes a reading.
-
-        Raises:
-            OSError: the server is gone.
-        """
+        """Takes a reading. Raises OSError if the server is gone."""
         self._traces = self._read_traces()
         tritonserver = self._traces.processes[1]
         metrics = scrape(self._metrics_url)
@@ -191,11 +187,7 @@ def still_held(metrics: dict[str, float]) -> list[str]:
 
 
 def gateway_reading(gateway: ObservedGateway) -> Reading:
-    """Takes a reading of a running gateway.
-
-    Raises:
-        OSError: the gateway is gone.
-    """
+    """Takes a reading of a running gateway. Raises OSError if the gateway is gone."""
     metrics = scrape(gateway.metrics_url)
     return {
         **process_reading("gateway", gateway.process.pid),

@@ -106,13 +106,11 @@ def frames(chunks: Iterable[AudioChunk], milliseconds: float = 20) -> Iterator[A
     """Cuts chunks into frames of equal length, as telephony needs them.
 
     A frame has the shape (samples,), or (samples, channels). The last frame is padded with silence.
+    Raises InputError if the duration is not a whole number of samples.
 
     Args:
         chunks: chunks of one utterance.
         milliseconds: duration of a frame. It must be a whole number of samples, at least 1.
-
-    Raises:
-        InputError: the duration is not a whole number of samples.
     """
     rest: AudioArray | None = None
     for chunk in chunks:

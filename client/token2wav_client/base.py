@@ -45,7 +45,8 @@ UtteranceT = TypeVar("UtteranceT", bound=BaseUtterance)
 
 
 class BaseClient(Generic[UtteranceT]):
-    """Base of the clients for threads and asyncio: settings, connection and open utterances.
+    """Base of the clients for threads and asyncio: settings, connection and open utterances. Raises
+    InputError if an argument is invalid; the message names it.
 
     Args:
         url: host:port of the server's gRPC endpoint.
@@ -67,9 +68,6 @@ class BaseClient(Generic[UtteranceT]):
         keepalive_s: seconds between pings of an idle connection during an utterance, 2 to 86400; 0
             for none. Pings keep proxies from closing the connection while no tokens are sent.
             Without an answer within 20 s the connection counts as lost.
-
-    Raises:
-        InputError: an argument is invalid; the message names it.
     """
 
     _library: Any  # grpc or grpc.aio, which opens the channel

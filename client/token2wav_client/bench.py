@@ -99,7 +99,8 @@ async def run(
     rows: dict[int, list[Recording]],
     on_row: Callable[[int], object],
 ) -> None:
-    """Measures all rows.
+    """Measures all rows. Raises ClientError if the server is not there, or cannot synthesize the
+    first utterance.
 
     Args:
         voice: voice of all utterances, or its id or name; None for a model without voices.
@@ -107,9 +108,6 @@ async def run(
         codebooks: codes in each random token; None for all codebooks of the model.
         rows: receives the recordings of each row, by its number of streams.
         on_row: is called after each row with its number of streams.
-
-    Raises:
-        ClientError: the server is not there, or cannot synthesize the first utterance.
     """
     tokens = await _tokens(client, voice, file_tokens, codebooks)
     random = np.random.default_rng(_SEED)

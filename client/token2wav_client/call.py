@@ -189,14 +189,12 @@ class Call:
         return bool(request_ids - open_ids) and not self._interrupted
 
     def accept(self, message: Any, now: float) -> AudioChunk | None:
-        """Reads a response and checks it.
+        """Reads a response and checks it. Raises ServerError if the response is an error, or it
+        breaks the protocol (ProtocolError).
 
         Returns:
             The part of the chunk that was not delivered yet, with arrival times; None if the
             response has no new audio.
-
-        Raises:
-            ServerError: the response is an error, or it breaks the protocol (ProtocolError).
         """
         response = read_response(message, self._opening.audio_format)
         chunk = None

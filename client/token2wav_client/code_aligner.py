@@ -31,16 +31,14 @@ class CodeAligner:
         utterance.finish()
 
     Rows before the first code of codebook 0 are skipped. The utterance ends at the next mark in
-    codebook 0; later frames are not returned.
+    codebook 0; later frames are not returned. Raises ValueError if there are no delays, the first
+    is not 0, or one is negative.
 
     Args:
         delays: delay of every codebook in rows; the first is 0. The default is the pattern of Higgs
             Audio, 0 to 7. Dia has (0, 8, 9, 10, 11, 12, 13, 14, 15).
         codebook_size: codes in a codebook. This number and all above it are marks, such as start
             and end. A mark inside a frame becomes the highest code, as in the public code.
-
-    Raises:
-        ValueError: there are no delays, the first is not 0, or one is negative.
     """
 
     def __init__(self, delays: Sequence[int] = range(8), *, codebook_size: int = 1024) -> None:
@@ -57,16 +55,14 @@ class CodeAligner:
         return self._frames_left == 0
 
     def feed(self, rows: npt.ArrayLike) -> npt.NDArray[np.int32]:
-        """Takes the next rows, and returns the frames that they complete.
+        """Takes the next rows, and returns the frames that they complete. Raises TokenError if the
+        rows have another shape, or are not integers of at least 0.
 
         Args:
             rows: codes of one row (codebooks,), or of several (n, codebooks).
 
         Returns:
             (frames, codebooks) aligned codes, often none.
-
-        Raises:
-            TokenError: the rows have another shape, or are not integers of at least 0.
         """
         new_rows = as_tokens(rows)
         new_rows = new_rows[None] if new_rows.ndim == 1 and new_rows.size else new_rows

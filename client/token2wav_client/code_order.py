@@ -18,6 +18,7 @@ def flatten_codebooks(codebooks: Sequence[npt.ArrayLike]) -> npt.NDArray[np.int3
 
     A code comes after the coarser code above it, and before the next code of the same codebook. So
     a token of three codebooks a, b and c with 1, 2 and 4 codes is a0, b0, c0, c1, b1, c2, c3.
+    Raises TokenError if codes are no integers of at least 0, or their counts do not fit each other.
 
     Args:
         codebooks: codes of each codebook, (n,), the coarsest first. For SNAC at 24 kHz they have n,
@@ -25,9 +26,6 @@ def flatten_codebooks(codebooks: Sequence[npt.ArrayLike]) -> npt.NDArray[np.int3
 
     Returns:
         (n, codes of a token) int32.
-
-    Raises:
-        TokenError: codes are no integers of at least 0, or their counts do not fit each other.
     """
     rows = [as_tokens(np.atleast_1d(np.squeeze(np.asarray(codes)))) for codes in codebooks]
     if not rows or any(row.ndim != 1 for row in rows):

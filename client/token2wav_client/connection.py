@@ -41,7 +41,8 @@ _CHANNEL_OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """TLS settings of a connection: the trusted authorities and the client's certificate.
+    """TLS settings of a connection: the trusted authorities and the client's certificate. Raises
+    InputError if a file cannot be used, or only one of `cert` and `key` is set.
 
     Attributes:
         ca: PEM file with the certificate authorities to trust; None for the public authorities that
@@ -49,9 +50,6 @@ class Tls:
         cert: PEM file with this client's certificate, for a server that requires one.
         key: PEM file with the private key of the certificate, not encrypted.
         server_name: name to expect in the server's certificate, if it differs from the address.
-
-    Raises:
-        InputError: a file cannot be used, or only one of `cert` and `key` is set.
     """
 
     ca: Path | str | None = None
@@ -86,13 +84,11 @@ class Tls:
 def checked_metadata(
     url: str, tls: Tls | None, headers: Mapping[str, str], token: str | None
 ) -> tuple[tuple[str, str], ...]:
-    """Checks the address, TLS, headers and token of a client.
+    """Checks the address, TLS, headers and token of a client. Raises InputError if an argument is
+    invalid; the message names it.
 
     Returns:
         Metadata that every call carries: the headers and the access token.
-
-    Raises:
-        InputError: an argument is invalid; the message names it.
     """
     address = _ADDRESS.fullmatch(url)
     if address is None:
@@ -112,10 +108,8 @@ def checked_metadata(
 
 
 def checked_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Returns headers as the metadata of a call.
-
-    Raises:
-        InputError: a header is invalid; the message names it.
+    """Returns headers as the metadata of a call. Raises InputError if a header is invalid; the
+    message names it.
     """
     return tuple(_header(name, value) for name, value in headers.items())
 
@@ -123,7 +117,8 @@ def checked_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 def open_channel(
     library: Any, url: str, tls: Tls | None, max_message_mib: int, keepalive_s: float = 0.0
 ) -> Any:
-    """Opens a channel of `library`, which connects on first use.
+    """Opens a channel of `library`, which connects on first use. Raises InputError if
+    max_message_mib or keepalive_s is outside its range.
 
     Args:
         library: grpc, or grpc.aio for a channel of the running event loop.
@@ -131,9 +126,6 @@ def open_channel(
         tls: TLS settings; None for an unencrypted channel.
         max_message_mib: largest size of a request or a response in MiB.
         keepalive_s: seconds between pings; 0 for none.
-
-    Raises:
-        InputError: max_message_mib or keepalive_s is outside its range.
     """
     if not 1 <= max_message_mib <= _MAX_MESSAGE_MIB:
         raise InputError(f"max_message_mib: {max_message_mib} is outside 1 to {_MAX_MESSAGE_MIB}")

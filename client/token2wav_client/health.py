@@ -106,9 +106,7 @@ class Examination:
 
     def check(self, chunk: AudioChunk) -> None:
         """Checks that the samples of a chunk are finite, and notes the arrival of the first chunk.
-
-        Raises:
-            ProtocolError: the chunk has NaN or infinite samples.
+        Raises ProtocolError if the chunk has NaN or infinite samples.
         """
         if not np.isfinite(chunk.audio).all():
             raise ProtocolError("audio: the server sent NaN or infinite samples")

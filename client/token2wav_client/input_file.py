@@ -68,11 +68,8 @@ def content_of(path: Path) -> bytes:
 
 
 def array_in_npy(content: bytes) -> npt.NDArray[Any]:
-    """Reads the array in the content of a `.npy` file.
-
-    Raises:
-        ValueError: the format version is unknown, the array holds Python objects, or the content is
-            shorter than its header announces.
+    """Reads the array in the content of a `.npy` file. Raises ValueError if the format version is
+    unknown, the array holds Python objects, or the content is shorter than its header announces.
     """
     file = BytesIO(content)
     version = np.lib.format.read_magic(file)

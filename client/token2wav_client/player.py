@@ -20,10 +20,8 @@ class Player(AbstractContextManager["Player"]):
     """Player of samples in one format on the default audio device.
 
     Use it in a `with` statement. At the end of the block the player waits until all samples were
-    played. If an exception leaves the block, the player stops at once.
-
-    Raises:
-        OutputError: sounddevice, PortAudio or an audio device is missing.
+    played. If an exception leaves the block, the player stops at once. Raises OutputError if
+    sounddevice, PortAudio or an audio device is missing.
     """
 
     def __init__(self, audio_format: AudioFormat) -> None:
@@ -54,10 +52,8 @@ class Player(AbstractContextManager["Player"]):
 
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
         """Plays samples, shape (samples,) or (samples, channels), after all earlier samples. It
-        waits while the buffer is full.
-
-        Raises:
-            OutputError: the device is gone, or does not support the sample rate or the channels.
+        waits while the buffer is full. Raises OutputError if the device is gone, or does not
+        support the sample rate or the channels.
         """
         # The constructor opened the device for one channel at the usual rate, but the samples may
         # have two channels or another rate.

@@ -36,10 +36,8 @@ _NAMES = (
 
 
 def save_recordings(path: Path, rows: Mapping[str, Sequence[Recording]]) -> None:
-    """Writes the recordings of each row, by its name.
-
-    Raises:
-        OutputError: the file cannot be written.
+    """Writes the recordings of each row, by its name. Raises OutputError if the file cannot be
+    written.
     """
     utterances = [recording for recordings in rows.values() for recording in recordings]
     errors = sorted({recording.error for recording in utterances if recording.error})
@@ -78,10 +76,8 @@ def save_recordings(path: Path, rows: Mapping[str, Sequence[Recording]]) -> None
 
 
 def load_recordings(path: Path) -> dict[str, list[Recording]]:
-    """Reads the recordings of each row, by its name.
-
-    Raises:
-        InputError: the file cannot be read, or is no file of recordings.
+    """Reads the recordings of each row, by its name. Raises InputError if the file cannot be read,
+    or is no file of recordings.
     """
     try:
         arrays = arrays_in_npz(content_of(path), _NAMES)

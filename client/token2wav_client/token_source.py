@@ -49,15 +49,12 @@ def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
 
     Any other file, a FIFO and `-` contain text. Text is read during the iteration over `pieces`, so
     this iteration raises errors in the text, and at its end logs the count of skipped special
-    tokens.
+    tokens. Raises TokenError if the file cannot be opened or holds no tokens.
 
     Args:
         name: path of the file; `-` for standard input.
         codebooks: consecutive codes in text that form one token. For arrays and lists
             this argument has no effect, because their shape has the number.
-
-    Raises:
-        TokenError: the file cannot be opened or holds no tokens.
     """
     if name == "-":
         # FileIO has no buffer between the pipe and the parser.

@@ -90,10 +90,8 @@ class TokenParser:
         return tokens
 
     def close(self) -> list[int]:
-        """Ends the text and returns the integer that the end completes, if any.
-
-        Raises:
-            TokenError: the text ends within a token.
+        """Ends the text and returns the integer that the end completes, if any. Raises TokenError
+        if the text ends within a token.
         """
         rest, self._rest = self._rest, b""
         if not rest:
@@ -173,9 +171,7 @@ def plain_array(values: npt.ArrayLike) -> npt.NDArray[Any]:
 
 def as_batches(tokens: Any) -> Iterable[npt.ArrayLike]:
     """Converts tokens to an iterable of batches; a flat array or sequence of integers is one batch.
-
-    Raises:
-        TokenError: the tokens are text or not iterable.
+    Raises TokenError if the tokens are text or not iterable.
     """
     _refuse_text(tokens)
     flat = isinstance(tokens, Sequence) and len(tokens) > 0 and isinstance(tokens[0], Integral)

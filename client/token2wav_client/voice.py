@@ -76,10 +76,8 @@ class ClientVoice:
 
     @classmethod
     def load(cls, path: str | Path) -> ClientVoice:
-        """Loads a voice from a `.npz` or `.safetensors` file with the three fields by name.
-
-        Raises:
-            VoiceError: the file cannot be read, a field is missing, or a field is invalid.
+        """Loads a voice from a `.npz` or `.safetensors` file with the three fields by name. Raises
+        VoiceError if the file cannot be read, a field is missing, or a field is invalid.
         """
         path = Path(path)
         if path.suffix not in (".npz", ".safetensors"):
@@ -103,10 +101,8 @@ def is_voice_id(text: str) -> bool:
 
 
 def check_known_voice(text: str) -> None:
-    """Checks that a text may be the id or the name of a voice on a server.
-
-    Raises:
-        VoiceError: the text can be neither.
+    """Checks that a text may be the id or the name of a voice on a server. Raises VoiceError if the
+    text can be neither.
     """
     if text.endswith((".npz", ".safetensors")):
         raise VoiceError(

@@ -78,10 +78,8 @@ class Opening:
     """Opening of an utterance: voice and options, which only its first request carries.
 
     `voice` is the id or the name of a voice if the server already has this voice. It is None for a
-    model without voices, such as a codec decoder.
-
-    Raises:
-        InputError: a field is invalid; the message names it.
+    model without voices, such as a codec decoder. Raises InputError if a field is invalid; the
+    message names it.
     """
 
     voice: ClientVoice | str | None

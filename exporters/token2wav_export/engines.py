@@ -38,11 +38,8 @@ _INSTALL = (
 
 
 def load_package(name: Package | Literal["auto"]) -> Package:
-    """Imports a TensorRT package, and returns its name. `auto` prefers ordinary TensorRT.
-
-    Raises:
-        BackendUnavailableError: the package is not installed, or a library that it needs is
-            missing.
+    """Imports a TensorRT package, and returns its name. `auto` prefers ordinary TensorRT. Raises
+    BackendUnavailableError if the package is not installed, or a library that it needs is missing.
     """
     candidates = PACKAGES if name == "auto" else (name,)
     for candidate in candidates:
@@ -53,10 +50,8 @@ def load_package(name: Package | Literal["auto"]) -> Package:
 
 
 def version_of(name: Package) -> str:
-    """Returns the version of a package.
-
-    Raises:
-        BackendUnavailableError: the package cannot be imported.
+    """Returns the version of a package. Raises BackendUnavailableError if the package cannot be
+    imported.
     """
     return str(package(name).__version__)
 
@@ -73,11 +68,8 @@ def build_target(name: Package, compute_capabilities: Sequence[str]) -> dict[str
 
     Ordinary TensorRT builds for this machine's GPU. TensorRT-RTX builds for the given compute
     capabilities. If none are given, it builds for every supported GPU from Ampere on, and therefore
-    not for Turing (7.5).
-
-    Raises:
-        ConfigError: the package does not support a capability, or cannot build for it on this
-            machine.
+    not for Turing (7.5). Raises ConfigError if the package does not support a capability, or cannot
+    build for it on this machine.
     """
     if name == "tensorrt_rtx":
         suffixes = [
@@ -122,7 +114,8 @@ def build_engine(
     timing_cache: Path,
     capturable: bool = False,
 ) -> tuple[str, ...]:
-    """Builds and writes an engine.
+    """Builds and writes an engine. Raises ExportError if the package rejects the graph or the
+    profiles.
 
     Args:
         source: ONNX file. Its weights lie beside it.
@@ -137,9 +130,6 @@ def build_engine(
 
     Returns:
         Flags that differ from the defaults of the package.
-
-    Raises:
-        ExportError: the package rejects the graph or the profiles.
     """
     trt, logger = package(name), _logger(name)
     logger.errors.clear()

@@ -42,13 +42,11 @@ _ONNX_PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")
 
 
 class Maker:
-    """Maker of the artefacts of one model.
+    """Maker of the artefacts of one model. Raises ConfigError if the YAML of the model folder
+    cannot be used.
 
     Args:
         command: command line, which the descriptions of the artefacts contain.
-
-    Raises:
-        ConfigError: the YAML of the model folder cannot be used.
     """
 
     def __init__(self, model_folder: Path, engines: EngineFolder, command: Sequence[str]) -> None:

@@ -144,10 +144,8 @@ class Vocoder(nn.Module):
 
 def load_module(graph: GraphName, precision: Precision, model: Exportable) -> nn.Module:
     """Loads the module of a graph on the CPU. The module maps inputs by name to outputs by name,
-    with the names in the signature of the graph.
-
-    Raises:
-        CheckpointError: the weights cannot be used.
+    with the names in the signature of the graph. Raises CheckpointError if the weights cannot be
+    used.
     """
     if (stage := stage_of(graph)) != "flow":
         vocoder = model.load(stage)

@@ -37,15 +37,12 @@ FLOAT32_BOUND, VOCODER_FLOAT32_BOUND, FLOAT16_BOUND = 2e-5, 1e-4, 1e-2
 def write_onnx(
     module: nn.Module, signature: Signature, path: Path, *, opset: int, metadata: Mapping[str, str]
 ) -> None:
-    """Traces a module into `path` and `path.data`, and checks the result.
+    """Traces a module into `path` and `path.data`, and checks the result. Raises ExportError if
+    torch cannot trace the module with these free dimensions, or the file is not valid.
 
     Args:
         module: module on the CPU.
         metadata: entries that are kept in the file.
-
-    Raises:
-        ExportError: torch cannot trace the module with these free dimensions, or the file is not
-            valid.
     """
     dynamic_axes = {
         spec.name: {
@@ -82,10 +79,8 @@ def write_onnx(
 
 
 def _describe(path: Path, signature: Signature, metadata: Mapping[str, str]) -> None:
-    """Names the free dimensions of the file, and adds the metadata.
-
-    Raises:
-        ExportError: the file has other dimensions than the signature.
+    """Names the free dimensions of the file, and adds the metadata. Raises ExportError if the file
+    has other dimensions than the signature.
     """
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
@@ -159,13 +154,11 @@ def run_onnx(session: onnxruntime.InferenceSession, inputs: Tensors) -> Arrays:
 def check_parity(
     path: Path, graph: GraphName, precision: Precision, signature: Signature, reference: nn.Module
 ) -> float:
-    """Compares a graph in ONNX Runtime with its float32 module in torch.
+    """Compares a graph in ONNX Runtime with its float32 module in torch. Raises ExportError if the
+    disagreement is beyond the bound.
 
     Returns:
         The `disagreement` of the two.
-
-    Raises:
-        ExportError: the disagreement is beyond the bound.
     """
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = sample_inputs(reference, signature, _CHECKED)

@@ -42,10 +42,8 @@ class ProfileLoad(NamedTuple):
 def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
     """Returns the frames of every hop of a schedule, ascending.
 
-    A longer chunk runs on torch, see `ExportedStep`.
-
-    Raises:
-        ConfigError: the schedule does not fit the model.
+    A longer chunk runs on torch, see `ExportedStep`. Raises ConfigError if the schedule does not
+    fit the model.
     """
     schedule = HopSchedule.of(stream, config)
     hops = {schedule.hop(index) for index in range(schedule.longest.bit_length())}
@@ -56,10 +54,8 @@ def profiles(graph: GraphName, load: ProfileLoad, model: Exportable) -> list[Pro
     """Returns the profiles of a graph.
 
     The graph `step` has one profile for every hop. Each covers the chunks that are longer than the
-    hop before and no longer than its own hop.
-
-    Raises:
-        ConfigError: the schedule does not fit the model.
+    hop before and no longer than its own hop. Raises ConfigError if the schedule does not fit the
+    model.
     """
     config = model.config
     config.check(load.stream)

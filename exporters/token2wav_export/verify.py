@@ -115,10 +115,8 @@ def exported_runtime(folder: Path, runtime: RuntimeConfig) -> RuntimeConfig:
 
     The choice does not depend on the backend that a server would select. On a GPU, TensorRT is
     preferred to ONNX Runtime. If the precision is `auto` and only the other precision was exported,
-    that precision is used. If there is no graph for the device, the backend is torch.
-
-    Raises:
-        ArtifactError: a description in the engine folder is damaged.
+    that precision is used. If there is no graph for the device, the backend is torch. Raises
+    ArtifactError if a description in the engine folder is damaged.
     """
     host = LoadContext(folder, runtime, device_named(runtime.device))
     artifacts = [
@@ -140,13 +138,11 @@ def exported_runtime(folder: Path, runtime: RuntimeConfig) -> RuntimeConfig:
 
 
 def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
-    """Compares the backend of a configuration with torch in float32 on the same device.
+    """Compares the backend of a configuration with torch in float32 on the same device. Raises
+    Token2WavError if the model or the backend cannot be loaded.
 
     Args:
         runtime: settings that name the backend.
-
-    Raises:
-        Token2WavError: the model or the backend cannot be loaded.
     """
     from tqdm import tqdm  # only here: the library alone is enough for the rest of this file
 

@@ -69,15 +69,13 @@ def write(path: Path, content: bytes) -> None:
 
 
 class FrontEnd:
-    """Front end of a model folder. Each ONNX file is loaded when it is first needed.
+    """Front end of a model folder. Each ONNX file is loaded when it is first needed. Raises
+    ModelError if the folder does not exist, is of MOSS-Speech, or has an invalid configuration.
+    Methods raise it if an ONNX file is missing, has another interface, or failed.
 
     Args:
         folder: model folder in CosyVoice3's format. Its `cosyvoice3.yaml` or `streamflow.yaml`, if
             present, gives the size of the vocabulary.
-
-    Raises:
-        ModelError: the folder does not exist, is of MOSS-Speech, or has an invalid configuration.
-            Methods raise it if an ONNX file is missing, has another interface, or failed.
     """
 
     def __init__(self, folder: str | Path) -> None:

@@ -26,10 +26,8 @@ SPEAKER_SIZE = 192
 class _Graph:
     """ONNX graph of which only the first output is used.
 
-    Inputs are matched by position, as in the public code.
-
-    Raises:
-        ModelError: the file is missing or cannot be loaded.
+    Inputs are matched by position, as in the public code. Raises ModelError if the file is missing
+    or cannot be loaded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,10 +93,8 @@ class SpeechTokenizer(_Graph):
         self._vocabulary = vocabulary
 
     def __call__(self, features: Features) -> NDArray[np.int32]:
-        """Computes tokens (n,) from features (128, frames).
-
-        Raises:
-            ModelError: the graph fails, or its output has a wrong length or leaves the vocabulary.
+        """Computes tokens (n,) from features (128, frames). Raises ModelError if the graph fails,
+        or its output has a wrong length or leaves the vocabulary.
         """
         frames = features.shape[1]
         tokens = self.run(np.integer, features[np.newaxis], np.array([frames], np.int32))
@@ -123,10 +119,8 @@ class SpeakerEncoder(_Graph):
         super().__init__(folder / SPEAKER_FILE)
 
     def __call__(self, features: Features) -> NDArray[np.float32]:
-        """Computes the embedding (192,) from features (frames, 80).
-
-        Raises:
-            ModelError: the graph fails, or its output has another size, is not finite or is zero.
+        """Computes the embedding (192,) from features (frames, 80). Raises ModelError if the graph
+        fails, or its output has another size, is not finite or is zero.
         """
         embedding = self.run(np.float32, features[np.newaxis])
         if len(embedding) != SPEAKER_SIZE:

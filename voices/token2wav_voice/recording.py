@@ -56,16 +56,14 @@ class Recording:
         end_s: float | None = None,
         min_seconds: float = MIN_SECONDS,
     ) -> Recording:
-        """Loads a file or a part of it.
+        """Loads a file or a part of it. Raises RecordingError if the file is unreadable or violates
+        a bound; the message names both.
 
         Args:
             path: WAV, FLAC, OGG, Opus, MP3, AAC, M4A, MP4, WebM or another file of libsndfile.
             start_s: seconds to skip.
             end_s: seconds from the beginning of the file at which to stop; None for its end.
             min_seconds: least duration of the selected part.
-
-        Raises:
-            RecordingError: the file is unreadable or violates a bound; the message names both.
         """
         path = Path(path)
         try:

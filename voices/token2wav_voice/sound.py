@@ -49,13 +49,10 @@ class Sound:
 
 @contextmanager
 def opened(path: Path, start_s: float) -> Iterator[Sound]:
-    """Opens a file.
+    """Opens a file. Raises RecordingError if the file cannot be read as audio.
 
     Args:
         start_s: seconds to skip, if they need not be decoded.
-
-    Raises:
-        RecordingError: the file cannot be read as audio.
     """
     try:
         file = soundfile.SoundFile(path)
@@ -79,10 +76,8 @@ def opened(path: Path, start_s: float) -> Iterator[Sound]:
 
 
 def _decoded(container: av.container.InputContainer) -> Sound:
-    """Decodes the first audio stream of a file.
-
-    Raises:
-        RecordingError: the file has no audio, audio of another codec, or damaged audio.
+    """Decodes the first audio stream of a file. Raises RecordingError if the file has no audio,
+    audio of another codec, or damaged audio.
     """
     if not container.streams.audio:
         raise RecordingError("cannot be read as audio (no audio stream)")
@@ -102,10 +97,8 @@ def _decoded(container: av.container.InputContainer) -> Sound:
 def _samples(
     container: av.container.InputContainer,
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yields the sample rate and the samples (n, channels) of each frame.
-
-    Raises:
-        RecordingError: the audio is damaged, or changes its rate or channels.
+    """Yields the sample rate and the samples (n, channels) of each frame. Raises RecordingError if
+    the audio is damaged, or changes its rate or channels.
     """
     floats = av.AudioResampler(format="flt")
     try:
