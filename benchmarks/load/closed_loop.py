@@ -50,22 +50,14 @@ CLIENTS_PER_PROCESS = 64  # a quarter of a core: a client takes 3 to 6 ms of CPU
 
 @dataclass(frozen=True)
 class Load:
-    """Load that clients generate.
-
-    Attributes:
-        rate: tokens per second of each client; 0 sends all tokens of an utterance at once.
-        starts_s: seconds in which the clients begin, one after the other.
-        seconds: time in which clients begin utterances.
-        portion: tokens of a message.
-        buffer_s: seconds of audio that a player collects before it starts.
-    """
+    """Load that clients generate."""
 
     clients: int
-    rate: float
-    starts_s: float = 1.0
-    seconds: float = 20.0
-    portion: int = 5
-    buffer_s: float = 0.5
+    rate: float  # tokens per second of each client; 0 sends all tokens of an utterance at once
+    starts_s: float = 1.0  # seconds in which the clients begin, one after the other
+    seconds: float = 20.0  # time in which clients begin utterances
+    portion: int = 5  # tokens of a message
+    buffer_s: float = 0.5  # seconds of audio that a player collects before it starts
 
     @property
     def label(self) -> str:

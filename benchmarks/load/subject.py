@@ -85,16 +85,11 @@ def model_folder(name: str, parent: Path) -> Path:
 
 @dataclass(frozen=True)
 class Subject:
-    """Model under test, with the utterance that every client sends.
-
-    Attributes:
-        tokens: (N, *token_shape) tokens of the utterance.
-        voice: voice of the utterance; None for a codec.
-    """
+    """Model under test, with the utterance that every client sends."""
 
     config: ModelConfig
-    tokens: Tokens
-    voice: ClientVoice | None
+    tokens: Tokens  # (N, *token_shape) tokens of the utterance
+    voice: ClientVoice | None  # voice of the utterance; None for a codec
 
     @classmethod
     def of(cls, folder: Path, seconds: float) -> Subject:

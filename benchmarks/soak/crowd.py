@@ -31,18 +31,12 @@ Answers = dict[str, dict[str, dict[str, int]]]  # counts by kind and name of a m
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a soak: its length, clients and seed.
+    """Plan of a soak: its length, clients and seed."""
 
-    Attributes:
-        minutes: time during which clients start utterances.
-        clients: concurrent clients.
-        model: one of `MODELS`.
-    """
-
-    minutes: float
-    clients: int
+    minutes: float  # time during which clients start utterances
+    clients: int  # concurrent clients
     seed: int
-    model: str = "cosyvoice3"
+    model: str = "cosyvoice3"  # one of `MODELS`
 
 
 class WrongAnswerError(Exception):

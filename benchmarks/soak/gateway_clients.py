@@ -31,17 +31,11 @@ class WrongAudioError(WrongAnswerError):
 
 @dataclass(frozen=True)
 class Manner:
-    """Manner in which an honest client asks for lines.
+    """Manner in which an honest client asks for lines."""
 
-    Attributes:
-        door: name of the interface.
-        mark: mark at the end of texts, which selects the pace of the language model.
-        slow: the client reads slowly.
-    """
-
-    door: str
-    mark: str = "?"
-    slow: bool = False
+    door: str  # name of the interface
+    mark: str = "?"  # mark at the end of texts, which selects the pace of the language model
+    slow: bool = False  # the client reads slowly
 
     @classmethod
     def draw(cls, random: Random) -> Manner:

@@ -15,15 +15,11 @@ _PATIENCE_SECONDS = 150.0  # longer than the gateway's limit of a text
 
 @dataclass(frozen=True)
 class Door:
-    """Address of a gateway.
-
-    Attributes:
-        address: address of the client on this machine.
-    """
+    """Address of a gateway."""
 
     port: int
     key: str
-    address: str = "127.0.0.1"
+    address: str = "127.0.0.1"  # address of the client on this machine
 
     @property
     def headers(self) -> dict[str, str]:

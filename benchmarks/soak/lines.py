@@ -32,21 +32,13 @@ DEMO = DATA / "demo"
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Tokens in a voice, with the expected audio.
+    """Tokens in a voice, with the expected audio."""
 
-    Attributes:
-        name: name for reports.
-        tokens: (n,) int32; (n, codebooks) for a codec.
-        voice: voice of the line; None for a codec.
-        audio: float32 samples, computed by the library.
-        sample_rate: samples per second.
-    """
-
-    name: str
-    tokens: NDArray[np.int32]
-    voice: ClientVoice | None
-    audio: NDArray[np.float32]
-    sample_rate: int = 24_000
+    name: str  # name for reports
+    tokens: NDArray[np.int32]  # (n,) int32; (n, codebooks) for a codec
+    voice: ClientVoice | None  # voice of the line; None for a codec
+    audio: NDArray[np.float32]  # float32 samples, computed by the library
+    sample_rate: int = 24_000  # samples per second
 
     @property
     def seconds(self) -> float:

@@ -48,21 +48,13 @@ Voice = ClientVoice | str | None
 
 @dataclass(frozen=True)
 class Load:
-    """Load of a benchmark.
+    """Load of a benchmark."""
 
-    Attributes:
-        streams: numbers of parallel streams, a row for each.
-        rounds: utterances that each stream sends at most.
-        row_seconds: time limit of a row.
-        utterance_seconds: mean duration of the audio of an utterance.
-        tokens_per_second: pace of the tokens; 0 sends all tokens of an utterance at once.
-    """
-
-    streams: Sequence[int] = STREAMS
-    rounds: int = 20
-    row_seconds: float = 20.0
-    utterance_seconds: float = 6.0
-    tokens_per_second: float = 0.0
+    streams: Sequence[int] = STREAMS  # numbers of parallel streams, a row for each
+    rounds: int = 20  # utterances that each stream sends at most
+    row_seconds: float = 20.0  # time limit of a row
+    utterance_seconds: float = 6.0  # mean duration of the audio of an utterance
+    tokens_per_second: float = 0.0  # pace of the tokens; 0 sends all tokens of an utterance at once
 
 
 @dataclass(frozen=True)

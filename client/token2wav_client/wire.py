@@ -114,17 +114,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Response of the server to a request.
+    """Response of the server to a request."""
 
-    Attributes:
-        request_id: id of the answered request.
-        chunk: audio without arrival times; None if the response has no audio.
-        last_of_request: True for the last response to this request.
-    """
-
-    request_id: str
-    chunk: AudioChunk | None
-    last_of_request: bool
+    request_id: str  # id of the answered request
+    chunk: AudioChunk | None  # audio without arrival times; None if the response has no audio
+    last_of_request: bool  # True for the last response to this request
 
 
 def build_request(

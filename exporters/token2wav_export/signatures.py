@@ -78,7 +78,7 @@ ROWS, FRAMES, PAST_FRAMES, KEYS = (
 
 
 def signature(graph: GraphName, precision: Precision, model: Exportable) -> Signature:
-    """Returns the signature of a model's graph. Raises ExportError if this model has no such graph."""
+    """Returns the signature of a graph. Raises ExportError if the model has no such graph."""
     if stage_of(graph) not in model.networks:
         graphs = ", ".join(name for name in get_args(GraphName) if stage_of(name) in model.networks)
         raise ExportError(f"{graph}: this model has no such graph; it has {graphs}")

@@ -91,17 +91,11 @@ class _Rows:
 
 @dataclass(frozen=True, eq=False)
 class _Chain:
-    """Residual blocks of parallel branches.
+    """Residual blocks of parallel branches."""
 
-    Attributes:
-        total: layout of the input, which is the first residual.
-        activated: layout of the activations of the input.
-        slopes: (branches, 3, channels) coefficients of the first activations.
-    """
-
-    total: SignalLayout
-    activated: SignalLayout
-    slopes: torch.Tensor
+    total: SignalLayout  # layout of the input, which is the first residual
+    activated: SignalLayout  # layout of the activations of the input
+    slopes: torch.Tensor  # (branches, 3, channels) coefficients of the first activations
     convs: list[tuple[Convolution, Convolution]]
     result: SignalLayout
 

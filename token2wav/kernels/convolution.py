@@ -399,21 +399,14 @@ def _mean(
 
 @dataclass(frozen=True)
 class SignalLayout:
-    """Layout of a signal: its buffer, and the index of its halo in the states of a stream.
-
-    Attributes:
-        rate: rows per frame.
-        delays: rows by which the signal is late, for each branch.
-        extra: rows after the last frame of a stream.
-        state_offset: index of the halos of all branches in a row of states.
-    """
+    """Layout of a signal: its buffer, and the index of its halo in the states of a stream."""
 
     channels: int
-    rate: int
-    delays: tuple[int, ...]
-    extra: int = 0
+    rate: int  # rows per frame
+    delays: tuple[int, ...]  # rows by which the signal is late, for each branch
+    extra: int = 0  # rows after the last frame of a stream
     halo: int = 0
-    state_offset: int = 0
+    state_offset: int = 0  # index of the halos of all branches in a row of states
     dtype: torch.dtype = torch.float32
 
     @property
@@ -461,19 +454,12 @@ class Signal:
 
 @dataclass(frozen=True, eq=False)
 class PieceTensors:
-    """Tensors of a batch of pieces that kernels share.
+    """Tensors of a batch of pieces that kernels share."""
 
-    Attributes:
-        frames: frames that a piece has room for.
-        pieces: (streams, 4) int32 table of the pieces.
-        old: (streams, width) states before the pieces, by dtype.
-        new: (streams, width) states after the pieces, by dtype.
-    """
-
-    frames: int
-    pieces: torch.Tensor
-    old: Mapping[torch.dtype, torch.Tensor]
-    new: Mapping[torch.dtype, torch.Tensor]
+    frames: int  # frames that a piece has room for
+    pieces: torch.Tensor  # (streams, 4) int32 table of the pieces
+    old: Mapping[torch.dtype, torch.Tensor]  # (streams, width) states before the pieces, by dtype
+    new: Mapping[torch.dtype, torch.Tensor]  # (streams, width) states after the pieces, by dtype
 
     @property
     def streams(self) -> int:

@@ -57,33 +57,22 @@ class Tile:
 
 
 class ProductSize(NamedTuple):
-    """Size of a product, or of several of the same size in one launch.
-
-    Attributes:
-        inputs: elements of each sum: columns of x, times the taps of a convolution.
-        copies: products in the launch.
-    """
+    """Size of a product, or of several of the same size in one launch."""
 
     rows: int
     outputs: int
-    inputs: int
+    inputs: int  # elements of each sum: columns of x, times the taps of a convolution
     dtype: torch.dtype
-    copies: int = 1
+    copies: int = 1  # products in the launch
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of a GPU that limit a product. `tiles.json` names the source of each rate.
+    """Rates of a GPU that limit a product. `tiles.json` names the source of each rate."""
 
-    Attributes:
-        l2_bytes_per_us: bytes that all multiprocessors read from the L2 cache in a microsecond.
-        sm_bytes_per_us: bytes that one multiprocessor reads from the L2 cache in a microsecond.
-        latency_us: time from a read to the end of the iteration that uses it.
-    """
-
-    l2_bytes_per_us: float
-    sm_bytes_per_us: float
-    latency_us: float
+    l2_bytes_per_us: float  # bytes that all multiprocessors read from the L2 cache in a microsecond
+    sm_bytes_per_us: float  # bytes that one multiprocessor reads from the L2 cache in a microsecond
+    latency_us: float  # time from a read to the end of the iteration that uses it
 
 
 @dataclass(frozen=True)

@@ -38,16 +38,11 @@ class PromptVoice:
     """Voice prompt from a recording: prompt tokens, prompt mel and speaker embedding.
 
     `token2wav_client.ClientVoice` and `token2wav.Voice` use the same fields.
-
-    Attributes:
-        prompt_tokens: (P,) int32.
-        prompt_mel: (2 * P, 80) float32.
-        speaker_embedding: (192,) float32.
     """
 
-    prompt_tokens: NDArray[np.int32]
-    prompt_mel: NDArray[np.float32]
-    speaker_embedding: NDArray[np.float32]
+    prompt_tokens: NDArray[np.int32]  # (P,) int32
+    prompt_mel: NDArray[np.float32]  # (2 * P, 80) float32
+    speaker_embedding: NDArray[np.float32]  # (192,) float32
 
     def save(self, path: str | Path) -> None:
         """Writes a `.safetensors` file, completely or not at all; raises OutputError on failure."""

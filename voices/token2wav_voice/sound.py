@@ -31,20 +31,13 @@ _DECODERS = (
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """Sound of an open file.
+    """Sound of an open file."""
 
-    Attributes:
-        rate_hz: samples per second.
-        frames: samples of a channel in the file; None if only reading can tell.
-        position: samples of a channel before the first block.
-        blocks: samples (n, channels) float32 up to the end of the file.
-    """
-
-    rate_hz: int
+    rate_hz: int  # samples per second
     channels: int
-    frames: int | None
-    position: int
-    blocks: Iterator[NDArray[np.float32]]
+    frames: int | None  # samples of a channel in the file; None if only reading can tell
+    position: int  # samples of a channel before the first block
+    blocks: Iterator[NDArray[np.float32]]  # samples (n, channels) float32 up to the end of the file
 
 
 @contextmanager
