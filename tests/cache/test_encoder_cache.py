@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from token2wav.cache.block_pool import BlockPool, PrefixCache, StreamBlocks
-from token2wav.cache.encoder_cache import EncoderCache, page_bytes
+from token2wav.cache.encoder_cache import EncoderCache, EncoderContext, page_bytes
 from token2wav.config.block_grid import BlockGrid
 from token2wav.layers.streaming import KeyValueSpec
 
@@ -59,8 +59,7 @@ def test_a_chunk_gets_what_its_first_block_sees(
             if start and start == grid.prefix:
                 blocks = streams[seed] = StreamBlocks(pool, blocks.pages, grid)
             tables = blocks.extend(grid.block_count(start, stop))
-            chunk_pages = [table[-1] for table in tables]
-            context = cache.context(grid, start, stop - start, tables[0], chunk_pages)
+            context = EncoderContext(cache, grid, start, stop - start, tables)
             spans = [*grid.visible_spans(start), (start, stop)]
             for layer, (rate, _) in enumerate(LAYERS):
                 written = keys_and_values(layer, seed)
@@ -84,5 +83,5 @@ def test_bytes_of_a_page_equal_the_bytes_of_its_tensors(cache: EncoderCache) -> 
 def test_an_encoder_without_attention_needs_no_pages() -> None:
     cache = EncoderCache([], BLOCK, PAGES, torch.device("cpu"))
     assert cache.page_bytes == 0
-    context = cache.context(BlockGrid(BLOCK), 0, 7, [], [])
+    context = EncoderContext(cache, BlockGrid(BLOCK), 0, 7, [])
     assert (context.start, context.past) == (0, [])

@@ -32,7 +32,7 @@ class EncoderCache:
         self.page_bytes = page_bytes(specs, block_tokens)
         self.scratch = pages + 1  # see `PagedKVCache`
         # For every layer: positions per token, cache, and index of the layer in the cache.
-        self._layers: list[tuple[int, PagedKVCache, int]] = []
+        self.layers: list[tuple[int, PagedKVCache, int]] = []
         # `empty`, because no path reads them on a CPU: there they use no physical memory.
         self._sinusoids = {
             spec.rate: torch.empty(pages + 2, spec.rate * block_tokens, spec.size, device=device)
@@ -40,30 +40,15 @@ class EncoderCache:
         }
         for spec in specs:
             cache = PagedKVCache(_layout(spec, block_tokens), pages, device)
-            self._layers += [(spec.rate, cache, layer) for layer in range(spec.layers)]
+            self.layers += [(spec.rate, cache, layer) for layer in range(spec.layers)]
 
     def layer(self, index: int) -> LayerView:
-        _, cache, layer = self._layers[index]
+        _, cache, layer = self.layers[index]
         return cache.layer(0, layer)
 
     def sinusoids(self, rate: int) -> torch.Tensor:
         """Returns the sinusoids (pages, positions, size) of one rate."""
         return self._sinusoids[rate]
-
-    def context(
-        self,
-        grid: BlockGrid,
-        start: int,
-        tokens: int,
-        table: Sequence[int],
-        chunk_pages: Sequence[int],
-    ) -> EncoderContext:
-        """Returns the context in which the encoder computes a chunk. `table` is the block table of
-        the first block of the chunk.
-        """
-        return EncoderContext(
-            self._layers, grid, start, tokens, [*table[:-1], *chunk_pages], len(chunk_pages)
-        )
 
 
 class EncoderContext:
@@ -71,15 +56,14 @@ class EncoderContext:
 
     def __init__(
         self,
-        layers: Sequence[tuple[int, PagedKVCache, int]],
+        cache: EncoderCache,
         grid: BlockGrid,
         start: int,
         tokens: int,
-        pages: list[int],
-        blocks: int,
+        tables: Sequence[Sequence[int]],  # of the blocks of the chunk
     ) -> None:
         self.start, self.past = start, grid.visible_spans(start)
-        self._layers = layers
+        self._layers = cache.layers
         # Padding tokens in front of the first key that is read. Only the first page of
         # a stream begins with padding, and a window of past blocks may no longer include that page.
         first_key = self.past[0][0] if self.past else start
@@ -87,10 +71,11 @@ class EncoderContext:
         # Padding tokens in front of the chunk.
         self._in_front = grid.prompt_padding if start == 0 else 0
         self._stop = sum(stop - first for first, stop in self.past) + self._skipped + tokens
-        if layers:
-            cache = layers[0][1]
-            self._chunk_pages = cache.index(pages[len(pages) - blocks :])
-            self._pages = cache.index(pages)
+        if self._layers:
+            _, first_cache, _ = self._layers[0]  # page numbers are the same in all of them
+            chunk_pages = [table[-1] for table in tables]
+            self._chunk_pages = first_cache.index(chunk_pages)
+            self._pages = first_cache.index([*tables[0][:-1], *chunk_pages])
 
     def attend(
         self, layer: int, k: torch.Tensor, v: torch.Tensor

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.cache.encoder_cache import EncoderCache
+from token2wav.cache.encoder_cache import EncoderCache, EncoderContext
 from token2wav.cache.states import StateRows, StateStore
 from token2wav.config.block_grid import BlockGrid
 from token2wav.execution.batch import BatchSize
@@ -84,12 +84,9 @@ class ChunkEncoderRunner(EncoderRunner):
         return mus
 
     def _input(self, placed: PlacedChunk) -> EncoderInput:
-        chunk, tables = placed.chunk, placed.place.tables
-        count = chunk.stop - chunk.start
-        context = self.cache.context(
-            placed.grid, chunk.start, count, tables[0], [table[-1] for table in tables]
-        )
-        return EncoderInput(chunk, placed.grid, context)
+        chunk, grid, count = placed.chunk, placed.grid, placed.chunk.stop - placed.chunk.start
+        context = EncoderContext(self.cache, grid, chunk.start, count, placed.place.tables)
+        return EncoderInput(chunk, grid, context)
 
 
 class BlockEncoderRunner(EncoderRunner):

@@ -17,7 +17,6 @@ from token2wav.serving.door.voice_registry import VoiceRegistry
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.voice import FIELDS, NO_VOICE, Voice, voice_for
 
-VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"
 PARAMETERS = (
     "audio_format",
@@ -161,7 +160,7 @@ class Message:
                 raise InputError("voice" if name else next(iter(self.voice_inputs)), NO_VOICE)
             return voice_for(config, None)
         tensors = {
-            field: self.voice_inputs[field] for field in VOICE_INPUTS if field in self.voice_inputs
+            field: self.voice_inputs[field] for field in FIELDS if field in self.voice_inputs
         }
         digest = self.voice_inputs.get(VOICE_ID)
         if name or digest is not None:
@@ -171,7 +170,7 @@ class Message:
                     "sent together with a voice; send only one of them",
                 )
             return voices.named(name) if digest is None else voices.get(digest.tobytes().hex())
-        if missing := [field for field in VOICE_INPUTS if field not in tensors]:
+        if missing := [field for field in FIELDS if field not in tensors]:
             raise InputError(
                 missing[0], "missing; the first request of an utterance needs it, or a voice_id"
             )
