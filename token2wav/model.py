@@ -86,11 +86,8 @@ class Token2Wav:
             HubError: the model of a name cannot be pulled.
             CheckpointError: weights are missing, unreadable, or do not fit the configuration.
         """
-        folder, stream, runtime = (
-            model_folder(folder),
-            stream or StreamConfig(),
-            runtime or RuntimeConfig(),
-        )
+        folder = model_folder(folder)
+        stream, runtime = stream or StreamConfig(), runtime or RuntimeConfig()
         config = config_under(folder, stream)
         made = assemble(folder, config, stream, runtime, streams, stages)
         log.info(

@@ -166,18 +166,11 @@ def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
         or not {"prompt_token", "prompt_feat", "embedding"} <= section.keys()
     ):
         raise InputError("gen", "missing, or without prompt_token, prompt_feat and embedding")
-    tokens, mel = (
-        section["prompt_token"].reshape(-1).numpy(),
-        section["prompt_feat"].squeeze(0).float().numpy(),
-    )
+    tokens = section["prompt_token"].reshape(-1).numpy()
+    mel = section["prompt_feat"].squeeze(0).float().numpy()
+    embedding = section["embedding"].reshape(-1).float().numpy()
     count = min(len(tokens), len(mel) // 2)  # the public code cuts tokens to the mel as well
-    return dict(
-        zip(
-            FIELDS,
-            (tokens[:count], mel[: 2 * count], section["embedding"].reshape(-1).float().numpy()),
-            strict=True,
-        )
-    )
+    return dict(zip(FIELDS, (tokens[:count], mel[: 2 * count], embedding), strict=True))
 
 
 def check_steps(steps: int, allowed: tuple[int, ...]) -> None:

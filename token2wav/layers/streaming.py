@@ -303,10 +303,8 @@ class StreamStep:
         stop = x.shape[2]
         if self.frames_past_end and right is not None:
             stop = stop * (self.frames - self.frames_past_end) // self.frames + delay + extra
-        before, after = (
-            reach + begin if self.first else 0,
-            x.shape[2] - stop if self.frames_past_end else 0,
-        )
+        before = reach + begin if self.first else 0
+        after = x.shape[2] - stop if self.frames_past_end else 0
         past = None if self.first else self.state[layer]
         in_order = mode == "constant" and is_channels_last(x)
         if (activation or in_order) and not torch.compiler.is_exporting():

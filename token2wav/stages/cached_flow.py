@@ -145,10 +145,8 @@ def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageN
     look-ahead of another chunk. A first chunk also contains the blocks at the prompt's end that
     depend on later tokens. But no block comes before it that the stream would have to keep.
     """
-    block, after = (
-        config.block_tokens,
-        max(config.lookahead_tokens, config.optional_lookahead_tokens, 1) - 1,
-    )
+    block = config.block_tokens
+    after = max(config.lookahead_tokens, config.optional_lookahead_tokens, 1) - 1
     last = ceil(after / block)
     first = config.hop_blocks[0] + last + 1 + ceil(max(0, config.lookahead_tokens - 1) / block)
     return PageNeeds(left_blocks, max(longest_hop // block + last, first - left_blocks))
@@ -211,13 +209,10 @@ class CachedFlow(FlowStage[_FlowStream]):
         longest_hop: int = 100,
     ) -> None:
         super().__init__()
-        self._config, self._encoder, self._device = (
-            recompute.config,
-            recompute.encoder,
-            recompute.device,
-        )
-        self._noise, self._left_blocks = recompute.noise, recompute.left_blocks
         self._recompute = recompute
+        self._config, self._left_blocks = recompute.config, recompute.left_blocks
+        self._encoder, self._device = recompute.encoder, recompute.device
+        self._noise = recompute.noise
         self._runners = dict(runners)
         self._provisional_runners = dict(provisional_runners or {})
         self._default_steps = next(iter(runners))

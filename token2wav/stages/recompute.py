@@ -65,12 +65,8 @@ class RecomputeFlow(FlowStage[_History]):
         left_blocks: int = -1,
     ) -> None:
         super().__init__()
-        self.config, self.encoder, self.device, self.left_blocks = (
-            config,
-            encoder,
-            encoder.device,
-            left_blocks,
-        )
+        self.config, self.left_blocks = config, left_blocks
+        self.encoder, self.device = encoder, encoder.device
         self.noise = noise.to(self.device)
         self._full_tail = full_tail
         self._windows = windows
@@ -113,10 +109,8 @@ class RecomputeFlow(FlowStage[_History]):
         stop, last = (len(tokens), True) if self._windows else (chunk.stop, chunk.last)
         whole = TokenChunk(tokens, start=0, stop=stop, last=last)
         full = self._windows or (chunk.last and self._full_tail)
-        mel, ratio = (
-            self._solve(history.voice, history.steps, whole, full=full),
-            self.config.token_mel_ratio,
-        )
+        mel = self._solve(history.voice, history.steps, whole, full=full)
+        ratio = self.config.token_mel_ratio
         return mel[:, ratio * chunk.start : ratio * chunk.stop]
 
     def _solve(self, voice: Voice, steps: int, chunk: TokenChunk, *, full: bool) -> torch.Tensor:

@@ -84,11 +84,8 @@ def likely_pieces(
         hops: first and longest hop, in tokens.
         most_streams: most streams in a batch, a power of two.
     """
-    lookahead, window, past = (
-        network.lookahead_frames,
-        network.window_frames,
-        network.frames_past_window,
-    )
+    lookahead = network.lookahead_frames
+    window, past = network.window_frames, network.frames_past_window
     first, longest = (config.token_mel_ratio * hop for hop in hops)
     doubled = {first << doublings for doublings in range((longest // first).bit_length())} | {
         longest
