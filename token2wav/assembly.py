@@ -402,19 +402,14 @@ class Assembly:
             return RecomputeVocoder(vocoder, noise, "reference")
         # Under `stream.reference` the hop may be a whole utterance, too long to prepare.
         stream = replace(self.stream, reference=False)
-        exported = (
-            ExportedVocoder(self.backend.vocoder, vocoder, signals_of(name, vocoder))
-            if self.backend.vocoder
-            else None
-        )
+        exported = None
+        if self.backend.vocoder:
+            exported = ExportedVocoder(self.backend.vocoder, vocoder, signals_of(name, vocoder))
         pool = None if exported else self.pool
         hops = self.config.hops(stream)
         kernels = None if exported else self._vocoder_kernels(vocoder, hops)
-        shapes = (
-            likely_pieces(vocoder, self.config, hops, CAPTURED_STREAMS)
-            if pool and not kernels
-            else []
-        )
+        prepared = pool is not None and kernels is None
+        shapes = likely_pieces(vocoder, self.config, hops, CAPTURED_STREAMS) if prepared else []
         return WaveformStage(
             vocoder,
             noise,

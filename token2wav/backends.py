@@ -89,11 +89,9 @@ class LoadContext:
 
     @property
     def engines(self) -> EngineFolder:
-        return (
-            EngineFolder(Path(self.runtime.engines))
-            if self.runtime.engines
-            else EngineFolder.of(self.folder)
-        )
+        if self.runtime.engines:
+            return EngineFolder(Path(self.runtime.engines))
+        return EngineFolder.of(self.folder)
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,9 @@ def token_array(
 
 def shape_problem(shape: tuple[int, ...], token_shape: tuple[int, ...]) -> str:
     """Returns the message for tokens of another shape than (n, *token_shape)."""
-    expected = (
-        f"(tokens, {token_shape[0]}), {token_shape[0]} codes for each"
-        if token_shape
-        else "one dimension"
-    )
+    expected = "one dimension"
+    if token_shape:
+        expected = f"(tokens, {token_shape[0]}), {token_shape[0]} codes for each"
     return f"shape {shape}, expected {expected}"
 
 

@@ -235,11 +235,8 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
         # Python raises an error when it converts a very long integer to decimal.
         return f"an integer of {value.bit_length()} bits"
-    text = (
-        repr(value)
-        if isinstance(value, (int, float, str, bool, type(None)))
-        else type(value).__name__
-    )
+    is_scalar = isinstance(value, (int, float, str, bool, type(None)))
+    text = repr(value) if is_scalar else type(value).__name__
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 

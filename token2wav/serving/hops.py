@@ -70,12 +70,11 @@ class HopSchedule:
         """Raises ConfigError if the settings do not fit the model."""
         adaptive = not config.fixed_hops and not stream.reference
         provisional = adaptive and config.provisional_chunks and stream.first_tokens > 0
+        held_tokens = withheld_samples / config.samples_per_token
         return cls(
             *config.hops(stream),
             config.block_tokens,
-            _first_tokens(stream.first_tokens, withheld_samples / config.samples_per_token)
-            if provisional
-            else 0,
+            _first_tokens(stream.first_tokens, held_tokens) if provisional else 0,
             max(1, min(stream.provisional_lookahead_tokens, config.lookahead_tokens)),
             adaptive,
             least_tokens=stream.first_tokens // 2 if provisional else 0,

@@ -288,11 +288,10 @@ class WaveformStage(VocoderStage[_WaveformStream]):
         self._device = network.device
         check_lookahead_frames(lookahead_frames, network)
         self._lookahead_frames = lookahead_frames
-        self._extrapolated_samples = (
-            network.output_delay - lookahead_frames * network.frame_samples
-            if lookahead_frames
-            else 0
-        )
+        self._extrapolated_samples = 0
+        if lookahead_frames:
+            held = lookahead_frames * network.frame_samples
+            self._extrapolated_samples = network.output_delay - held
         # frames that give these samples
         self._repeated_frames = -(-self._extrapolated_samples // network.frame_samples)
         if self._noise and (graphs or kernels):

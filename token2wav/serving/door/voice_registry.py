@@ -79,11 +79,9 @@ class VoiceRegistry:
         names = [*self._named]
         listed, more = ", ".join(names[:_MAX_NAMES_LISTED]), len(names) - _MAX_NAMES_LISTED
         suffix = f" and {more} others" if more > 0 else ""
-        known = (
-            f"this server has the voices {listed}{suffix}"
-            if names
-            else "this server has no named voices"
-        )
+        known = "this server has no named voices"
+        if names:
+            known = f"this server has the voices {listed}{suffix}"
         raise InputError("voice", f"{shown(name)} is unknown; {known}")
 
 
