@@ -16,13 +16,10 @@ class Plugins:
 
         [project.entry-points."token2wav.aligners"]
         mine = "my_package:MyAligner"
-
-    Attributes:
-        group: name of the group.
-        included: plugins of this package, `module:name` by their names.
     """
 
     group: str
+    # Plugins of this package, `module:name` by their names.
     included: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, name: str) -> Any:

@@ -24,15 +24,11 @@ _LONG_PAST = 1000
 
 
 class StepFunction(ABC):
-    """Integrates batches from noise to mel. Several threads may share one step function.
-
-    The estimator is on the device of the cache.
-
-    Attributes:
-        aligned: whether every chunk of a batch must have room for the same number of blocks.
+    """Integrates batches from noise to mel. Several threads may share one step function. The
+    estimator is on the device of the cache.
     """
 
-    aligned = False
+    aligned = False  # whether all chunks of a batch must have room for the same number of blocks
 
     def __init__(self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache) -> None:
         self.estimator = estimator

@@ -64,12 +64,10 @@ class Residual(Chain):
 
 
 class Mean:
-    """Mean of parallel layers. A delay follows each layer, so that all are equally late.
+    """Mean of parallel layers, modules with `place` that read the same signal. A delay follows each
+    layer, so that all are equally late.
 
     It is no module: layers and delays are parts of the network that makes it.
-
-    Args:
-        branches: modules with `place`, which read the same signal.
     """
 
     def __init__(self, branches: Iterable[nn.Module], waits: Iterable[nn.Module]) -> None:

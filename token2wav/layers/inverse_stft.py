@@ -74,11 +74,8 @@ class OverlapAdd(StreamModule):
 
 
 class InverseSTFT(OverlapAdd):
-    """Inverse short-time Fourier transform with a Hann window.
-
-    Args:
-        n_fft: samples of a window.
-        hop: samples from a window to the next one.
+    """Inverse short-time Fourier transform with Hann windows of `n_fft` samples, `hop` samples
+    apart.
     """
 
     inverse: torch.Tensor
@@ -97,10 +94,8 @@ class InverseSTFT(OverlapAdd):
     def of_polar(
         self, spectrum: torch.Tensor, step: StreamStep = OFFLINE, most: float | None = None
     ) -> torch.Tensor:
-        """Converts log-magnitudes and phases (B, n_fft + 2, T) to samples (B, 1, hop * T).
-
-        Args:
-            most: largest magnitude; None for no limit.
+        """Converts log-magnitudes and phases (B, n_fft + 2, T) to samples (B, 1, hop * T). `most`
+        is the largest magnitude; None for no limit.
         """
         magnitude, phase = spectrum.float().chunk(2, dim=1)
         magnitude = magnitude.exp()

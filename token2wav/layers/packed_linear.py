@@ -111,15 +111,11 @@ def _tf32_products() -> Iterator[None]:
 
 
 class PackedCopy:
-    """Packed copy of the weight of a layer, made at its first use.
-
-    Args:
-        arrange: function from the weight of the layer to the weight of the product.
-    """
+    """Packed copy of the weight of a layer, made at its first use."""
 
     def __init__(
         self,
-        arrange: Callable[[torch.Tensor], torch.Tensor],
+        arrange: Callable[[torch.Tensor], torch.Tensor],  # weight of the layer, to that of products
         precision: DecoderPrecision = "float32",
     ) -> None:
         self._arrange, self.precision = arrange, precision

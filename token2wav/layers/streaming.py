@@ -83,16 +83,11 @@ ON_TIME = Timing()
 
 
 class KeyValueSpec(NamedTuple):
-    """Keys and values of a group of attention layers for one stream.
-
-    Attributes:
-        size: channels of a key, and of a value.
-        rate: positions per token.
-    """
+    """Keys and values of a group of attention layers for one stream."""
 
     layers: int
-    size: int
-    rate: int
+    size: int  # channels of a key, and of a value
+    rate: int  # positions per token
 
 
 class StreamModule(nn.Module):
@@ -215,10 +210,7 @@ class WaveformNetwork(nn.Module):
         self, frames: torch.Tensor, noise: torch.Tensor, step: StreamStep, decode: Any = None
     ) -> torch.Tensor:
         """Computes the audio (B, samples), late by `output_delay`, of the next frames (B,
-        input_channels, T) of streams.
-
-        Args:
-            decode: runs the network on another backend; None for torch.
+        input_channels, T) of streams. `decode` runs the network on another backend; None for torch.
         """
         return (decode or self)(frames, step)[:, 0]
 
@@ -226,19 +218,14 @@ class WaveformNetwork(nn.Module):
 class WindowNetwork(WaveformNetwork):
     """Decoder that reads a whole utterance at once. It has no state, and decodes windows of a
     stream (`stages/windows.py`).
-
-    Attributes:
-        whole: windows of a whole utterance.
     """
 
-    whole: Windows
+    whole: Windows  # of a whole utterance
 
     @abstractmethod
     def forward(self, frames: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of frames (B, input_channels, T).
-
-        Args:
-            positions: (B,) int64 position of the first frame of each window.
+        `positions` (B,) int64 are those of the first frame of each window.
         """
 
     def vocode(self, frames: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:

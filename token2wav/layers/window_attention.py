@@ -55,15 +55,10 @@ class StepPart:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Positions of a step in the streams, for all attention layers of a network.
+    """Positions of a step in the streams, for all attention layers of a network."""
 
-    Attributes:
-        values: (B, T) int64 positions, or (1, T) if all rows are equal.
-        parts: parts of the step; empty for whole sequences.
-    """
-
-    values: torch.Tensor
-    parts: Sequence[StepPart] = ()
+    values: torch.Tensor  # (B, T) int64 positions, or (1, T) if all rows are equal
+    parts: Sequence[StepPart] = ()  # of the step; none for whole sequences
 
 
 class PositionCounter(Streaming):

@@ -50,15 +50,12 @@ class TransformerSizes:
 class WindowTransformer(StreamModule):
     """Transformer with a sliding window and rotary positions. If its input is late, position 0 is
     that of the first frame of the stream, and what comes before has no effect.
-
-    Args:
-        norm: makes a norm over `width` channels.
     """
 
     def __init__(
         self,
         sizes: TransformerSizes,
-        norm: Callable[[int], nn.Module],
+        norm: Callable[[int], nn.Module],  # over a number of channels
         mlp: Callable[[], nn.Module],
     ) -> None:
         super().__init__()

@@ -239,11 +239,8 @@ class TokenBuffer:
         self._append(prompt_tokens, needed=0)
 
     def add(self, tokens: NDArray[Any], needed: int) -> None:
-        """Adds tokens (n, *token_shape), checked by `TokenFormat.checked`.
-
-        Args:
-            needed: position before which no later chunk needs a token. If the buffer is full, these
-                tokens are removed.
+        """Adds tokens (n, *token_shape), checked by `TokenFormat.checked`. If the buffer is full,
+        the tokens before the position `needed` are removed, which no later chunk needs.
         """
         if self._fewer_codebooks and len(tokens):
             self.check_codebooks(tokens)

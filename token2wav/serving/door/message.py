@@ -43,15 +43,11 @@ class Options:
     """Options in the parameters of the first message of an utterance.
 
     Later messages may repeat the parameters. They are checked again, but have no effect.
-
-    Attributes:
-        keep_open: whether the reply to the first message stays open until the utterance ends.
-        voice: name of a voice of the server; empty if the message gives no name.
     """
 
     utterance: UtteranceOptions = DEFAULTS
-    keep_open: bool = False
-    voice: str = ""
+    keep_open: bool = False  # whether the reply to the first message stays open until the end
+    voice: str = ""  # name of a voice of the server; empty for none
 
     @classmethod
     def of(cls, parameters: Parameters) -> Options:

@@ -86,7 +86,6 @@ class Sequences(Generic[StreamT]):
 
     Args:
         contested_s: seconds without a request after which a contested id is free again.
-        clock: returns monotonic seconds.
     """
 
     def __init__(self, contested_s: float, clock: Callable[[], float] = time.monotonic) -> None:
