@@ -12,17 +12,18 @@ import asyncio
 import ctypes
 import json
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
-
-import aiohttp
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, build_opener
 
 from token2wav.commands import CommandParser
 from token2wav.config.values import number
@@ -49,19 +50,7 @@ _REPORT_S = 10.0
 _END_S = 40.0  # longer than the gateway and the server drain
 _PR_SET_PDEATHSIG = 1
 _LANGUAGE_MODEL, _VOICES = "--language-model", "--voices"
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Process that the command has started, with a noun for messages."""
-
-    noun: str
-    process: asyncio.subprocess.Process
-
-    async def ended(self) -> str:
-        """Waits for the end of the process, and returns a sentence about it."""
-        status = await self.process.wait()
-        return f"{self.noun} has ended with status {status}; everything else is stopped"
+_HTTP = build_opener(ProxyHandler({}))  # without a proxy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_demo(options)
         _free_ports(options)
         model = demo.MODEL if options.model is None else model_folder(options.model)
-        asyncio.run(_run_until_stopped(options, model, settings))
+        _run_until_stopped(options, model, settings)
     except (Token2WavError, GatewayError) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 2
@@ -132,37 +121,36 @@ def _free_ports(options: argparse.Namespace) -> list[int]:
         return free_ports(4)
 
 
-async def _run_until_stopped(
-    options: argparse.Namespace, model: Path, settings: dict[str, Any]
+def _run_until_stopped(options: argparse.Namespace, model: Path, settings: dict[str, Any]) -> None:
+    for stop_signal in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(stop_signal) is not signal.SIG_IGN:  # as with `nohup`
+            signal.signal(stop_signal, signal.default_int_handler)
+    parts: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        with suppress(KeyboardInterrupt):
+            _run(options, model, settings, parts)
+    finally:
+        _stop(parts)
+
+
+def _run(
+    options: argparse.Namespace,
+    model: Path,
+    settings: dict[str, Any],
+    parts: dict[str, subprocess.Popen[bytes]],
 ) -> None:
-    stopped, at_once = asyncio.Event(), asyncio.Event()
+    """Starts the parts, and waits until one of them ends.
 
-    def stop() -> None:
-        (at_once if stopped.is_set() else stopped).set()
+    Args:
+        parts: processes by a noun for messages, to which this function adds.
 
-    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signal_number) is not signal.SIG_IGN:  # as with `nohup`
-            asyncio.get_running_loop().add_signal_handler(signal_number, stop)
-    parts: list[Part] = []
-    running = asyncio.create_task(_run(options, model, settings, parts))
-    stopping = asyncio.create_task(stopped.wait())
-    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    running.cancel()  # does nothing if a part has ended
-    await asyncio.wait({running})
-    await _stop(parts, at_once)
-    stopping.cancel()
-    if not running.cancelled():
-        running.result()
-
-
-async def _run(
-    options: argparse.Namespace, model: Path, settings: dict[str, Any], parts: list[Part]
-) -> None:
-    """Starts the parts, and waits until one of them ends."""
+    Raises:
+        ServerError: a part has ended.
+    """
     stand_in_port, *numbers = _free_ports(options)
     ports = Ports(*numbers)
     names_folder = "folder" in settings.get("voices", {})
-    settings = await _merged(settings, options, model, ports.grpc, stand_in_port)
+    settings = _merged(settings, options, model, ports.grpc, stand_in_port)
     checked = validated(Settings, settings, Path(_LANGUAGE_MODEL))  # the file was checked before
     origin = options.config or Path(_VOICES)
     # The default voice is checked later, because it may be the demo voice, which is made first.
@@ -171,24 +159,23 @@ async def _run(
         check_voices(folder, Path(_VOICES))
     check_voices(checked.voices.model_copy(update={"default": None}), origin)
     if options.model is None:
-        await _make_demo_voice(checked)
+        _make_demo_voice(checked)
     check_voices(checked.voices, origin)
     prctl = ctypes.CDLL(None).prctl
 
-    async def start(noun: str, *words: object, descriptors: Sequence[int] = ()) -> None:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", *map(str, words)),
+    def start(noun: str, *words: object, descriptors: Sequence[int] = ()) -> None:
+        parts[noun] = subprocess.Popen(
+            [sys.executable, "-m", *map(str, words)],
             start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
             pass_fds=descriptors,
             # Even if this process is killed, the others end.
             preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
-        parts.append(Part(noun, process))
 
     if _has_stand_in(options):
         stand_in = "token2wav_server.demo.language_model"
-        await start("the stand-in for a language model", stand_in, "--port", stand_in_port)
-    await start(
+        start("the stand-in for a language model", stand_in, "--port", stand_in_port)
+    start(
         *("the speech server", "token2wav.commands", "serve", model),
         *("--http-port", ports.http, "--grpc-port", ports.grpc),
         *("--metrics-port", ports.metrics),
@@ -196,7 +183,7 @@ async def _run(
     with TemporaryFile() as config:  # without a name, so that no key stays in a folder
         config.write(json.dumps(settings).encode())  # YAML contains JSON
         config.flush()
-        await start(
+        start(
             *("the gateway", "token2wav.commands", "gateway"),
             *("--config", f"/dev/fd/{config.fileno()}"),
             *("--host", options.host, "--port", options.port),
@@ -205,79 +192,56 @@ async def _run(
         )
     host = client_host(options.host)
     url = f"http://[{host}]:{options.port}" if ":" in host else f"http://{host}:{options.port}"
-    await _while_all_run(_works(url), parts)
+    report_at = time.monotonic() + _REPORT_S
+    while reason := _missing(url):
+        _check_all_run(parts)
+        if time.monotonic() >= report_at:
+            print(f"{PROGRAM}: not ready yet: {reason}", flush=True)
+            report_at += _REPORT_S
+        time.sleep(_POLL_S)
     print(f"{PROGRAM}: ready; open {url}/ in a browser", flush=True)
-    await _while_all_run(asyncio.Event().wait(), parts)
+    while True:
+        _check_all_run(parts)
+        time.sleep(_POLL_S)
 
 
-async def _stop(parts: Sequence[Part], at_once: asyncio.Event) -> None:
+def _stop(parts: Mapping[str, subprocess.Popen[bytes]]) -> None:
     """Ends the parts, the last one first: the gateway drains while the servers behind it work.
 
-    Parts that still run after some time, or as soon as `at_once` is set, are killed.
+    Parts that still run after some time, or at the next signal, are killed.
     """
-
-    async def in_turn() -> None:
-        for part in reversed(parts):
-            with suppress(ProcessLookupError):
-                part.process.terminate()
-            await part.process.wait()
-
-    ends = {asyncio.create_task(in_turn()), asyncio.create_task(at_once.wait())}
-    await asyncio.wait(ends, timeout=_END_S, return_when=asyncio.FIRST_COMPLETED)
-    for end in ends:
-        end.cancel()
-    for part in parts:
-        with suppress(ProcessLookupError):
-            part.process.kill()  # the reaper of the speech server ends its processes
-        await part.process.wait()
+    deadline = time.monotonic() + _END_S
+    with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+        for process in reversed(parts.values()):
+            process.terminate()
+            process.wait(deadline - time.monotonic())
+    for process in parts.values():
+        process.kill()  # the reaper of the speech server ends its processes
+        process.wait()
 
 
-async def _while_all_run(work: Coroutine[Any, Any, object], parts: Sequence[Part]) -> None:
-    """Waits for work.
-
-    Raises:
-        ServerError: a part has ended before.
-    """
-    working = asyncio.create_task(work)
-    ends = [asyncio.create_task(part.ended()) for part in parts]
-    try:
-        await asyncio.wait({working, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            if end.done():
-                raise ServerError(end.result())
-    finally:
-        for task in (working, *ends):
-            task.cancel()
+def _check_all_run(parts: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    for noun, process in parts.items():
+        if (status := process.poll()) is not None:
+            raise ServerError(f"{noun} has ended with status {status}; everything else is stopped")
 
 
-async def _works(url: str) -> None:
-    """Waits until the gateway and both servers behind it work.
-
-    Every few seconds it prints the reason why they do not.
-    """
-    report_at = time.monotonic() + _REPORT_S
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as http:
-        while reason := await _missing(http, url):
-            if time.monotonic() >= report_at:
-                print(f"{PROGRAM}: not ready yet: {reason}", flush=True)
-                report_at += _REPORT_S
-            await asyncio.sleep(_POLL_S)
-
-
-async def _missing(http: aiohttp.ClientSession, url: str) -> str:
+def _missing(url: str) -> str:
     """Returns the reason why the gateway, or a server behind it, does not work; empty for none."""
     try:
-        async with http.get(f"{url}/health/ready") as answer:
-            return "" if answer.status == 200 else str((await answer.json())["error"]["message"])
-    except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-        return f"gateway: {error or 'no answer in time'}"
+        _HTTP.open(f"{url}/health/ready", timeout=_ANSWER_S).close()
+    except HTTPError as error:
+        return str(json.load(error)["error"]["message"])
+    except (OSError, HTTPException) as error:
+        return f"gateway: {error}"
+    return ""
 
 
 def _has_stand_in(options: argparse.Namespace) -> bool:
     return options.model is None and options.language_model is None
 
 
-async def _merged(
+def _merged(
     settings: dict[str, Any],
     options: argparse.Namespace,
     model: Path,
@@ -296,7 +260,7 @@ async def _merged(
     elif options.language_model is not None:
         language_model["url"] = options.language_model
         if "model" not in language_model:
-            language_model["model"] = await _name_of(options.language_model)
+            language_model["model"] = _name_of(options.language_model)
     speech_server = {**settings.get("speech_server", {}), "url": f"{LOOPBACK}:{grpc_port}"}
     settings = {
         "log_level": "warning",
@@ -312,15 +276,12 @@ async def _merged(
     return settings
 
 
-async def _name_of(url: str) -> str:
+def _name_of(url: str) -> str:
     """Asks a language model server for the name of its only model."""
     try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as http,
-            http.get(f"{url.rstrip('/')}/models") as answer,
-        ):
-            names = [model["id"] for model in (await answer.json())["data"]]
-    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError, LookupError, TypeError) as error:
+        with _HTTP.open(f"{url.rstrip('/')}/models", timeout=_ANSWER_S) as answer:
+            names = [model["id"] for model in json.load(answer)["data"]]
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         raise GatewayError(f"{_LANGUAGE_MODEL}: {url}/models has no answer: {error}") from None
     if len(names) != 1:
         raise GatewayError(
@@ -330,11 +291,11 @@ async def _name_of(url: str) -> str:
     return str(names[0])
 
 
-async def _make_demo_voice(settings: Settings) -> None:
+def _make_demo_voice(settings: Settings) -> None:
     """Makes the demo voice in the folder of the gateway, unless it is there."""
     voices = VoiceFolder(settings.voices)
     if demo.VOICE not in voices.names():
-        await voices.create(demo.VOICE, demo.PROMPT_TEXT, demo.PROMPT.read_bytes())
+        asyncio.run(voices.create(demo.VOICE, demo.PROMPT_TEXT, demo.PROMPT.read_bytes()))
 
 
 def parser() -> CommandParser:
