@@ -101,7 +101,7 @@ class RecipeService:
         policy = json.loads(model_config).get("model_transaction_policy", {})
         return cls(settings, decoupled=bool(policy.get("decoupled")))
 
-    def handle(self, requests: list[Any]) -> list[Any] | None:
+    def execute(self, requests: list[Any]) -> list[Any] | None:
         """Answers requests.
 
         Returns:

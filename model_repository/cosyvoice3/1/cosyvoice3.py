@@ -2,23 +2,9 @@
 with requests.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import triton_python_backend_utils  # noqa: F401 - before NumPy, because it selects the version
 
 from token2wav_gateway.doors.recipe import RecipeService
+from token2wav_server.triton_model import entry_point
 
-
-class TritonPythonModel:
-    """Model of Triton's Python backend."""
-
-    def initialize(self, args: dict[str, str]) -> None:
-        self._service = RecipeService.start(args["model_config"])
-
-    def execute(self, requests: list[Any]) -> list[Any] | None:
-        return self._service.handle(requests)
-
-    def finalize(self) -> None:
-        self._service.close()
+TritonPythonModel = entry_point(lambda args: RecipeService.start(args["model_config"]))

@@ -1,24 +1,9 @@
 """Entry point of the third stage of the ensemble, which computes audio for batches of chunks."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from token2wav_server.ensemble.stages import load_vocoder
 from token2wav_server.ensemble.wire import StageModel, vocoder_part
+from token2wav_server.triton_model import entry_point
 
-
-class TritonPythonModel:
-    """Decoupled model of Triton's Python backend.
-
-    While it computes a batch, Triton collects the requests of the next batch.
-    """
-
-    def initialize(self, args: dict[str, str]) -> None:
-        self._model = StageModel(args["model_name"], load_vocoder, vocoder_part)
-
-    def execute(self, requests: list[Any]) -> None:
-        self._model.execute(requests)
-
-    def finalize(self) -> None:
-        self._model.close()
+TritonPythonModel = entry_point(
+    lambda args: StageModel(args["model_name"], load_vocoder, vocoder_part)
+)

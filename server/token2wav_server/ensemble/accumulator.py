@@ -214,9 +214,10 @@ class Accumulator:
         # One batch runs at a time, however many chunks are on their way.
         pipeline.load.workers = 1
 
-    def handle(self, request: Any) -> None:
-        """Queues the tokens of one request. Other threads send its chunks later."""
-        self._service.take(partial(read_message, request), ToFlow(request, self._no_voice))
+    def execute(self, requests: list[Any]) -> None:
+        """Queues the tokens of requests. Other threads send their chunks later."""
+        for request in requests:
+            self._service.take(partial(read_message, request), ToFlow(request, self._no_voice))
 
     def close(self) -> None:
         """Ends all utterances."""

@@ -87,7 +87,7 @@ class Stages:
             parameters=lambda: json.dumps(parameters),
             get_response_sender=lambda: sender,
         )
-        self._accumulator.handle(request)
+        self._accumulator.execute([request])
         return sender
 
     def close(self) -> None:
