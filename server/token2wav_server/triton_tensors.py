@@ -39,6 +39,11 @@ def array_of(tensor: Any) -> NDArray[Any]:
     return np.from_dlpack(tensor)
 
 
+def inputs_of(request: Any) -> dict[str, NDArray[Any]]:
+    """Returns the input tensors of a request by name, as `array_of` returns each."""
+    return {part.name(): array_of(part) for part in request.inputs()}
+
+
 def tensor_of(name: str, values: Any) -> Any:
     """Returns an output tensor.
 

@@ -24,6 +24,7 @@ from token2wav.config import PLAYER_BUFFER_SECONDS, ServerConfig, StreamConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import ConfigError, InputError, StreamClosedError, to_public_error
 from token2wav.published.registry import read_config
+from token2wav.serving.door.message import Message
 from token2wav.serving.door.service import Service
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Interruptions, Pipeline, Result, Timed
@@ -41,7 +42,8 @@ from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.ensemble.wire import STAGES, ToFlow, no_voice, result_of
 from token2wav_server.metrics import ServerMetrics
 from token2wav_server.model_process import check_not_draining, is_canary
-from token2wav_server.triton_request import read_message
+from token2wav_server.requests import message_of
+from token2wav_server.triton_tensors import inputs_of
 
 # Chunks in the later stages at the same time, each with a worker. The stages form batches of them.
 # A worker whose batch had several chunks would wait for a lost one before it delivers the others.
@@ -217,13 +219,20 @@ class Accumulator:
     def execute(self, requests: list[Any]) -> None:
         """Queues the tokens of requests. Other threads send their chunks later."""
         for request in requests:
-            self._service.take(partial(read_message, request), ToFlow(request, self._no_voice))
+            self._service.take(partial(_message, request), ToFlow(request, self._no_voice))
 
     def close(self) -> None:
         """Ends all utterances."""
         self._later.stop()
         self._service.close()
         self._mailbox.close()
+
+
+def _message(request: Any) -> Message:
+    """Reads a request. The arrays of the message are views of Triton's memory."""
+    return message_of(
+        request.correlation_id(), request.flags(), request.parameters(), inputs_of(request)
+    )
 
 
 def _end_limit(source: StreamConfig | UtteranceOptions) -> str:

@@ -1,7 +1,7 @@
 """Stages as Triton models, the tensors that carry chunks between them, and reports of results.
 
 This module runs only inside Triton's Python backend. Tensors are passed as DLPack, for the reason
-given in `triton_request.py`.
+given in `triton_tensors.py`.
 
 Every tensor has a leading batch axis of 1, which Triton's dynamic batching needs.
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from token2wav.config import ServerConfig
@@ -43,7 +44,7 @@ from token2wav_server.metrics import batch_streams, open_streams
 from token2wav_server.model_process import end_process, read_environment
 from token2wav_server.replies import outputs_of
 from token2wav_server.triton_reply import TritonReply
-from token2wav_server.triton_request import tensor
+from token2wav_server.triton_tensors import array_of
 
 log = logging.getLogger(__name__)
 
@@ -239,12 +240,12 @@ def _array(request: Any, name: str) -> NDArray[Any]:
     Raises:
         InputError: the request has no such tensor.
     """
-    batch = tensor(request, name)
-    if batch is None:
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if tensor is None:
         raise InputError(
             name, "missing; only the ensemble may send requests to this model, not a client"
         )
-    return batch[0].copy()
+    return array_of(tensor)[0].copy()
 
 
 def _batched(arrays: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:

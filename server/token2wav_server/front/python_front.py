@@ -38,7 +38,7 @@ from token2wav_server.engine.frames import (
     request_frame,
 )
 from token2wav_server.triton_reply import TritonReply
-from token2wav_server.triton_tensors import array_of
+from token2wav_server.triton_tensors import inputs_of
 
 ENGINE_VARIABLE = "TOKEN2WAV_ENGINE"  # path of the engine's socket, in the environment
 _START_S = 600.0  # longest time in which the engine loads its model
@@ -261,7 +261,7 @@ class _Engine:
                 request.flags(),
                 sequence_id,
                 request.parameters(),
-                {part.name(): array_of(part) for part in request.inputs()},
+                inputs_of(request),
             )
         )
         if len(frame) > LARGEST_FRAME:

@@ -36,7 +36,6 @@ MODULES = [
     f"token2wav_server.{name}"
     for name in (
         "triton_tensors",
-        "triton_request",
         "triton_reply",
         "ensemble.wire",
         "ensemble.accumulator",
