@@ -34,7 +34,6 @@ disable_created_metrics()
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0]
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
-_START_KINDS = {False: "whole", True: "provisional"}
 # Gauge whose exported value is the sum over the running processes. Modes of prometheus_client that
 # do not combine the processes would add a label `pid`.
 _SumGauge = partial(Gauge, multiprocess_mode="livesum")
@@ -44,18 +43,6 @@ _OPEN_STREAMS = partial(
     "token2wav_open_streams",
     "Open utterances that each part of the server (label owner) still stores",
     ["owner"],
-)
-_FIRST_AUDIO = partial(
-    Histogram,
-    "token2wav_first_audio_seconds",
-    "From the admission of an utterance to its first audio",
-    buckets=_SECONDS,
-)
-_FIRST_SOUND = partial(
-    Histogram,
-    "token2wav_first_sound_seconds",
-    "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at once",
-    buckets=_SECONDS,
 )
 _BATCH_STREAMS = partial(
     Histogram, "token2wav_batch_streams", "Chunks in each batch", buckets=_STREAMS
@@ -72,79 +59,83 @@ class ServerMetrics(Observer):
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self.registry = registry = CollectorRegistry()
+        gauge = partial(_SumGauge, registry=registry)
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         # The gauge of open streams is created before all other metrics, so that its values are the
         # first in the file; `MetricsFolder` gives the reason.
         opened = _OPEN_STREAMS(registry=registry)
         self._admitted, self._opened = opened.labels("scheduler"), opened.labels("engine")
-        pages = _SumGauge(
+        pages = gauge(
             "token2wav_cache_pages",
             "Pages of the cache, by state: capacity, used, shared by prompts of voices, "
             "idle prompts without a stream",
             ["state"],
-            registry=registry,
         )
         self._pages = {
             state: pages.labels(state) for state in ("capacity", "used", "shared", "idle")
         }
-        self._bytes = _SumGauge(
-            "token2wav_cache_used_bytes", "Memory of the cache pages in use", registry=registry
-        )
-        prompts = Counter(
+        self._bytes = gauge("token2wav_cache_used_bytes", "Memory of the cache pages in use")
+        prompts = counter(
             "token2wav_voice_prompts_total",
             "Utterances by the state of the voice's prompt: cached (hit) or computed (miss)",
             ["result"],
-            registry=registry,
         )
         self._prompts = {result: prompts.labels(result) for result in ("hit", "miss")}
         self._prompts_counted = {"hit": 0, "miss": 0}
-        self._first, self._sound = _FIRST_AUDIO(registry=registry), _FIRST_SOUND(registry=registry)
-        self._provisional = _SumGauge(
-            "token2wav_provisional_streams",
-            "Open utterances that may compute provisional chunks",
-            registry=registry,
+        self._first = histogram(
+            "token2wav_first_audio_seconds",
+            "From the admission of an utterance to its first audio",
+            buckets=_SECONDS,
         )
-        self._starts = starts(registry)
-        self._stages = Histogram(
+        self._sound = histogram(
+            "token2wav_first_sound_seconds",
+            "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at "
+            "once",
+            buckets=_SECONDS,
+        )
+        self._provisional = gauge(
+            "token2wav_provisional_streams", "Open utterances that may compute provisional chunks"
+        )
+        starts = counter(
+            "token2wav_starts_total",
+            "Utterances with a first chunk, by its kind: provisional or whole",
+            ["kind"],
+        )
+        self._starts = {False: starts.labels("whole"), True: starts.labels("provisional")}
+        self._stages = histogram(
             "token2wav_chunk_seconds",
             "Time of a chunk in each stage: waiting, flow, vocoder",
             ["stage"],
             buckets=_SECONDS,
-            registry=registry,
         )
         self._batches = _BATCH_STREAMS(registry=registry)
-        self._factor = Histogram(
+        self._factor = histogram(
             "token2wav_real_time_factor",
             "Computing time of an utterance's batches divided by the length of its audio",
             buckets=_FACTORS,
-            registry=registry,
         )
-        self._underruns = Counter(
+        self._underruns = counter(
             "token2wav_underruns_total",
             "Chunks that were sent after the player had run out of audio",
-            registry=registry,
         )
-        self._audio = Counter(
-            "token2wav_audio_seconds_total", "Audio sent to clients", registry=registry
+        self._audio = counter("token2wav_audio_seconds_total", "Audio sent to clients")
+        self._ended = counter(
+            "token2wav_streams_ended_total", "Ended utterances, by reason", ["reason"]
         )
-        self._ended = Counter(
-            "token2wav_streams_ended_total",
-            "Ended utterances, by reason",
-            ["reason"],
-            registry=registry,
-        )
-        self._canary = Gauge(
+        self._canary = gauge(
             "token2wav_canary_seconds",
             "Time of the launcher's latest test synthesis in this model",
             multiprocess_mode="livemax",
-            registry=registry,
         )
-        Gauge(
+        gauge(
             "token2wav_start_time_seconds",
             "Unix time at which the model was loaded; a new value follows a restart",
             multiprocess_mode="livemax",
-            registry=registry,
         ).set_to_current_time()
-        self._refused = refusals(registry)
+        self._refused = counter(
+            "token2wav_refused_total", "Rejected requests, by the rejected field", ["what"]
+        )
         self.changed(0)
 
     def admitted(self, open_utterances: int) -> None:
@@ -173,14 +164,17 @@ class ServerMetrics(Observer):
             self._stages.labels(stage).observe(seconds)
 
     def refused(self, error: Token2WavError) -> None:
-        self._refused(error)
+        # Counted by the field or limit with which the message begins. The error is returned to the
+        # client only after this call, and a new label may fail, as in `ended`.
+        what = str(error).partition(":")[0][:40]
+        attempt(lambda: self._refused.labels(what).inc())
 
     def sent(self, utterance: Utterance, seconds: float, late: float) -> None:
         self._audio.inc(seconds)
         self._underruns.inc(late > 0)
         if utterance.playback.seconds_sent == seconds and utterance.playback.started is not None:
             self._first.observe(utterance.playback.started - utterance.admitted)
-            self._starts(utterance.chunker.next_provisional)
+            self._starts[utterance.chunker.next_provisional].inc()
 
     def ended(self, utterance: Utterance, reason: str) -> None:
         playback, tokens = utterance.playback, utterance.chunker.new_tokens
@@ -246,41 +240,3 @@ def batch_streams(model: str) -> Callable[[int], None]:
         _BATCH_STREAMS(labelnames=["model"], registry=None).labels(model).observe
     )
     return observe
-
-
-def starts(registry: CollectorRegistry | None = None) -> Callable[[bool], None]:
-    """Creates the counter of the first chunks of utterances, by their kind.
-
-    Returns:
-        A function that counts a first chunk. The argument is whether the chunk is provisional.
-    """
-    family = Counter(
-        "token2wav_starts_total",
-        "Utterances with a first chunk, by its kind: provisional or whole",
-        ["kind"],
-        registry=registry,
-    )
-    kinds = {provisional: family.labels(kind) for provisional, kind in _START_KINDS.items()}
-    return lambda provisional: kinds[provisional].inc()
-
-
-def refusals(registry: CollectorRegistry | None = None) -> Callable[[Token2WavError], None]:
-    """Creates the counter of requests that were answered with an error.
-
-    Errors are counted by the field or limit with which their message begins.
-
-    Returns:
-        A function that counts an error. The function never raises, because the error is returned to
-        the client only after the call.
-    """
-    family = Counter(
-        "token2wav_refused_total",
-        "Rejected requests, by the rejected field",
-        ["what"],
-        registry=registry,
-    )
-
-    def count(error: Token2WavError) -> None:
-        family.labels(str(error).partition(":")[0][:40]).inc()
-
-    return partial(attempt, count)
