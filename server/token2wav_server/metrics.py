@@ -8,7 +8,7 @@ Without the variable, the values stay in the memory of the process.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from prometheus_client import (
@@ -38,13 +38,13 @@ _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
 # do not combine the processes would add a label `pid`.
 _SumGauge = partial(Gauge, multiprocess_mode="livesum")
 # Metric families that the engine and the stages of the ensemble share.
-_OPEN_STREAMS = partial(
+OPEN_STREAMS = partial(
     _SumGauge,
     "token2wav_open_streams",
     "Open utterances that each part of the server (label owner) still stores",
     ["owner"],
 )
-_BATCH_STREAMS = partial(
+BATCH_STREAMS = partial(
     Histogram, "token2wav_batch_streams", "Chunks in each batch", buckets=_STREAMS
 )
 
@@ -64,7 +64,7 @@ class ServerMetrics(Observer):
         histogram = partial(Histogram, registry=registry)
         # The gauge of open streams is created before all other metrics, so that its values are the
         # first in the file; `MetricsFolder` gives the reason.
-        opened = _OPEN_STREAMS(registry=registry)
+        opened = OPEN_STREAMS(registry=registry)
         self._admitted, self._opened = opened.labels("scheduler"), opened.labels("engine")
         pages = gauge(
             "token2wav_cache_pages",
@@ -109,7 +109,7 @@ class ServerMetrics(Observer):
             ["stage"],
             buckets=_SECONDS,
         )
-        self._batches = _BATCH_STREAMS(registry=registry)
+        self._batches = BATCH_STREAMS(registry=registry)
         self._factor = histogram(
             "token2wav_real_time_factor",
             "Computing time of an utterance's batches divided by the length of its audio",
@@ -208,35 +208,3 @@ class ServerMetrics(Observer):
         # The counter comes last, because a new label may fail: the file of the metrics may have to
         # grow, and the disk may be full.
         self._ended.labels(reason).inc()
-
-
-# A stage of the ensemble calls the following functions without a registry, because the launcher
-# alone exports the metrics of a stage.
-
-
-def open_streams(owner: str) -> Callable[[int], None]:
-    """Creates the gauge of the streams that are open in a stage.
-
-    Args:
-        owner: label of the stage: `flow` or `vocoder`.
-
-    Returns:
-        A function that sets the gauge.
-    """
-    change: Callable[[int], None] = _OPEN_STREAMS(registry=None).labels(owner).set
-    return change
-
-
-def batch_streams(model: str) -> Callable[[int], None]:
-    """Creates the histogram of the streams in each batch of a stage.
-
-    Args:
-        model: name of the stage's model in Triton, a label of the metric.
-
-    Returns:
-        A function that records the streams of one batch.
-    """
-    observe: Callable[[int], None] = (
-        _BATCH_STREAMS(labelnames=["model"], registry=None).labels(model).observe
-    )
-    return observe

@@ -22,10 +22,10 @@ from token2wav_server.metrics import ServerMetrics
 STAGE = """
 import sys
 from prometheus_client import Counter
-from token2wav_server.metrics import batch_streams, open_streams
+from token2wav_server.metrics import BATCH_STREAMS, OPEN_STREAMS
 stage = sys.argv[1]
-open_streams(stage)(3)
-batch_streams(stage)(5)
+OPEN_STREAMS(registry=None).labels(stage).set(3)
+BATCH_STREAMS(labelnames=["model"], registry=None).labels(stage).observe(5)
 Counter("token2wav_starts_total", "", ["kind"], registry=None).labels("provisional").inc()
 print("recorded", flush=True)
 sys.stdin.read()

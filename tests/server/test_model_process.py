@@ -45,12 +45,10 @@ import time
 from unittest import mock
 from token2wav.serving.audio_output import AudioFormat
 from token2wav_server.ensemble import stage_streams
-from token2wav_server.model_process import end_process
 
 stage_streams.hang_seconds = lambda tokens: 0.2
 stage = mock.Mock(advance=lambda batch: time.sleep(600))
-hang = lambda seconds: end_process(f"hangs (its batch has run for {seconds:.0f} s)")
-streams = stage_streams.StageStreams(stage, 1, 60.0, on_hang=hang)
+streams = stage_streams.StageStreams("flow", stage, 1, 60.0)
 stage_streams.ticker(streams.check, 0.1)
 label = stage_streams.Label(1, 0, True, AudioFormat())
 streams.run([stage_streams.Part(label, "", print)])

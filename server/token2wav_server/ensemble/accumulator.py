@@ -36,10 +36,10 @@ from token2wav.stages.stage import (
     StreamOptions,
 )
 from token2wav.voice import Voice
-from token2wav_server.ensemble.links import Mailbox, send
+from token2wav_server.ensemble.links import STAGES, Mailbox, send
 from token2wav_server.ensemble.stage_streams import LONGEST_PASSAGE_S, Label
 from token2wav_server.ensemble.stages import FlowContent
-from token2wav_server.ensemble.wire import STAGES, ToFlow, no_voice, result_of
+from token2wav_server.ensemble.wire import ToFlow, no_voice, result_of
 from token2wav_server.metrics import ServerMetrics
 from token2wav_server.model_process import check_not_draining, is_canary
 from token2wav_server.requests import message_of

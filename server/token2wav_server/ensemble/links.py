@@ -24,6 +24,7 @@ from token2wav_server.model_process import ENGINE_VARIABLE
 
 log = logging.getLogger(__name__)
 
+ACCUMULATOR, STAGES = "token_accumulator", ("flow", "vocoder")  # names of the models
 _MOST_BYTES = 1 << 16  # of a letter
 
 

@@ -24,6 +24,9 @@ from token2wav.errors import (
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.delivery import attempt
 from token2wav.serving.turn import LONGEST_CHUNK_TOKENS, hang_seconds
+from token2wav_server.ensemble.links import ACCUMULATOR, send
+from token2wav_server.metrics import BATCH_STREAMS, OPEN_STREAMS
+from token2wav_server.model_process import end_process
 
 log = logging.getLogger(__name__)
 
@@ -113,40 +116,26 @@ class StageStreams:
     """Open streams of a stage. Thread-safe.
 
     Args:
+        name: name of the stage's model in Triton, a label of its metrics.
         batch_streams: largest number of chunks in a batch.
         open_seconds: time after which a stream without a chunk is closed. No utterance may be open
             for longer.
-        on_device_lost: callback that is called when the GPU is lost. After that every batch of this
-            process would fail.
-        on_idle: callback that `check` calls if the stage was idle for `LONGEST_PASSAGE_S`. It
-            receives the start of this time.
-        on_hang: callback that `check` calls if a batch runs for much too long. It receives the
-            seconds since the batch began.
-        changed: callback that receives the number of streams that hold state, after each change.
-        on_batch: callback that receives the number of streams of a batch, before the batch runs.
         clock: function that returns monotonic seconds.
     """
 
     def __init__(
         self,
+        name: str,
         stage: Stage,
         batch_streams: int,
         open_seconds: float,
-        *,
-        on_device_lost: Callable[[], None] = lambda: None,
-        on_idle: Callable[[float], None] = lambda _: None,
-        on_hang: Callable[[float], None] = lambda _: None,
-        changed: Callable[[int], None] = lambda _: None,
-        on_batch: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stage = stage
+        self._name, self._stage = name, stage
         self._batch_streams, self._open_seconds = batch_streams, open_seconds
-        self._changed = changed
-        self._on_batch = on_batch
-        self._on_device_lost = on_device_lost
-        self._on_idle = on_idle
-        self._on_hang = on_hang
+        # Without a registry, because the launcher alone exports the metrics of a stage.
+        self._open = OPEN_STREAMS(registry=None).labels(name)
+        self._batches = BATCH_STREAMS(labelnames=["model"], registry=None).labels(name)
         self._hang_seconds = hang_seconds(batch_streams * LONGEST_CHUNK_TOKENS)
         self._clock = clock
         self._batch_began: float | None = None  # while a batch runs
@@ -187,17 +176,19 @@ class StageStreams:
                 self._lock.release()
 
     def check(self) -> None:
-        """Calls `on_hang` if a batch runs for too long, or `on_idle`; and closes streams without a
-        chunk for so long that their utterances are over. Only a client that sends chunks to a stage
-        directly leaves such streams.
+        """Ends this process if a batch runs for too long; tells the accumulator that the stage is
+        idle; and closes streams without a chunk for so long that their utterances are over. Only a
+        client that sends chunks to a stage directly leaves such streams.
 
         This method does not wait for the running batch.
         """
         now, began = self._clock(), self._batch_began
         if began is not None and now - began > self._hang_seconds:
-            self._on_hang(now - began)
+            # The accumulator only fails the streams of a batch that hangs. The launcher notices the
+            # end of this process, and restarts the server.
+            end_process(f"hangs (its batch has run for {now - began:.0f} s)")
         if began is None and now - self._idle_since >= LONGEST_PASSAGE_S:
-            self._on_idle(now - LONGEST_PASSAGE_S)
+            send(ACCUMULATOR, {"stage": self._name, "idle_since": now - LONGEST_PASSAGE_S})
         # The call also closes streams that ended just before a batch did.
         oldest = now - self._open_seconds
         self.close([key for key, stream in [*self._streams.items()] if stream.last_used < oldest])
@@ -206,7 +197,7 @@ class StageStreams:
         while self._ended:
             if (stream := self._streams.pop(self._ended.popleft(), None)) is not None:
                 self._stage.close(stream.state)
-                self._changed(self.open_streams)
+                self._open.set(self.open_streams)
 
     def _compute(self, parts: Sequence[Part]) -> None:
         runnable = []
@@ -215,7 +206,7 @@ class StageStreams:
                 runnable.append((self._stream(part), part))
             except Exception as error:
                 self._fail(part, to_public_error(error))
-        self._changed(self.open_streams)
+        self._open.set(self.open_streams)
         results = self._advance([(stream.state, part.content) for stream, part in runnable])
         for (stream, part), result in zip(runnable, results, strict=True):
             stream.last_used = self._clock()
@@ -244,7 +235,7 @@ class StageStreams:
     def _advance(self, batch: list[tuple[Any, Any]]) -> Sequence[Any]:
         if not batch:
             return []
-        self._on_batch(len(batch))
+        self._batches.observe(len(batch))
         try:
             return self._stage.advance(batch)
         except Exception as error:
@@ -258,7 +249,7 @@ class StageStreams:
     def _fail(self, part: Part, error: Token2WavError) -> None:
         """Answers a chunk with an error. The accumulator then closes the stream."""
         if isinstance(error, DeviceLostError):
-            self._on_device_lost()
+            end_process()
         attempt(part.answer, error)
 
 

@@ -37,18 +37,16 @@ from token2wav.serving.pipeline import Result
 from token2wav.stages.stage import FrameChunk, TokenChunk
 from token2wav.voice import FIELDS as VOICE_INPUTS
 from token2wav.voice import Voice
-from token2wav_server.ensemble.links import Mailbox, send
+from token2wav_server.ensemble.links import ACCUMULATOR, Mailbox, send
 from token2wav_server.ensemble.stage_streams import Label, Part, Stage, StageStreams, ticker
 from token2wav_server.ensemble.stages import FlowContent
-from token2wav_server.metrics import batch_streams, open_streams
-from token2wav_server.model_process import end_process, read_environment
+from token2wav_server.model_process import read_environment
 from token2wav_server.replies import outputs_of
 from token2wav_server.triton_reply import TritonReply
 from token2wav_server.triton_tensors import array_of
 
 log = logging.getLogger(__name__)
 
-ACCUMULATOR, STAGES = "token_accumulator", ("flow", "vocoder")  # names of the models
 _ERRORS: tuple[type[Token2WavError], ...] = (BackendError, LimitError, StreamClosedError)
 
 
@@ -56,7 +54,7 @@ class StageModel:
     """Triton model of one stage, which computes the batches of Triton's dynamic batcher.
 
     Args:
-        name: name of the model in Triton, a label of its metrics.
+        name: name of the model in Triton.
         load: loads the stage of a model folder.
         read: reads the chunk of a request.
     """
@@ -69,18 +67,11 @@ class StageModel:
     ) -> None:
         self._read = read
         folder, server = read_environment()
-        limits = server.limits
         self._streams = StageStreams(
+            name,
             load(folder, server),
-            limits.batch_streams,
-            limits.open_seconds(read_config(folder).token_frame_rate),
-            changed=open_streams(name),
-            on_batch=batch_streams(name),
-            on_device_lost=end_process,
-            on_idle=lambda since: send(ACCUMULATOR, {"stage": name, "idle_since": since}),
-            # The accumulator only fails the streams of a batch that hangs. The launcher notices the
-            # end of this process, and restarts the server.
-            on_hang=lambda seconds: end_process(f"hangs (its batch has run for {seconds:.0f} s)"),
+            server.limits.batch_streams,
+            server.limits.open_seconds(read_config(folder).token_frame_rate),
         )
         self._mailbox = Mailbox(name, self._streams.close)
         self._stop_ticking = ticker(self._streams.check)
