@@ -25,7 +25,7 @@ from pathlib import Path
 from token2wav.commands import CommandParser
 from token2wav.config.values import number
 from token2wav.hub import MODEL_HELP, model_folder
-from token2wav_server.findings import Check, Finding, examine
+from token2wav_server.findings import Check, Finding, error, examine, ok, warning
 from token2wav_server.front.build import native_front
 from token2wav_server.gpu_findings import gpus, kernels, tensorrt
 from token2wav_server.launcher.binaries import find_tritonserver
@@ -63,28 +63,21 @@ _SLOW_READING_S = 1e-6
 
 def python(running: tuple[int, int] = sys.version_info[:2], system: str = sys.platform) -> Finding:
     """Checks the version of Python, and the operating system."""
-    name = "python"
     if system != "linux":
-        return Finding(name, "error", f"{system}: a server needs Linux; run it in a container")
+        return error(f"{system}: a server needs Linux; run it in a container")
     if not _PYTHONS[0] <= running <= _PYTHONS[1]:
-        return Finding(
-            name,
-            "error",
+        return error(
             f"{running[0]}.{running[1]}: Triton's Python backend exists for 3.10, 3.11 and 3.12; "
-            "make a virtual environment with one of these",
+            "make a virtual environment with one of these"
         )
-    return Finding(name, "ok", f"{platform.python_version()}, {platform.machine()}")
+    return ok(f"{platform.python_version()}, {platform.machine()}")
 
 
 def packages(names: Sequence[str] = _MODULES) -> Finding:
     """Checks that the modules of the extra `server` are installed."""
     if absent := [name for name in names if not _installed(name)]:
-        return Finding(
-            "packages",
-            "error",
-            f"{', '.join(absent)}: missing; run: pip install 'token2wav[server]'",
-        )
-    return Finding("packages", "ok", f"token2wav {version('token2wav')}, with its extra server")
+        return error(f"{', '.join(absent)}: missing; run: pip install 'token2wav[server]'")
+    return ok(f"token2wav {version('token2wav')}, with its extra server")
 
 
 def triton_server() -> Finding:
@@ -95,45 +88,35 @@ def triton_server() -> Finding:
     """
     with tempfile.TemporaryDirectory(prefix="token2wav-doctor-") as folder:
         triton = find_tritonserver(Path(folder))
-    return Finding("triton server", "ok", str(triton.executable))
+    return ok(str(triton.executable))
 
 
 def front() -> Finding:
     """Reports which front passes requests from Triton to the engine, by default."""
-    name = "front"
     if (library := native_front()) is not None:
-        return Finding(name, "ok", f"native, {library}")
-    return Finding(
-        name,
-        "warning",
+        return ok(f"native, {library}")
+    return warning(
         "python, which takes in fewer requests a second; for the native one install g++ and run "
-        "`token2wav setup`",
+        "`token2wav setup`"
     )
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     """Checks the shared memory, through which Triton passes requests and audio."""
-    name = "shared memory"
     try:
         free = shutil.disk_usage(folder).free
-    except OSError as error:
-        return Finding(name, "error", f"{folder}: {error.strerror}; mount a tmpfs there")
+    except OSError as absent:
+        return error(f"{folder}: {absent.strerror}; mount a tmpfs there")
     if not os.access(folder, os.W_OK):
-        return Finding(name, "error", f"{folder}: not writable; let this user write there")
+        return error(f"{folder}: not writable; let this user write there")
     if free < _LEAST_SHARED:
-        return Finding(
-            name,
-            "error",
-            f"{free:,} bytes free in {folder}; enlarge it, in docker with --shm-size=1g",
-        )
+        return error(f"{free:,} bytes free in {folder}; enlarge it, in docker with --shm-size=1g")
     text = f"{free / 1e6:,.0f} MB free in {folder}"
     if free < _USUAL_SHARED:
-        return Finding(
-            name,
-            "warning",
-            f"{text}: large requests will be refused; enlarge it, in docker with --shm-size=1g",
+        return warning(
+            f"{text}: large requests will be refused; enlarge it, in docker with --shm-size=1g"
         )
-    return Finding(name, "ok", text)
+    return ok(text)
 
 
 def ports(host: str = LOOPBACK, numbers: Ports | None = None) -> Finding:
@@ -149,14 +132,12 @@ def ports(host: str = LOOPBACK, numbers: Ports | None = None) -> Finding:
     except PortInUseError:
         if not server_runs(host, chosen["http"]):
             raise
-        return Finding(
-            "ports",
-            "warning",
+        return warning(
             f"a server already runs here, with HTTP on port {chosen['http']} of {host}; for a "
-            "second one choose other ports: --http-port, --grpc-port and --metrics-port",
+            "second one choose other ports: --http-port, --grpc-port and --metrics-port"
         )
     shown = ", ".join(f"{service} {port}" for service, port in chosen.items())
-    return Finding("ports", "ok", f"{shown} are free on {host}")
+    return ok(f"{shown} are free on {host}")
 
 
 def server_runs(host: str, http_port: int) -> bool:
@@ -171,28 +152,26 @@ def memory() -> Finding:
 
     limit = default_bound_mib()
     free = available_bytes() >> 20
-    return Finding("memory", "ok", f"{free:,} MiB free; a server restarts above {limit:,} MiB")
+    return ok(f"{free:,} MiB free; a server restarts above {limit:,} MiB")
 
 
 def cache() -> Finding:
     """Checks the folder in which pulled models are kept."""
     from huggingface_hub import constants, get_token
 
-    name, folder = "cache", Path(constants.HF_HOME)
+    folder = Path(constants.HF_HOME)
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     offline = "; HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        return Finding(
-            name,
-            "warning",
-            f"{folder}: not writable, so no model can be pulled; set HF_HOME to another folder",
+        return warning(
+            f"{folder}: not writable, so no model can be pulled; set HF_HOME to another folder"
         )
     free = shutil.disk_usage(existing).free
     text = f"{folder}, {free / 1e9:,.0f} GB free"
     if free < _ROOM and not offline:
-        return Finding(name, "warning", f"{text}; make room, or set HF_HOME to another disk")
+        return warning(f"{text}; make room, or set HF_HOME to another disk")
     token = "a token" if get_token() else "no token"
-    return Finding(name, "ok", f"{text}; {token} for {constants.ENDPOINT}{offline}")
+    return ok(f"{text}; {token} for {constants.ENDPOINT}{offline}")
 
 
 def clock(
@@ -201,14 +180,11 @@ def clock(
     root: Path = Path("/"),
 ) -> Finding:
     """Checks the date, by which certificates are valid, and how long the time takes to read."""
-    name = "clock"
     if now() < Path(__file__).stat().st_mtime:
         date = time.strftime("%Y-%m-%d", time.gmtime(now()))
-        return Finding(
-            name,
-            "error",
+        return error(
             f"{date} is before this program was installed, so TLS refuses certificates; set the "
-            "clock, for example with chrony",
+            "clock, for example with chrony"
         )
     # the fastest of five rounds, because other processes may interrupt some of them
     cost_s = min(timeit.repeat(reading, number=_READINGS, repeat=5)) / _READINGS
@@ -216,18 +192,16 @@ def clock(
     source = file.read_text().strip() if file.is_file() else "unknown source"
     text = f"{1e6 * cost_s:.2f} µs a reading ({source})"
     if cost_s > _SLOW_READING_S:
-        return Finding(
-            name,
-            "warning",
-            f"{text}, many in every chunk; boot with the clock source tsc, if the machine has it",
+        return warning(
+            f"{text}, many in every chunk; boot with the clock source tsc, if the machine has it"
         )
-    return Finding(name, "ok", text)
+    return ok(text)
 
 
 # Checks that a server needs, and that import no torch. A server checks its ports as it opens them.
 BEFORE_START: dict[str, Check] = {
-    "triton server": lambda: [triton_server()],
-    "shared memory": lambda: [shared_memory()],
+    "triton server": triton_server,
+    "shared memory": shared_memory,
 }
 
 
@@ -236,19 +210,19 @@ def _all_checks(options: argparse.Namespace) -> dict[str, Check]:
     # Without torch, the check of packages says so.
     with_torch: dict[str, Check] = {
         "torch": gpus,
-        "triton language": lambda: [kernels()],
-        "memory": lambda: [memory()],
+        "triton language": kernels,
+        "memory": memory,
     }
     checks: dict[str, Check] = {
-        "python": lambda: [python()],
-        "packages": lambda: [packages()],
+        "python": python,
+        "packages": packages,
         **(with_torch if _installed("torch") else {}),
-        "tensorrt": lambda: [tensorrt()],
+        "tensorrt": tensorrt,
         **BEFORE_START,
-        "front": lambda: [front()],
-        "ports": lambda: [ports(options.host, numbers)],
-        "cache": lambda: [cache()],
-        "clock": lambda: [clock()],
+        "front": front,
+        "ports": partial(ports, options.host, numbers),
+        "cache": cache,
+        "clock": clock,
     }
     if options.model is not None:
         checks["model"] = partial(_pulled_model, options)

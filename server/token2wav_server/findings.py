@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from token2wav.commands import missing
@@ -16,7 +16,7 @@ class Finding:
     """Result of a check.
 
     Attributes:
-        check: name of the check.
+        check: name of the check; empty for the name by which `examine` runs the check.
         message: what was found; of a warning or an error with its remedy.
     """
 
@@ -28,15 +28,31 @@ class Finding:
         return f"{self.state:8} {self.check:16} {self.message}"
 
 
-Check = Callable[[], Iterable[Finding]]
+def ok(message: str, check: str = "") -> Finding:
+    return Finding(check, "ok", message)
+
+
+def warning(message: str, check: str = "") -> Finding:
+    return Finding(check, "warning", message)
+
+
+def error(message: str, check: str = "") -> Finding:
+    return Finding(check, "error", message)
+
+
+Check = Callable[[], Finding | Iterable[Finding]]
 
 
 def examine(checks: Mapping[str, Check]) -> Iterator[Finding]:
-    """Runs checks by their names, and yields their findings."""
+    """Runs checks by their names, and yields their findings, named after their checks unless they
+    have a name.
+    """
     for name, check in checks.items():
         try:
-            yield from check()
-        except (ServerError, Token2WavError) as error:
-            yield Finding(name, "error", str(error))
-        except ModuleNotFoundError as error:
-            yield Finding(name, "error", missing(error, "server"))
+            found = check()
+            for finding in [found] if isinstance(found, Finding) else found:
+                yield replace(finding, check=finding.check or name)
+        except (ServerError, Token2WavError) as reason:
+            yield error(str(reason), name)
+        except ModuleNotFoundError as absent:
+            yield error(missing(absent, "server"), name)

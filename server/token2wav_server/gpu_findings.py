@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from token2wav_server.findings import Finding
+from token2wav_server.findings import Finding, error, ok, warning
 
 # Distributions of the extras, and of the image of NVIDIA.
 _TENSORRT = ("tensorrt-rtx-cu13", "tensorrt-cu13", "tensorrt")
@@ -20,7 +20,7 @@ def gpus() -> Iterator[Finding]:
     from token2wav.execution.cuda_facts import driver_fact, missing_gpu
 
     made_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
-    yield Finding("torch", "ok", f"{torch.__version__}, for {made_for}")
+    yield ok(f"{torch.__version__}, for {made_for}", "torch")
     if not torch.cuda.is_available():
         if reason := missing_gpu():
             remedy = (
@@ -28,11 +28,11 @@ def gpus() -> Iterator[Finding]:
                 if torch.version.cuda
                 else "install the torch for CUDA, as docs/deployment.md shows"
             )
-            yield Finding("driver", "warning", f"{reason}, so models run on the CPU; {remedy}")
+            yield warning(f"{reason}, so models run on the CPU; {remedy}", "driver")
         else:
-            yield Finding("driver", "ok", "no NVIDIA driver; models run on the CPU")
+            yield ok("no NVIDIA driver; models run on the CPU", "driver")
         return
-    yield Finding("driver", "ok", driver_fact() or "an NVIDIA driver")
+    yield ok(driver_fact() or "an NVIDIA driver", "driver")
     for index in range(torch.cuda.device_count()):
         yield gpu(torch.device("cuda", index))
 
@@ -46,22 +46,21 @@ def gpu(device: Any) -> Finding:
     try:
         capability = torch.cuda.get_device_capability(device)
         free, total = torch.cuda.mem_get_info(device)
-    except RuntimeError as error:  # for example if its compute mode admits no further process
-        reason = str(error).partition("\n")[0]
-        return Finding(name, "error", f"{reason}; check it with nvidia-smi")
+    except RuntimeError as refusal:  # for example if its compute mode admits no further process
+        reason = str(refusal).partition("\n")[0]
+        return error(f"{reason}; check it with nvidia-smi", name)
     facts = [fact for fact in device_facts(device) if fact != driver_fact()]
     text = (
         f"{', '.join(facts)}, compute capability {capability[0]}.{capability[1]}, "
         f"{free / _MIB:,.0f} of {total / _MIB:,.0f} MiB free"
     )
     if not runs_on(capability, torch.cuda.get_arch_list()):
-        return Finding(
-            name,
-            "error",
+        return error(
             f"{text}: this torch has no code for it; install a torch whose release notes name this "
             "GPU, or set runtime.device: cpu",
+            name,
         )
-    return Finding(name, "ok", text)
+    return ok(text, name)
 
 
 def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
@@ -84,34 +83,29 @@ def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
 
 def kernels() -> Finding:
     """Checks whether the kernels of GPUs can run, which need the Triton language."""
-    name = "triton language"
     torch: Any = importlib.import_module("torch")
     release = _release("triton")
     if not torch.cuda.is_available():
-        return Finding(name, "ok", f"{release or 'not installed'}; only a GPU needs it")
+        return ok(f"{release or 'not installed'}; only a GPU needs it")
     if release is None:
-        return Finding(
-            name,
-            "warning",
-            "not installed, so models run without kernels; run: pip install 'token2wav[gpu]'",
+        return warning(
+            "not installed, so models run without kernels; run: pip install 'token2wav[gpu]'"
         )
     from token2wav.backends import gpu_runs_kernels
 
     if not gpu_runs_kernels(torch.device("cuda", 0)):
-        return Finding(
-            name,
-            "warning",
+        return warning(
             f"{release}, but models run without kernels: they need compute capability 8.0, a C "
-            "compiler (gcc or clang) and the headers of Python",
+            "compiler (gcc or clang) and the headers of Python"
         )
-    return Finding(name, "ok", release)
+    return ok(release)
 
 
 def tensorrt(names: Sequence[str] = _TENSORRT) -> Finding:
     """Reports which TensorRT is installed."""
     releases = [f"{name} {release}" for name in names if (release := _release(name))]
     installed = ", ".join(releases) or "not installed"
-    return Finding("tensorrt", "ok", f"{installed}; only runtime.backend: tensorrt needs it")
+    return ok(f"{installed}; only runtime.backend: tensorrt needs it")
 
 
 def _release(distribution: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from token2wav_server.findings import Finding
+from token2wav_server.findings import Finding, error, ok, warning
 from token2wav_server.gpu_findings import gpu
 
 MEMORY_CHECK = "model's memory"
@@ -38,14 +38,13 @@ def examine_model(folder: Path, config: Path | None) -> Iterator[Finding]:
         check_folder(folder)
     model = read_config(folder).with_stream_settings(settings.stream)
     voices_in(settings, model)
-    yield Finding("model", "ok", f"{family_name(model)}, on {device.type}: {folder}")
+    yield ok(f"{family_name(model)}, on {device.type}: {folder}")
     if computes:
         yield _need(model, settings, device)
         return
-    yield Finding(
-        "backend",
-        "warning",
+    yield warning(
         "runtime.backend: pause sends a test signal in place of speech; remove it to serve clients",
+        "backend",
     )
 
 
@@ -58,7 +57,7 @@ def _need(model: Any, settings: Any, device: Any) -> Finding:
     from token2wav.serving.worker import default_workers
     from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
 
-    runtime, name = settings.runtime, MEMORY_CHECK
+    runtime = settings.runtime
     on_gpu = device.type == "cuda"
     precision = runtime.precision
     if precision == "auto":
@@ -66,11 +65,10 @@ def _need(model: Any, settings: Any, device: Any) -> Finding:
     weights = weight_bytes(model, precision)
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_bytes()
     if weights > free:
-        return Finding(
-            name,
-            "error",
+        return error(
             f"the weights take {weights // _MIB:,} MiB, but {free // _MIB:,} MiB are free on "
             f"{device.type}; stop other programs, or use a machine with more memory",
+            MEMORY_CHECK,
         )
     rate = model.token_frame_rate
     needs = stream_needs(
@@ -86,13 +84,11 @@ def _need(model: Any, settings: Any, device: Any) -> Finding:
     streams = share_out(free, 0, weights, pages, needs, voices=1, chunks=chunks).streams
     limit = settings.limits.streams
     if streams < limit:
-        return Finding(
-            name,
-            "warning",
+        return warning(
             f"room for {streams} streams of {_SPEECH_SECONDS} s in {free // _MIB:,} MiB, but "
             f"limits.streams is {limit}; lower it"
             + (", or bound the past with stream.left_blocks" if needs.page_bytes else ""),
+            MEMORY_CHECK,
         )
-    return Finding(
-        name, "ok", f"room for {streams} streams of {_SPEECH_SECONDS} s; limits.streams is {limit}"
-    )
+    text = f"room for {streams} streams of {_SPEECH_SECONDS} s; limits.streams is {limit}"
+    return ok(text, MEMORY_CHECK)
