@@ -24,14 +24,13 @@ from token2wav_server.launcher.errors import ServerError
 from token2wav_server.launcher.http_ports import StatusPort
 from token2wav_server.launcher.log import show
 from token2wav_server.launcher.memory import default_bound_mib
-from token2wav_server.launcher.ports import Ports, check_host
+from token2wav_server.launcher.ports import PORT, Ports, check_host
 from token2wav_server.launcher.process import TritonServer
 from token2wav_server.launcher.supervisor import Canary, Supervisor
 
 PROGRAM = "token2wav serve"
 STOPPED, BAD_USAGE, FAILED, CUT_OFF = 0, 2, 3, 5
 
-PORT = number(int, 1, 65535, "a port, which is a number")
 _EXIT_CODES = (
     "exit codes:\n"
     "  0    stopped on request; every stream had ended\n"
@@ -85,7 +84,7 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
         config=options.config,
         model_repository=options.model_repository,
         models=options.models,
-        ports=Ports(options.http_port, options.grpc_port, options.metrics_port),
+        ports=Ports.of(options),
         host=options.host,
         access=_access(options),
         verbose=options.verbose,
@@ -177,17 +176,7 @@ def parser() -> CommandParser:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file with the settings of the server"
     )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
-    )
-    for service, port in (("http", Ports.http), ("grpc", Ports.grpc), ("metrics", Ports.metrics)):
-        parser.add_argument(
-            f"--{service}-port",
-            type=PORT,
-            default=port,
-            metavar="PORT",
-            help="default: %(default)s",
-        )
+    Ports.add_options(parser)
     parser.add_argument(
         "--model-repository",
         type=Path,

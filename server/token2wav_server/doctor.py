@@ -23,7 +23,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from token2wav.commands import CommandParser
-from token2wav.config.values import number
 from token2wav.hub import MODEL_HELP, model_folder
 from token2wav_server.findings import Check, Finding, error, examine, ok, warning
 from token2wav_server.front.build import native_front
@@ -206,7 +205,6 @@ BEFORE_START: dict[str, Check] = {
 
 
 def _all_checks(options: argparse.Namespace) -> dict[str, Check]:
-    numbers = Ports(options.http_port, options.grpc_port, options.metrics_port)
     # Without torch, the check of packages says so.
     with_torch: dict[str, Check] = {
         "torch": gpus,
@@ -220,7 +218,7 @@ def _all_checks(options: argparse.Namespace) -> dict[str, Check]:
         "tensorrt": tensorrt,
         **BEFORE_START,
         "front": front,
-        "ports": partial(ports, options.host, numbers),
+        "ports": partial(ports, options.host, Ports.of(options)),
         "cache": cache,
         "clock": clock,
     }
@@ -270,17 +268,7 @@ def parser() -> CommandParser:
     program.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file with the settings of the server"
     )
-    program.add_argument(
-        "--host", default=LOOPBACK, help="address to listen on (default: %(default)s)"
-    )
-    for service, port in asdict(Ports()).items():
-        program.add_argument(
-            f"--{service}-port",
-            type=number(int, 1, 65535, "a port, which is a number"),
-            default=port,
-            metavar="PORT",
-            help="default: %(default)s",
-        )
+    Ports.add_options(program)
     program.add_argument("--json", action="store_true", help="print a JSON list of the findings")
     return program
 

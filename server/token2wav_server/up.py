@@ -33,9 +33,9 @@ from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.settings import Settings, check_voices, read_yaml, validated
 from token2wav_gateway.voices.voice_folder import VoiceFolder
 from token2wav_server import Ports, ServerError, demo
-from token2wav_server.cli import PORT
 from token2wav_server.launcher.ports import (
     LOOPBACK,
+    PORT,
     check_host,
     client_host,
     free_ports,

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from prometheus_client import start_http_server
 
-from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.model import Token2Wav
 from token2wav.serving.door.service import Service, limits_line
 from token2wav_server.engine.engine import Engine
+from token2wav_server.launcher.ports import PORT
 from token2wav_server.metrics import ServerMetrics
 from token2wav_server.model_process import (
     ENGINE_VARIABLE,
@@ -49,7 +49,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--metrics-port",
-        type=number(int, 1, 65535, "a port, which is a number"),
+        type=PORT,
         metavar="PORT",
         help="serve metrics on this port of the loopback interface (default: no metrics, since "
         "`token2wav serve` has a port for them)",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import socket
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, fields
 
+from token2wav.config.values import number
 from token2wav.errors import ConfigError
 from token2wav_server.launcher.errors import PortInUseError
 
 LOOPBACK = "127.0.0.1"
+PORT = number(int, 1, 65535, "a port, which is a number")  # converter for argparse
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,26 @@ class Ports:
     def free(cls, host: str = LOOPBACK) -> Ports:
         """Returns three ports that no process uses at this moment."""
         return cls(*free_ports(len(fields(cls)), host))
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds options for the host and the three ports to the parser of a command."""
+        parser.add_argument(
+            "--host", default=LOOPBACK, help="address to listen on (default: %(default)s)"
+        )
+        for field in fields(cls):
+            parser.add_argument(
+                f"--{field.name}-port",
+                type=PORT,
+                default=field.default,
+                metavar="PORT",
+                help="default: %(default)s",
+            )
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Ports:
+        """Returns the ports of a command line with the options of `add_options`."""
+        return cls(options.http_port, options.grpc_port, options.metrics_port)
 
     def check_free(self, host: str) -> None:
         """Checks that every port can be listened on.
