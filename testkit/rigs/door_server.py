@@ -33,7 +33,7 @@ from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.door.service import Service
 from token2wav.serving.observer import Observer
 from token2wav.serving.utterance import Utterance
-from token2wav_server.launcher.repository import fitted
+from token2wav_server.launcher.repository import prepare
 from token2wav_server.replies import outputs_of
 from token2wav_server.requests import message_of
 
@@ -90,7 +90,8 @@ class DoorServer:
         service = Service(model.pipeline, model.summary, config, ends)
         threads = ThreadPoolExecutor(_THREADS)
         server = grpc.server(threads, options=[("grpc.max_receive_message_length", -1)])
-        calls = _Calls(service, fitted(ROOT / "model_repository", folder, repository))
+        prepare(ROOT / "model_repository", ["token2wav"], folder, repository)
+        calls = _Calls(service, repository)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(calls, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()

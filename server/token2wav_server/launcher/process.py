@@ -29,12 +29,11 @@ from token2wav_server.launcher.metrics_folder import VARIABLE as METRICS_VARIABL
 from token2wav_server.launcher.metrics_folder import MetricsFolder
 from token2wav_server.launcher.ports import LOOPBACK, Ports, client_host, fetched, reserved
 from token2wav_server.launcher.repository import (
-    chosen,
-    fitted,
     has_front,
     models_in,
+    prepare,
+    selected,
     usual_models,
-    with_native_front,
 )
 from token2wav_server.model_process import (
     CANARY_VARIABLE,
@@ -324,10 +323,8 @@ class TritonServer:
         self._cleanup.enter_context(
             Front(self.host, self.ports, self._inner, self.access, self._metrics)
         )
-        triton, repository = (
-            find_tritonserver(folder),
-            fitted(chosen(self.model_repository, self.models, folder), self.model, folder),
-        )
+        triton, repository = find_tritonserver(folder), folder / "models"
+        names = selected(self.model_repository, self.models)
         sink = sys.stderr
         if self._log_file is not None:
             sink = self._cleanup.enter_context(self._log_file.open("w", encoding="utf-8"))
@@ -343,17 +340,16 @@ class TritonServer:
         socket = folder / "engine.sock"
         environment[ENGINE_VARIABLE] = str(socket)
         shown = (lambda _: True) if self._verbose or self._log_file is not None else is_relevant
-        self._engine = None
-        if has_front(repository):
+        self._engine, library = None, None
+        if has_front(self.model_repository, names):
             library = self._native_library()
             self.front = "python" if library is None else "native"
-            if library is not None:
-                repository = with_native_front(repository, library, folder)
             # The libraries of tritonserver must not take the place of those of this Python.
             libraries = {name: os.environ.get(name, "") for name in ("LD_LIBRARY_PATH", "PATH")}
             self._engine = EngineProcess(socket, environment | libraries, sink, shown)
             self._cleanup.callback(self._engine.stop)
             self._engine.start()
+        prepare(self.model_repository, names, self.model, repository, library)
         command = [
             triton.executable,
             *self._server_arguments(repository, triton.backends, shm_prefix),

@@ -11,7 +11,7 @@ from tritonclient.grpc import model_config_pb2
 from testkit.models.codec_models import WRITERS
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.golden import ROOT, TINY
-from token2wav_server.launcher.repository import fitted
+from token2wav_server.launcher.repository import prepare
 
 REPOSITORY = ROOT / "model_repository"
 
@@ -23,8 +23,9 @@ def config_of(repository: Path, name: str) -> model_config_pb2.ModelConfig:
 
 @pytest.mark.parametrize("name", ["token2wav", "token2wav_ensemble"])
 def test_the_repository_fits_cosyvoice3(name: str, tmp_path: Path) -> None:
-    assert fitted(REPOSITORY, TINY, tmp_path) == REPOSITORY
-    assert config_of(REPOSITORY, name).parameters["vocabulary"].string_value == "6561"
+    prepare(REPOSITORY, [name], TINY, tmp_path)
+    assert config_of(tmp_path, name) == config_of(REPOSITORY, name)
+    assert config_of(tmp_path, name).parameters["vocabulary"].string_value == "6561"
 
 
 @pytest.mark.parametrize(
@@ -40,9 +41,10 @@ def test_a_codec_has_its_shapes_and_a_number_for_each_codebook(
 ) -> None:
     (tmp_path / "model").mkdir()
     model = WRITERS[codec](tmp_path / "model", FamilyGolden(codec, "tiny"))
-    copy = fitted(REPOSITORY, model, tmp_path)
-    for name in ("token2wav", "token2wav_ensemble"):
-        config = config_of(copy, name)
+    names = ["token2wav", "token2wav_ensemble"]
+    prepare(REPOSITORY, names, model, tmp_path / "models")
+    for name in names:
+        config = config_of(tmp_path / "models", name)
         assert config.parameters["vocabulary"].string_value == vocabulary
         dims = {entry.name: list(entry.dims) for entry in config.input}
         assert shapes.items() <= dims.items()
