@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -179,95 +179,73 @@ def _is_of(measured: str, gpu: str | None) -> bool:
 
 def as_table(plan: dict[str, Any]) -> str:
     """Formats the plan for a terminal."""
-    stream, memory, compute = plan["stream"], plan["memory"], plan["compute"]
-    window = (
-        "all past blocks"
-        if plan["left_blocks"] < 0
-        else f"the prompt and {plan['left_blocks']} past blocks"
-    )
-    lines = [("model", plan["model"])]
-    if not stream["page_bytes"]:
-        lines += [
-            ("stream", f"{plan['stream_tokens']} tokens, with a state of fixed size"),
-            ("a stream", _mib(stream["bytes"])),
-        ]
+    rows = [("model", plan["model"]), *_stream_rows(plan), *_memory_rows(plan)]
+    if plan["compute"] is None:
+        rows.append(("compute", plan["unmeasured"]))
     else:
-        lines += [
-            (
-                "stream",
-                f"{plan['stream_tokens']} tokens after a prompt of {plan['prompt_tokens']} "
-                f"tokens; attention reads {window}",
-            ),
-            (
-                "cache",
-                f"{plan['storage']}, {_mib(plan['bytes_per_second_of_audio'])} per second of audio",
-            ),
-            (
-                "a stream",
-                f"{stream['pages']} pages of {_mib(stream['page_bytes'])}, "
-                f"{_mib(stream['bytes'])} in all",
-            ),
-            *(
-                [
-                    (
-                        "a chunk",
-                        f"{stream['chunk_pages']} more pages while it is computed; "
-                        f"{plan['chunks']} chunks at a time",
-                    )
-                ]
-                if stream["chunk_pages"]
-                else []
-            ),
-            ("a voice", f"{stream['prompt_pages']} pages, shared; {plan['voices']} voices"),
-        ]
-    lines += [
-        (
-            "GPU",
-            (
-                f"{plan['gpu'] or ''} {_mib(memory['total'])} in total, of which CUDA and other "
-                f"programs use {_mib(memory['taken'])}"
-            ).strip(),
-        ),
-        ("  weights", f"{_mib(memory['weights'])} in {plan['precision']}"),
-        *(
-            [("  vocoder", f"{_mib(memory['vocoder'])} for the tensors of its graphs, estimated")]
-            if memory["vocoder"]
-            else []
-        ),
-        *([("  cache", _mib(memory["cache"]))] if stream["page_bytes"] else []),
-        *(
-            [("  graphs", f"{_mib(memory['graphs'])}, {plan['graphs']}")]
-            if memory["graphs"]
-            else []
-        ),
-        (
-            "  the rest",
-            f"{_mib(memory['rest'])} for batches and activations, which are not measured",
-        ),
-        (
-            "memory",
-            f"{memory['streams']} streams at their full length; limited by {memory['binds']}",
-        ),
-    ]
-    if compute is None:
-        lines.append(("compute", plan["unmeasured"]))
-    else:
-        conditions = (
-            f"{compute['model']}, chunks of {compute['hop_tokens']} tokens after "
-            f"{compute['history_s']:g} s"
-        )
-        lines.append(("compute", f"{compute['gpu']}, {conditions}:"))
-        lines += [
-            ("", f"{batch} streams in a batch: {streams} streams in real time")
-            for batch, streams in compute["streams"].items()
-        ]
-    lines.append(("streams", f"{plan['streams']}; limited by {plan['binds']}"))
+        rows += _compute_rows(plan["compute"])
+    rows.append(("streams", f"{plan['streams']}; limited by {plan['binds']}"))
     # Memory alone recommends no limit, because compute may set a lower one.
-    if compute is not None and plan["streams"] > LimitConfig().streams:
-        lines.append(
-            ("", f"set limits.streams to this number; its default is {LimitConfig().streams}")
+    usual = LimitConfig().streams
+    if plan["compute"] is not None and plan["streams"] > usual:
+        rows.append(("", f"set limits.streams to this number; its default is {usual}"))
+    return "\n".join(f"{name:11} {text}".rstrip() for name, text in rows)
+
+
+def _stream_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    stream, past_blocks = plan["stream"], plan["left_blocks"]
+    size = _mib(stream["bytes"])
+    if not stream["page_bytes"]:
+        yield "stream", f"{plan['stream_tokens']} tokens, with a state of fixed size"
+        yield "a stream", size
+        return
+    window = "all past blocks" if past_blocks < 0 else f"the prompt and {past_blocks} past blocks"
+    yield (
+        "stream",
+        f"{plan['stream_tokens']} tokens after a prompt of {plan['prompt_tokens']} tokens; "
+        f"attention reads {window}",
+    )
+    second = _mib(plan["bytes_per_second_of_audio"])
+    yield "cache", f"{plan['storage']}, {second} per second of audio"
+    yield "a stream", f"{stream['pages']} pages of {_mib(stream['page_bytes'])}, {size} in all"
+    if stream["chunk_pages"]:
+        yield (
+            "a chunk",
+            f"{stream['chunk_pages']} more pages while it is computed; "
+            f"{plan['chunks']} chunks at a time",
         )
-    return "\n".join(f"{name:11} {text}".rstrip() for name, text in lines)
+    yield "a voice", f"{stream['prompt_pages']} pages, shared; {plan['voices']} voices"
+
+
+def _memory_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    memory = plan["memory"]
+    gpu = "" if plan["gpu"] is None else f"{plan['gpu']} "
+    yield (
+        "GPU",
+        f"{gpu}{_mib(memory['total'])} in total, of which CUDA and other programs use "
+        f"{_mib(memory['taken'])}",
+    )
+    yield "  weights", f"{_mib(memory['weights'])} in {plan['precision']}"
+    if memory["vocoder"]:
+        yield "  vocoder", f"{_mib(memory['vocoder'])} for the tensors of its graphs, estimated"
+    if plan["stream"]["page_bytes"]:
+        yield "  cache", _mib(memory["cache"])
+    if memory["graphs"]:
+        yield "  graphs", f"{_mib(memory['graphs'])}, {plan['graphs']}"
+    rest = _mib(memory["rest"])
+    yield "  the rest", f"{rest} for batches and activations, which are not measured"
+    full = f"{memory['streams']} streams at their full length"
+    yield "memory", f"{full}; limited by {memory['binds']}"
+
+
+def _compute_rows(compute: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield (
+        "compute",
+        f"{compute['gpu']}, {compute['model']}, chunks of {compute['hop_tokens']} tokens after "
+        f"{compute['history_s']:g} s:",
+    )
+    for batch, streams in compute["streams"].items():
+        yield "", f"{batch} streams in a batch: {streams} streams in real time"
 
 
 def _mib(size: int) -> str:
@@ -293,20 +271,11 @@ def parser() -> CommandParser:
         metavar="N",
         help="memory of the GPU in MiB, for GPUs that --gpu does not list",
     )
-    parser.add_argument(
-        "--prompt-seconds",
-        type=_SECONDS,
-        default=3.0,
-        metavar="S",
-        help="length of a voice's prompt in seconds (default: 3)",
-    )
-    parser.add_argument(
-        "--stream-seconds",
-        type=_SECONDS,
-        default=30.0,
-        metavar="S",
-        help="length of a stream's audio in seconds (default: 30)",
-    )
+    for option, seconds, text in (
+        ("--prompt-seconds", 3.0, "length of a voice's prompt in seconds (default: 3)"),
+        ("--stream-seconds", 30.0, "length of a stream's audio in seconds (default: 30)"),
+    ):
+        parser.add_argument(option, type=_SECONDS, default=seconds, metavar="S", help=text)
     for option, default, text in (
         ("--used-mib", 0, "memory used by CUDA itself and other programs, in MiB (default: 0)"),
         ("--voices", 1, "number of voices in use at the same time (default: 1)"),
