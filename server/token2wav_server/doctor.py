@@ -30,7 +30,7 @@ from token2wav_server.gpu_findings import gpus, kernels, tensorrt
 from token2wav_server.launcher.binaries import find_tritonserver
 from token2wav_server.launcher.errors import PortInUseError
 from token2wav_server.launcher.memory import default_bound_mib
-from token2wav_server.launcher.ports import LOOPBACK, Ports, client_host, fetched, listening
+from token2wav_server.launcher.ports import Ports, client_host, fetched
 from token2wav_server.model_findings import MEMORY_CHECK, examine_model
 
 PROGRAM = "token2wav doctor"
@@ -118,24 +118,22 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     return ok(text)
 
 
-def ports(host: str = LOOPBACK, numbers: Ports | None = None) -> Finding:
+def ports(host: str, numbers: Ports) -> Finding:
     """Checks that the ports of a server are free, or that a server is already running on them.
 
     Raises:
         PortInUseError: another program has taken one.
     """
-    chosen = asdict(numbers or Ports())
     try:
-        for service, port in chosen.items():
-            listening(host, port, service).close()
+        numbers.check_free(host)
     except PortInUseError:
-        if not server_runs(host, chosen["http"]):
+        if not server_runs(host, numbers.http):
             raise
         return warning(
-            f"a server already runs here, with HTTP on port {chosen['http']} of {host}; for a "
+            f"a server already runs here, with HTTP on port {numbers.http} of {host}; for a "
             "second one choose other ports: --http-port, --grpc-port and --metrics-port"
         )
-    shown = ", ".join(f"{service} {port}" for service, port in chosen.items())
+    shown = ", ".join(f"{service} {port}" for service, port in asdict(numbers).items())
     return ok(f"{shown} are free on {host}")
 
 
@@ -174,9 +172,7 @@ def cache() -> Finding:
 
 
 def clock(
-    now: Callable[[], float] = time.time,
-    reading: Callable[[], float] = time.monotonic,
-    root: Path = Path("/"),
+    now: Callable[[], float] = time.time, reading: Callable[[], float] = time.monotonic
 ) -> Finding:
     """Checks the date, by which certificates are valid, and how long the time takes to read."""
     if now() < Path(__file__).stat().st_mtime:
@@ -187,7 +183,7 @@ def clock(
         )
     # the fastest of five rounds, because other processes may interrupt some of them
     cost_s = min(timeit.repeat(reading, number=_READINGS, repeat=5)) / _READINGS
-    file = root / "sys/devices/system/clocksource/clocksource0/current_clocksource"
+    file = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     source = file.read_text().strip() if file.is_file() else "unknown source"
     text = f"{1e6 * cost_s:.2f} µs a reading ({source})"
     if cost_s > _SLOW_READING_S:

@@ -49,7 +49,7 @@ from token2wav_server.ensemble import stage_streams
 stage_streams.hang_seconds = lambda tokens: 0.2
 stage = mock.Mock(advance=lambda batch: time.sleep(600))
 streams = stage_streams.StageStreams("flow", stage, 1, 60.0)
-stage_streams.ticker(streams.check, 0.1)
+stage_streams.ticker(streams.check)
 label = stage_streams.Label(1, 0, True, AudioFormat())
 streams.run([stage_streams.Part(label, "", print)])
 """

@@ -6,7 +6,7 @@ first, and then `AUDIO`, `FINISHED` and `FAILED`. A *slot* is a number that the 
 request of Triton. It ends with `FINISHED` or `FAILED`, and is not used again.
 
 `front/native/` has the same protocol in C++. If you change the protocol, change both, and raise
-`VERSION`.
+`VERSION`. The functions that parse a frame raise FrameError if the frame has another form.
 
 This module needs neither torch nor Triton.
 """
@@ -133,11 +133,7 @@ def kind_of(frame: bytearray) -> int:
 
 
 def parse_request(frame: bytearray) -> RequestFrame:
-    """Parses a frame of kind `REQUEST`. Its tensors are views of `frame`.
-
-    Raises:
-        FrameError: the frame has another form.
-    """
+    """Parses a frame of kind `REQUEST`. Its tensors are views of `frame`."""
     cursor = _Cursor(frame)
     slot, flags, is_text = cursor.numbers(_REQUEST_HEAD)
     sequence_id: int | str
@@ -155,11 +151,7 @@ def parse_request(frame: bytearray) -> RequestFrame:
 
 
 def parse_slot(frame: bytearray) -> int:
-    """Parses a frame of kind `CANCELLED` or `FINISHED`, and returns its slot.
-
-    Raises:
-        FrameError: the frame has another form.
-    """
+    """Parses a frame of kind `CANCELLED` or `FINISHED`, and returns its slot."""
     cursor = _Cursor(frame)
     (slot,) = cursor.numbers(_NUMBER)
     cursor.check_end()
@@ -167,11 +159,7 @@ def parse_slot(frame: bytearray) -> int:
 
 
 def parse_ready(frame: bytearray) -> int:
-    """Parses a frame of kind `READY`, and returns the version of the protocol.
-
-    Raises:
-        FrameError: the frame has another form or kind.
-    """
+    """Parses a frame of kind `READY`, and returns the version of the protocol."""
     if kind_of(frame) != READY:
         raise FrameError(f"the first frame has kind {kind_of(frame)}")
     cursor = _Cursor(frame)
@@ -181,11 +169,7 @@ def parse_ready(frame: bytearray) -> int:
 
 
 def parse_audio(frame: bytearray) -> tuple[int, dict[str, NDArray[Any]]]:
-    """Parses a frame of kind `AUDIO`. Returns the slot, and the tensors, which are views.
-
-    Raises:
-        FrameError: the frame has another form.
-    """
+    """Parses a frame of kind `AUDIO`. Returns the slot, and the tensors, which are views."""
     cursor = _Cursor(frame)
     (slot,) = cursor.numbers(_NUMBER)
     outputs = cursor.tensors()
@@ -194,11 +178,7 @@ def parse_audio(frame: bytearray) -> tuple[int, dict[str, NDArray[Any]]]:
 
 
 def parse_failed(frame: bytearray) -> FailedFrame:
-    """Parses a frame of kind `FAILED`.
-
-    Raises:
-        FrameError: the frame has another form.
-    """
+    """Parses a frame of kind `FAILED`."""
     cursor = _Cursor(frame)
     slot, status = cursor.numbers(_FAILED_HEAD)
     if status not in STATUS_NUMBERS.values():

@@ -253,7 +253,7 @@ class StageStreams:
         attempt(part.answer, error)
 
 
-def ticker(check: Callable[[], None], interval_s: float = _TICK_S) -> Callable[[], None]:
+def ticker(check: Callable[[], None]) -> Callable[[], None]:
     """Starts a thread that calls a function at regular intervals, whose exceptions are logged.
 
     Returns:
@@ -262,7 +262,7 @@ def ticker(check: Callable[[], None], interval_s: float = _TICK_S) -> Callable[[
     stopped = threading.Event()
 
     def run() -> None:
-        while not stopped.wait(interval_s):
+        while not stopped.wait(_TICK_S):
             attempt(check)
 
     thread = threading.Thread(target=run, name="token2wav-ticker", daemon=True)

@@ -13,6 +13,7 @@ from token2wav.errors import ConfigError
 from token2wav_server.launcher.errors import PortInUseError
 
 LOOPBACK = "127.0.0.1"
+_PAUSE_S = 2.0  # longest pause in the response of a server on this machine
 PORT = number(int, 1, 65535, "a port, which is a number")  # converter for argparse
 
 
@@ -137,18 +138,15 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def fetched(port: int, path: str, host: str = LOOPBACK, *, timeout_s: float = 2.0) -> bytes | None:
+def fetched(port: int, path: str, host: str = LOOPBACK) -> bytes | None:
     """Fetches a path from a server on this machine, without a proxy.
-
-    Args:
-        timeout_s: longest pause in the response.
 
     Returns:
         The body of the response; None if the request fails or its status is not 200.
     """
     with (
         suppress(OSError, http.client.HTTPException),
-        closing(http.client.HTTPConnection(host, port, timeout=timeout_s)) as connection,
+        closing(http.client.HTTPConnection(host, port, timeout=_PAUSE_S)) as connection,
     ):
         connection.request("GET", path)
         response = connection.getresponse()
