@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runner of documents: it runs the commands of the pages as written, in copies of the working tree.
 
 The pages are README.md, CONTRIBUTING.md and docs/*.md.
@@ -30,21 +29,23 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from token2wav_server import PortInUseError, Ports
+from token2wav_server.launcher.ports import LOOPBACK, fetched
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-PORTS = (8000, 8001, 8002)
+ENVIRONMENT = ROOT / ".venv"  # in which the blocks run
 DEFAULT_SERVER = ".venv/bin/token2wav serve tests/data/tiny"
+BLOCK_SECONDS = 900.0
 STARTING_SECONDS = 180.0
 STOPPING_SECONDS = 60.0
 # Patterns of the files by which setup.sh knows that .venv is up to date.
@@ -90,9 +91,7 @@ class Block:
 
 
 class MarkError(ValueError):
-    """Mark that is misspelt, stands before nothing that can run, or is missing before shell
-    commands.
-    """
+    """Mark that cannot be used, or that is missing."""
 
 
 def blocks(page: Path) -> list[Block]:
@@ -152,8 +151,8 @@ def _code(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 @contextmanager
-def scratch(environment: Path) -> Iterator[Path]:
-    """Makes a copy of the working tree with the stand-ins, and with `environment` as its .venv."""
+def scratch() -> Iterator[Path]:
+    """Makes a copy of the working tree with the stand-ins and the environment."""
     with tempfile.TemporaryDirectory(prefix="token2wav-docs-") as folder:
         tree = Path(folder) / "token2wav"
         listing = subprocess.run(
@@ -166,18 +165,18 @@ def scratch(environment: Path) -> Iterator[Path]:
             if (ROOT / name).is_file():  # a file may be deleted and not committed yet
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, tree / name)
-        _link_environment(environment, tree)
+        _link_environment(tree)
         _put_stand_ins(tree)
         yield tree
 
 
-def _link_environment(environment: Path, tree: Path) -> None:
+def _link_environment(tree: Path) -> None:
     """Links the entries of the environment, never the folder itself: `scripts/setup.sh` may clear
     .venv.
     """
     target = tree / ".venv"
     target.mkdir()
-    for item in environment.iterdir():
+    for item in ENVIRONMENT.iterdir():
         if item.name not in ("setup-stamp", "setup.log"):
             (target / item.name).symlink_to(item)
     files = [file for pattern in STAMPED for file in sorted(tree.glob(pattern))]
@@ -208,15 +207,14 @@ def _put_stand_ins(tree: Path) -> None:
 class Page:
     """Run of one page: its blocks run in one copy of the tree, with one server at a time."""
 
-    def __init__(self, tree: Path, environment: Path, limit_s: float) -> None:
+    def __init__(self, tree: Path) -> None:
         self._tree = tree
-        self._limit_s = limit_s
         self._log = tree.parent / "server.log"
         self._server: subprocess.Popen[bytes] | None = None
         inherited = [
             folder
             for folder in os.environ["PATH"].split(os.pathsep)
-            if Path(folder) != environment / "bin"
+            if Path(folder) != ENVIRONMENT / "bin"
         ]
         self._variables = {
             **os.environ,
@@ -233,11 +231,11 @@ class Page:
                 return problem
         process = self._start(block.command, subprocess.PIPE)
         try:
-            output, _ = process.communicate(timeout=self._limit_s)
+            output, _ = process.communicate(timeout=BLOCK_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-            return f"still running after {self._limit_s:g} s\n{_tail(output)}"
+            return f"still running after {BLOCK_SECONDS:g} s\n{_tail(output)}"
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -245,7 +243,7 @@ class Page:
             "" if process.returncode == 0 else f"exit status {process.returncode}\n{_tail(output)}"
         )
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stops the page's server, if it has one."""
         server, self._server = self._server, None
         if server is None:
@@ -259,20 +257,20 @@ class Page:
             server.wait()
 
     def _serve(self, command: Sequence[str]) -> str:
-        self.stop()
-        for port in PORTS:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return f"port {port} is taken by another program"
+        self.close()
+        try:
+            Ports().check_free(LOOPBACK)
+        except PortInUseError as error:
+            return str(error)
         with self._log.open("wb") as log:
             self._server = self._start(command, log.fileno())
         deadline = time.monotonic() + STARTING_SECONDS
         while time.monotonic() < deadline and self._server.poll() is None:
-            if _ready():
+            if fetched(Ports.http, "/v2/health/ready") is not None:
                 return ""
             time.sleep(0.5)
         ended = self._server.poll()
-        self.stop()
+        self.close()
         failure = (
             f"not ready after {STARTING_SECONDS:g} s" if ended is None else f"exit status {ended}"
         )
@@ -290,25 +288,15 @@ class Page:
         )
 
 
-def _ready() -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{PORTS[0]}/v2/health/ready", timeout=2):
-            return True
-    except OSError:
-        return False
-
-
 def _tail(output: bytes) -> str:
     lines = output.decode(errors="replace").splitlines()[-_SHOWN_LINES:]
     return "\n".join(f"    {line}" for line in lines)
 
 
-def run_page(page_blocks: Sequence[Block], environment: Path, limit_s: float) -> int:
+def run_page(page_blocks: Sequence[Block]) -> int:
     """Runs the blocks of one page; prints a line for each, and returns how many failed."""
     failed = 0
-    with ExitStack() as stack:
-        page = Page(stack.enter_context(scratch(environment)), environment, limit_s)
-        stack.callback(page.stop)
+    with scratch() as tree, closing(Page(tree)) as page:
         for block in page_blocks:
             begun = time.monotonic()
             problem = page.run(block)
@@ -331,19 +319,6 @@ def main() -> int:
         type=Path,
         help="pages to run (default: README.md, CONTRIBUTING.md and docs/*.md)",
     )
-    parser.add_argument(
-        "--environment",
-        type=Path,
-        default=ROOT / ".venv",
-        help="virtual environment in which the blocks run",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=900.0,
-        help="time limit of a block in seconds (default: %(default)g)",
-    )
-    parser.add_argument("--list", action="store_true", help="print the blocks and do not run them")
     options = parser.parse_args()
     # so that servers are stopped
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("run_docs: terminated"))
@@ -352,12 +327,7 @@ def main() -> int:
     except MarkError as error:
         print(f"run_docs: {error}", file=sys.stderr)
         return 2
-    if options.list:
-        print(*(block for page in pages for block in page), sep="\n")
-        return 0
-    failed = sum(
-        run_page(page, options.environment.absolute(), options.seconds) for page in pages if page
-    )
+    failed = sum(run_page(page) for page in pages if page)
     print(f"run_docs: {sum(map(len, pages))} blocks, {failed} failed")
     return 1 if failed else 0
 
