@@ -63,14 +63,12 @@ class GpuMemory:
     """Shares of a GPU's memory in bytes, and the number of streams that fit.
 
     Attributes:
-        total: memory of the GPU.
         taken: memory that CUDA itself and other programs take.
         weights: weights of all stages, and tables computed from weights.
         vocoder: tensors of the vocoder's CUDA graphs.
         cache: pages of keys and values.
         graphs: nodes of CUDA graphs.
         rest: remaining memory, for batches, activations and contexts of streams.
-        streams: streams that fit at the same time, each of the largest size.
         binds: name of the resource that limits the number of streams.
     """
 
@@ -208,8 +206,7 @@ def share_out(
     """Divides the memory of a GPU into shares, and counts the streams that fit.
 
     Args:
-        total: bytes of the GPU.
-        taken: bytes that CUDA itself and other programs take.
+        total, taken, weights: see `GpuMemory`.
         cache: bytes of the cache; 0 for the share of free memory that a server takes by default.
         voices: voices with a prompt in the cache.
         chunks: largest number of chunks that are computed at the same time.

@@ -59,7 +59,6 @@ class Part:
     """Chunk of a stream, as a stage receives it.
 
     Attributes:
-        label: stream and position of the chunk.
         content: input of the stage.
         answer: callback that receives the result of the chunk, or the error that ends the stream.
             It is called exactly once.
@@ -74,23 +73,13 @@ class Stage(Protocol):
     """Interface of a stage, which opens and closes streams and computes batches of chunks."""
 
     def open(self, label: Label, content: Any) -> Any:
-        """Opens a stream, given the label and the content of its first chunk.
-
-        The first chunk itself is computed by `advance`.
-
-        Returns:
-            The state of the stream.
+        """Opens a stream, given the label and the content of its first chunk, and returns the state
+        of the stream. The first chunk itself is computed by `advance`.
         """
 
     def advance(self, batch: Sequence[tuple[Any, Any]]) -> Sequence[Any]:
-        """Computes one chunk for each stream of a batch.
-
-        Args:
-            batch: state of each stream, and the content of its chunk.
-
-        Returns:
-            The result of each chunk, in the order of the batch. If a result is a BackendError, only
-            the stream of this chunk ends.
+        """Computes one chunk for each stream of a batch, from the state of the stream and the
+        content of the chunk. If a result is a BackendError, only the stream of this chunk ends.
         """
 
     def close(self, state: Any) -> None:
@@ -102,7 +91,6 @@ class _StageStream:
     """Stream in a stage.
 
     Attributes:
-        state: state that `Stage.open` returned.
         last_used: time at which a chunk was computed, in seconds of the stage's clock.
         next_index: index of the chunk that is computed next.
     """
@@ -120,7 +108,6 @@ class StageStreams:
         batch_streams: largest number of chunks in a batch.
         open_seconds: time after which a stream without a chunk is closed. No utterance may be open
             for longer.
-        clock: function that returns monotonic seconds.
     """
 
     def __init__(
@@ -216,11 +203,7 @@ class StageStreams:
                 attempt(part.answer, result)
 
     def _stream(self, part: Part) -> _StageStream:
-        """Returns the stream of a chunk, opened if the chunk is its first one.
-
-        Raises:
-            StreamClosedError: another chunk has to come before this one.
-        """
+        """Returns the stream of a chunk, opened if the chunk is its first one."""
         label = part.label
         stream = self._streams.get(label.stream_id)
         index = stream.next_index if stream is not None else 0
@@ -254,10 +237,8 @@ class StageStreams:
 
 
 def ticker(check: Callable[[], None]) -> Callable[[], None]:
-    """Starts a thread that calls a function at regular intervals, whose exceptions are logged.
-
-    Returns:
-        A function that stops the thread and waits for its end.
+    """Starts a thread that calls a function at regular intervals, and returns a function that stops
+    the thread.
     """
     stopped = threading.Event()
 

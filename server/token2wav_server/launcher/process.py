@@ -204,11 +204,8 @@ class TritonServer:
             raise
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Waits until the server ends.
-
-        Returns:
-            The exit status of the server (128 + n after signal n), or None if the server still runs
-            after ``timeout_s``.
+        """Waits until the server ends, and returns its exit status (128 + n after signal n); None
+        if it still runs after ``timeout_s``.
         """
         try:
             return self._running().wait(timeout_s)
@@ -253,10 +250,7 @@ class TritonServer:
         return int(sum(self._metrics.values("token2wav_batch_streams_count")))
 
     def failure_reason(self) -> str:
-        """Returns the reason why the server has ended.
-
-        It is the message of the reaper, the signal that killed the server, or a part of its output.
-        """
+        """Returns the reason why the server has ended."""
         assert self._log is not None
         self._log.join(timeout=2)
         return failure_reason([*self._log.lines], self.wait(timeout_s=0) if self.running else None)
@@ -269,12 +263,9 @@ class TritonServer:
         and the models refuse new utterances while the file exists. SIGTERM is sent later, by
         `stop`.
 
-        Args:
-            grace_s: seconds to wait for open utterances.
-
         Returns:
-            The utterances that are lost, because they were still open after ``grace_s``,
-            or when the server ended.
+            The utterances that are lost, because they were still open after ``grace_s`` seconds, or
+            when the server ended.
         """
         deadline = time.monotonic() + grace_s
         # The folder of the file is missing if the server has ended and the reaper has cleaned up.
@@ -402,7 +393,8 @@ class TritonServer:
         ]
 
     def _become_ready(self, *, last: bool = False) -> bool:
-        """Waits until all models are ready.
+        """Waits until all models are ready; returns False if the server crashed, or if an inner
+        port is taken.
 
         Triton's Python backend sometimes aborts while a model starts on a busy machine, and starts
         normally the next time (seen with server 2.51: "lock_exception", in 1 of 200 starts).
@@ -412,11 +404,7 @@ class TritonServer:
         to listen on this port.
 
         Args:
-            last: whether a crash, or a taken inner port, raises an error instead of returning
-                False.
-
-        Returns:
-            Whether the server is ready; False if it crashed, or if an inner port is taken.
+            last: whether a crash, or a taken inner port, raises an error instead.
 
         Raises:
             ServerStartError: the server ended, or was not ready in time.
@@ -437,10 +425,7 @@ class TritonServer:
         return True
 
     def _wait_for(self, ready: Callable[[], bool]) -> int | None:
-        """Waits until a condition holds.
-
-        Returns:
-            The exit status of tritonserver, if it ended before the condition held; else None.
+        """Waits until a condition holds, or tritonserver ends; then its exit status is returned.
 
         Raises:
             ServerStartError: the engine ended, or the time limit for loading the models is over.

@@ -55,9 +55,7 @@ class Canary:
     is imported only here, so that the launcher starts fast, and also without the library.
 
     Args:
-        interval_s: seconds between two syntheses.
         patience_s: longest time of one synthesis.
-        certificates: certificates of the server; None for gRPC without TLS.
         name: client name, from which the model knows the canary (`TritonServer.canary_name`); empty
             for an ordinary client.
 
@@ -167,10 +165,8 @@ class Supervisor:
     """Supervisor of one server; `serve` runs the server until KeyboardInterrupt.
 
     Attributes:
-        server: server process, not started yet.
         canary: canary that detects a running server which does not work; None for no such test.
         grace_s: seconds that open utterances have to end during a drain.
-        announce: callback that shows a line to the operator.
         set_status: callback that reports the status of the server to load balancers.
         notice_s: seconds before a drain in which the server still admits new utterances, while the
             status port already reports the drain to load balancers.
@@ -178,7 +174,6 @@ class Supervisor:
             that exceeds it is drained and restarted.
         interrupted: callback that returns whether a signal has asked to stop. Python drops a
             KeyboardInterrupt that is raised in a finalizer, so the exception alone is not enough.
-        clock: function that returns monotonic seconds.
     """
 
     server: TritonServer
@@ -247,10 +242,7 @@ class Supervisor:
             server.stop()
 
     def _failure_at_start(self, *, engine_only: bool) -> _Failure | None:
-        """Starts the server, and waits for the first success of its canary.
-
-        Args:
-            engine_only: whether to restart only the engine.
+        """Starts the server or only its engine, and waits for the first success of its canary.
 
         Returns:
             The failure of a new engine; None after a success.
@@ -323,10 +315,7 @@ class Supervisor:
         """Waits until the server or its engine ends, or the server exceeds its memory limit.
 
         Args:
-            seconds: longest time to wait; None for no limit.
-
-        Returns:
-            The failure; None if there was none within this time.
+            seconds: time after which the result is None; None for no limit.
         """
         left_s = math.inf if seconds is None else seconds
         while True:
@@ -355,8 +344,7 @@ class Supervisor:
     def _drained(self, reason: str = "") -> int:
         """Drains the server, and counts the utterances that did not end in time.
 
-        Args:
-            reason: reason of the drain for the operator; empty for a normal stop.
+        The reason is shown to the operator, and is empty for a normal stop.
         """
         prefix = f"{reason}; " if reason else ""
         self.set_status(Status.DRAINING)
