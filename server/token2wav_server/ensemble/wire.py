@@ -11,7 +11,6 @@ The accumulator answers the client.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from token2wav.errors import (
     LimitError,
     StreamClosedError,
     Token2WavError,
+    to_public_error,
 )
 from token2wav.published.registry import read_config
 from token2wav.serving.audio_output import ENCODERS, AudioChunk, AudioFormat
@@ -44,8 +44,6 @@ from token2wav_server.model_process import read_environment
 from token2wav_server.replies import outputs_of
 from token2wav_server.triton_reply import TritonReply
 from token2wav_server.triton_tensors import array_of
-
-log = logging.getLogger(__name__)
 
 _ERRORS: tuple[type[Token2WavError], ...] = (BackendError, LimitError, StreamClosedError)
 
@@ -94,12 +92,9 @@ class StageModel:
         """
         try:
             return self._read(request)
-        except Token2WavError as error:
-            TritonReply(request).fail(error)
         except Exception as error:
-            log.exception("a request to a stage could not be read")
-            TritonReply(request).fail(BackendError(f"stage: {type(error).__name__}: {error}"))
-        return None
+            TritonReply(request).fail(to_public_error(error))
+            return None
 
 
 class ToFlow(TritonReply):
