@@ -20,7 +20,7 @@ _LOG_S = 2.0  # longest time in which the last lines of an ended engine are read
 
 
 class EngineProcess:
-    """Process of one engine. It can be started again after it has been stopped.
+    """Process of one engine, which starts at once, and then loads the model.
 
     The reaper kills every process whose environment names the folder of the socket, so that an
     engine does not outlive its server.
@@ -39,15 +39,19 @@ class EngineProcess:
         shown: Callable[[str], bool],
     ) -> None:
         self._connected = socket.with_name(socket.name + _CONNECTED)
-        self._environment = environment
-        self._sink, self._shown = sink, shown
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: LogPump | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id; 0 before the start."""
-        return 0 if self._process is None else self._process.pid
+        self._connected.unlink(missing_ok=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _PROGRAM, f"--parent={os.getpid()}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # so that Ctrl-C in a terminal reaches only the launcher
+        )
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        self._log = LogPump(self._process.stdout, sink, shown)
+        self._log.start()
 
     @property
     def is_connected(self) -> bool:
@@ -56,40 +60,17 @@ class EngineProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process was started, and has ended by itself."""
-        return self._process is not None and self._process.poll() is not None
+        return self._process.poll() is not None
 
-    def start(self) -> None:
-        """Starts the process. It returns before the model is loaded."""
-        self._connected.unlink(missing_ok=True)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM, f"--parent={os.getpid()}"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=self._environment,
-            start_new_session=True,  # so that Ctrl-C in a terminal reaches only the launcher
-        )
-        assert self._process.stdout is not None
-        self._log = LogPump(self._process.stdout, self._sink, self._shown)
-        self._log.start()
-
-    def stop(self) -> None:
-        """Kills the process. It does nothing if the process was not started."""
-        if self._process is None:
-            return
+    def kill(self) -> None:
         self._process.kill()
         # A process that waits for a driver cannot be killed before the driver answers.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_S)
-        if self._log is not None:
-            self._log.join(_LOG_S)
-        self._process = None
+        self._log.join(_LOG_S)
 
     def failure_reason(self) -> str:
         """Returns why the process has ended, as a sentence about the engine."""
-        assert self._process is not None
-        assert self._log is not None
         self._log.join(_LOG_S)
         status = self._process.wait()
         if status < 0:

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 from token2wav.config import load_server_config
@@ -224,10 +225,9 @@ class TritonServer:
         if self._engine is None:
             raise ServerStartError("the server has no engine")
         assert self._metrics is not None
-        engine, former_pid = self._engine, self._engine.pid
-        engine.stop()
-        self._metrics.forget(former_pid)
-        engine.start()
+        self._engine.kill()
+        self._metrics.forget(self._engine.pid)
+        self._engine = engine = self._start_engine()
         if self._wait_for(lambda: engine.is_connected) is not None:
             raise ServerStartError(f"tritonserver ended: {self.failure_reason()}")
 
@@ -337,9 +337,10 @@ class TritonServer:
             self.front = "python" if library is None else "native"
             # The libraries of tritonserver must not take the place of those of this Python.
             libraries = {name: os.environ.get(name, "") for name in ("LD_LIBRARY_PATH", "PATH")}
-            self._engine = EngineProcess(socket, environment | libraries, sink, shown)
-            self._cleanup.callback(self._engine.stop)
-            self._engine.start()
+            environment_of_engine = environment | libraries
+            self._start_engine = partial(EngineProcess, socket, environment_of_engine, sink, shown)
+            self._engine = self._start_engine()
+            self._cleanup.callback(self._kill_engine)
         prepare(self.model_repository, names, self.model, repository, library)
         command = [
             triton.executable,
@@ -358,6 +359,11 @@ class TritonServer:
         assert self._reaper.stdout is not None
         self._log = LogPump(self._reaper.stdout, sink, shown)
         self._log.start()
+
+    def _kill_engine(self) -> None:
+        assert self._engine is not None
+        self._engine.kill()
+        self._engine = None
 
     def _native_library(self) -> Path | None:
         """Returns the library of the native front, if the settings choose it.
