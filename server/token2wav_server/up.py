@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from http.client import HTTPException
 from importlib import import_module
@@ -205,7 +205,7 @@ def _run(
         time.sleep(_POLL_S)
 
 
-def _stop(parts: Mapping[str, subprocess.Popen[bytes]]) -> None:
+def _stop(parts: dict[str, subprocess.Popen[bytes]]) -> None:
     """Ends the parts, the last one first: the gateway drains while the servers behind it work.
 
     Parts that still run after some time, or at the next signal, are killed.
@@ -220,7 +220,7 @@ def _stop(parts: Mapping[str, subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
-def _check_all_run(parts: Mapping[str, subprocess.Popen[bytes]]) -> None:
+def _check_all_run(parts: dict[str, subprocess.Popen[bytes]]) -> None:
     for noun, process in parts.items():
         if (status := process.poll()) is not None:
             raise ServerError(f"{noun} has ended with status {status}; everything else is stopped")
