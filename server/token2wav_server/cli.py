@@ -41,15 +41,7 @@ _EXIT_CODES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGINT, SIGTERM or SIGHUP, and then drains the server.
-
-    Args:
-        arguments: command-line arguments without the name of the program; by default
-            ``sys.argv[1:]``.
-
-    Returns:
-        The exit code, one of the codes that ``--help`` lists.
-    """
+    """Serves until SIGINT, SIGTERM or SIGHUP, and then drains the server. Returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     option_count = words.index("--") if "--" in words else len(words)
     options = parser().parse_args(words[:option_count])
@@ -108,11 +100,7 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def _check_addresses(options: argparse.Namespace) -> None:
-    """Checks the ports and the host of the command line.
-
-    Raises:
-        ConfigError: two services have the same port, or this machine cannot listen on the host.
-    """
+    """Checks the ports and the host of the command line."""
     services: dict[int, str] = {}
     for service in ("http", "grpc", "metrics", "status"):
         port = getattr(options, f"{service}_port")
@@ -127,11 +115,7 @@ def _check_addresses(options: argparse.Namespace) -> None:
 
 
 def _check_machine() -> None:
-    """Runs the checks of `token2wav doctor` that a server needs.
-
-    Raises:
-        ServerError: a check found an error.
-    """
+    """Runs the checks of `token2wav doctor` that a server needs."""
     for finding in examine(BEFORE_START):
         if finding.state == "error":
             raise ServerError(finding.message)

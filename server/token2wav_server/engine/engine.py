@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from token2wav.errors import Token2WavError
 from token2wav.serving.audio_output import AudioChunk
@@ -58,20 +58,11 @@ class Engine:
         path.chmod(0o600)
         self._listener.listen(1)
 
-    def serve(self) -> None:
-        """Serves fronts one after another, until `close` is called."""
+    def serve(self) -> NoReturn:
+        """Serves fronts one after another, for as long as the process runs."""
         while True:
-            try:
-                connected, _ = self._listener.accept()
-            except OSError:  # `close` was called
-                return
+            connected, _ = self._listener.accept()
             self._serve_front(Connection(connected, collects=True))
-
-    def close(self) -> None:
-        """Accepts no further front. A front that is connected stays."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
 
     def _serve_front(self, connection: Connection) -> None:
         replies: dict[int, _Reply] = {}

@@ -127,10 +127,6 @@ def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
     """Loads one stage of a model folder, and halves torch's threads.
 
     Flow and vocoder compute at the same time, in two processes. So each gets half of the cores.
-
-    Raises:
-        ConfigError: the model lacks the stage, because it has one stage; or its audio has several
-            channels.
     """
     config = read_config(folder)
     problem = None

@@ -222,9 +222,6 @@ def _array(request: Any, name: str) -> NDArray[Any]:
 
     The copy is needed because a stage may keep an array for longer than Triton keeps the memory of
     the request.
-
-    Raises:
-        InputError: the request has no such tensor.
     """
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     if tensor is None:

@@ -154,9 +154,6 @@ def _environment(libraries: list[Path]) -> dict[str, str]:
     """Returns the environment in which stubs find the packages and the library of this Python.
 
     Stubs find site-packages through ``python3`` on PATH, and libpython on the loader's path.
-
-    Args:
-        libraries: folders to add to the loader's path.
     """
     environment = dict(os.environ)
     for name, folders in (("PATH", [Path(sys.executable).parent]), ("LD_LIBRARY_PATH", libraries)):

@@ -146,11 +146,8 @@ async def _relay(
 ) -> web.StreamResponse:
     """Sends a new request to tritonserver, and relays its response to the client as it arrives.
 
-    Args:
-        request: request of the client. Only its method and its path are passed on.
-        port: port of the service on the loopback interface.
-        body: body of the new request, which has been checked.
-        appendix: returns the text that follows tritonserver's.
+    Only the method and the path of the client's request are passed on. The appendix follows
+    tritonserver's text.
     """
     response = web.StreamResponse()
     response.force_close()

@@ -79,14 +79,8 @@ def show(line: str, sink: TextIO) -> None:
 def failure_reason(lines: Sequence[str], status: int | None = None) -> str:
     """Returns the reason for the failure of a server, from its exit status and its output.
 
-    The first of these that applies is the reason:
-
-    1. the signal that killed the reaper (a negative status);
-    2. the last message of the reaper;
-    3. the signal that killed the server (a status over 128);
-    4. the models that failed to load, each with the message of its exception;
-    5. the error lines of Triton;
-    6. the last lines of the output.
+    A message of the reaper explains more than a signal, and a model that failed to load more than
+    the errors of Triton that follow.
 
     Args:
         lines: latest lines of the output.

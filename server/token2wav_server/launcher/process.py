@@ -366,11 +366,7 @@ class TritonServer:
         self._engine = None
 
     def _native_library(self) -> Path | None:
-        """Returns the library of the native front, if the settings choose it.
-
-        Raises:
-            ServerStartError: the settings choose the native front, which is not installed.
-        """
+        """Returns the library of the native front, if the settings choose it."""
         front = load_server_config(self.config).server.front
         library = None if front == "python" else native_front()
         if front == "native" and library is None:

