@@ -27,12 +27,7 @@ _PROGRAM = (
 
 def check(model: Path, config: Path | None) -> list[str]:
     """Checks that a model folder can be served with the settings in a file, on this machine.
-
-    Args:
-        config: settings file of the server; None for the default settings.
-
-    Returns:
-        The warnings.
+    Returns the warnings.
 
     Raises:
         ConfigError: the folder or a setting cannot be used. The message gives the reason.

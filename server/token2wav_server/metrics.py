@@ -177,7 +177,7 @@ class ServerMetrics(Observer):
             self._starts[utterance.chunker.next_provisional].inc()
 
     def ended(self, utterance: Utterance, reason: str) -> None:
-        playback, tokens = utterance.playback, utterance.chunker.new_tokens
+        playback = utterance.playback
         if utterance.canary:
             self._canary.set(playback.now() - utterance.admitted)
         factor = utterance.compute_seconds / playback.seconds_sent if playback.seconds_sent else 0.0
@@ -189,21 +189,12 @@ class ServerMetrics(Observer):
         )
         if sound is not None:
             self._sound.observe(sound)
+        canary = "canary " if utterance.canary else ""
         log.info(
-            "%sstream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s first_sound_s=%s "
-            "real_time_factor=%.3f "
-            "underruns=%d",
-            *(
-                "canary " if utterance.canary else "",
-                utterance.number,
-                reason,
-                tokens,
-                playback.seconds_sent,
-                first,
-                sound,
-                factor,
-                playback.underruns,
-            ),
+            f"{canary}stream={utterance.number} reason={reason} "
+            f"tokens={utterance.chunker.new_tokens} audio_s={playback.seconds_sent:.2f} "
+            f"first_audio_s={first} first_sound_s={sound} real_time_factor={factor:.3f} "
+            f"underruns={playback.underruns}"
         )
         # The counter comes last, because a new label may fail: the file of the metrics may have to
         # grow, and the disk may be full.

@@ -31,10 +31,6 @@ CANARY_VARIABLE = "TOKEN2WAV_CANARY"
 def read_environment() -> tuple[Path, ServerConfig]:
     """Reads the model folder and the settings of the server from environment variables.
 
-    Returns:
-        The folder in TOKEN2WAV_MODEL, and the settings of the file in TOKEN2WAV_CONFIG. Without
-        this variable the settings have their defaults.
-
     Raises:
         ConfigError: TOKEN2WAV_MODEL is not set, or the settings file cannot be used.
     """

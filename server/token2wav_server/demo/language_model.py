@@ -14,6 +14,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
@@ -22,8 +23,10 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from token2wav_client import TokenError
+from token2wav_server import demo
 
 MODEL = "speech"
+MAX_CHARACTERS = 300
 _EVENTS = "text/event-stream"
 
 
@@ -84,6 +87,37 @@ def _event(choice: dict[str, Any]) -> str:
     return f"data: {json.dumps(piece)}\n\n"
 
 
+def front_end() -> Callable[[str], list[int]]:
+    """Makes the function that reads a sentence aloud, and turns the recording into tokens."""
+    # Imported here, because tests serve other tokens without these packages.
+    from token2wav_server.demo.speaker import RATE_HZ, TOKEN_SAMPLES, Speaker
+    from token2wav_voice import FrontEnd, Recording
+    from token2wav_voice.recording import MAX_SECONDS
+
+    speaker, listener = Speaker(seed=0), FrontEnd(demo.MODEL)
+
+    def tokens_of(sentence: str) -> list[int]:
+        if not any(character.isalnum() for character in sentence):
+            raise TokenError("sentence: 0 words; at least 1 is needed")
+        if len(sentence) > MAX_CHARACTERS:
+            raise TokenError(
+                f"sentence: {len(sentence)} characters; at most {MAX_CHARACTERS} are allowed"
+            )
+        speech = speaker.say(sentence, vary=False)
+        seconds = len(speech) / RATE_HZ
+        if not TOKEN_SAMPLES / RATE_HZ <= seconds <= MAX_SECONDS:
+            raise TokenError(
+                f"sentence: {seconds:.0f} s of speech; must be more than 0 and at most "
+                f"{MAX_SECONDS:g} s"
+            )
+        tokens: list[int] = listener.tokens(
+            Recording(Path("sentence"), speech, RATE_HZ, 1, 0.0)
+        ).tolist()
+        return tokens
+
+    return tokens_of
+
+
 def main() -> None:
     """Serves the stand-in until it is stopped."""
     parser = argparse.ArgumentParser(description="Serve a stand-in for a speech language model.")
@@ -92,10 +126,7 @@ def main() -> None:
         "--tokens-per-second", type=float, default=50.0, help="pace (default: %(default)s)"
     )
     options = parser.parse_args()
-    # Imported here, because tests serve other tokens without these packages.
-    from token2wav_server.demo.text_front_end import TextFrontEnd
-
-    app = create_app(TextFrontEnd().tokens, options.tokens_per_second)
+    app = create_app(front_end(), options.tokens_per_second)
     uvicorn.run(app, port=options.port, log_level="warning", timeout_graceful_shutdown=1)
 
 

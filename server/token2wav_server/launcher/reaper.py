@@ -37,9 +37,6 @@ def remove_leftovers(folder: Path, shm_prefix: str) -> None:
 
     It ends the server's processes, and removes its private folder, its segments of shared memory
     and the empty folders of its Python backend.
-
-    Args:
-        shm_prefix: name prefix of the server's shared memory segments.
     """
     _kill_processes_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -107,7 +104,6 @@ def run(
     signal, or when the launcher has ended.
 
     Args:
-        folder: private folder of the server.
         shm_prefix: name prefix of the server's shared memory segments.
         grace_s: seconds that the server may take after SIGTERM before it is killed.
 
