@@ -86,23 +86,6 @@ sys.exit(engines.main())
 """
 
 
-def missing() -> str:
-    """Returns a message about a requirement that this machine lacks, or an empty string."""
-    if os.geteuid() != 0:
-        return "needs root"
-    programs = [
-        name
-        for name in ("buildah", "debootstrap", "unshare", "setpriv")
-        if shutil.which(name) is None
-    ]
-    return (
-        f"the check needs {', '.join(programs)}; run: apt-get install buildah debootstrap "
-        "util-linux"
-        if programs
-        else ""
-    )
-
-
 def say(text: str) -> None:
     print(f"check: {text}", flush=True)
 
@@ -436,8 +419,14 @@ def main() -> None:
         help="folder that keeps bases and images for the next run (default: none)",
     )
     options = parser.parse_args()
-    if reason := missing():
-        sys.exit(f"check: {reason}")
+    if os.geteuid() != 0:
+        sys.exit("check: needs root")
+    programs = ("buildah", "debootstrap", "unshare", "setpriv")
+    if absent := [program for program in programs if shutil.which(program) is None]:
+        sys.exit(
+            f"check: the check needs {', '.join(absent)}; run: apt-get install buildah debootstrap "
+            "util-linux"
+        )
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="token2wav-images-") as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

@@ -142,7 +142,9 @@ def _run(
         check_voices(folder, Path(_VOICES))
     check_voices(checked.voices.model_copy(update={"default": None}), origin)
     if options.model is None:
-        _make_demo_voice(checked)
+        voices = VoiceFolder(checked.voices)
+        if demo.VOICE not in voices.names():
+            asyncio.run(voices.create(demo.VOICE, demo.PROMPT_TEXT, demo.PROMPT.read_bytes()))
     check_voices(checked.voices, origin)
     prctl = ctypes.CDLL(None).prctl
 
@@ -268,13 +270,6 @@ def _name_of(url: str) -> str:
             "`language_model: {model: NAME}`, and pass it with --config"
         )
     return str(names[0])
-
-
-def _make_demo_voice(settings: Settings) -> None:
-    """Makes the demo voice in the folder of the gateway, unless it is there."""
-    voices = VoiceFolder(settings.voices)
-    if demo.VOICE not in voices.names():
-        asyncio.run(voices.create(demo.VOICE, demo.PROMPT_TEXT, demo.PROMPT.read_bytes()))
 
 
 def parser() -> CommandParser:
