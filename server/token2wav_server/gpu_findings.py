@@ -67,7 +67,6 @@ def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
     """Returns whether a GPU can run a torch.
 
     Args:
-        capability: compute capability of the GPU.
         architectures: the architectures of torch, such as `sm_90` (machine code) and `compute_120`
             (code that the driver translates for newer GPUs).
     """

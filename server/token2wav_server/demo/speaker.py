@@ -22,10 +22,8 @@ _PEAK = 0.6  # largest sample, with headroom as in a recording
 class Speaker:
     """Speaker that reads sentences aloud.
 
-    The recordings are always the same for the same seed and the same sentences in the same order.
-
-    Args:
-        seed: seed of the random timing and breath of the voice.
+    The recordings are always the same for the same seed and the same sentences in the same order,
+    because timing and breath of the voice are random.
     """
 
     def __init__(self, seed: int) -> None:

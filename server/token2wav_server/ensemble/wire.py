@@ -51,10 +51,7 @@ _ERRORS: tuple[type[Token2WavError], ...] = (BackendError, LimitError, StreamClo
 class StageModel:
     """Triton model of one stage, which computes the batches of Triton's dynamic batcher.
 
-    Args:
-        name: name of the model in Triton.
-        load: loads the stage of a model folder.
-        read: reads the chunk of a request.
+    While the model computes a batch, Triton collects the requests of the next batch.
     """
 
     def __init__(

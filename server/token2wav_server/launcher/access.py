@@ -123,7 +123,6 @@ class Access:
         certificates: certificates for TLS on gRPC; None for gRPC without encryption.
         admin_key: key for the protocols that are closed without it; by default a random key that is
             not published.
-        http_inference: whether inference over HTTP is open to everybody.
     """
 
     certificates: Certificates | None = None

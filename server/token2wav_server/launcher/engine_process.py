@@ -26,9 +26,8 @@ class EngineProcess:
     engine does not outlive its server.
 
     Args:
-        socket: path of the Unix socket on which the engine listens.
-        environment: environment variables of the process, of which one is this path.
-        sink, shown: as in `LogPump`.
+        socket: path of the Unix socket on which the engine listens, also a variable of the
+            environment.
     """
 
     def __init__(

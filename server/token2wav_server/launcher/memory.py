@@ -21,9 +21,6 @@ def default_bound_mib(root: Path = Path("/")) -> int:
 
     It is 80 % of the memory of this machine. If the container (cgroup) of this process has less
     memory, it is 80 % of that.
-
-    Args:
-        root: root of the file system with the cgroup's files.
     """
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
     for file in _CGROUP_LIMITS:

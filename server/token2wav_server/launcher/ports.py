@@ -66,8 +66,6 @@ def listening(host: str, port: int, service: str, option: str = "") -> socket.so
     """Opens a socket that listens on a port.
 
     Args:
-        host: address to listen on, IPv4 or IPv6.
-        service: name of the service in error messages.
         option: option that sets the port; by default `--SERVICE-port`.
 
     Raises:
