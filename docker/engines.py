@@ -90,13 +90,8 @@ class Machine:
         if self.backend == "onnx":
             return ["onnx"]
         most_streams = min(config.limits.batch_streams, CAPTURED_STREAMS)
-        arguments = ["tensorrt", "--package", self.backend]
-        arguments += [
-            "--max-streams",
-            str(most_streams),
-            "--history-seconds",
-            str(CAPTURED_SECONDS),
-        ]
+        arguments = ["tensorrt", "--package", self.backend, "--max-streams", str(most_streams)]
+        arguments += ["--history-seconds", str(CAPTURED_SECONDS)]
         if self.backend == "tensorrt_rtx":
             arguments += ["--compute-capability", self.target["compute_capability"]]
         return arguments
@@ -146,13 +141,11 @@ def build(root: Path, model: Path, config_file: Path | None) -> int:
             f"engines: building {graph} in {precision} for {machine.backend} in {engine_folder}",
             flush=True,
         )
-        folders = ["--model", str(model), "--out", str(engine_folder)]
-        selection = ["--graphs", graph, "--precision", precision]
-        settings = (
-            ["--config", str(config_file)] if config_file and machine.backend != "onnx" else []
-        )
-        task, *details = machine.command(config)
-        if code := cli.main([task, *folders, *selection, *details, *settings]):
+        words = [*machine.command(config), "--model", str(model), "--out", str(engine_folder)]
+        words += ["--graphs", graph, "--precision", precision]
+        if config_file and machine.backend != "onnx":
+            words += ["--config", str(config_file)]
+        if code := cli.main(words):
             return code
     if machine.backend == "tensorrt_rtx":
         compile_kernels(model, config, engine_folder)
@@ -172,9 +165,9 @@ def compile_kernels(model: Path, config: ServerConfig, engine_folder: Path) -> N
 def _usable(
     machine: Machine, engines: EngineFolder, graph: GraphName, precision: Precision, model: Path
 ) -> bool:
-    versions: dict[str, str] = (
-        {} if machine.backend == "onnx" else {machine.backend: machine.version}
-    )
+    versions: dict[str, str] = {}
+    if machine.backend != "onnx":
+        versions[machine.backend] = machine.version
     try:
         engines.find(
             graph,
