@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from token2wav.cache.paged_kv_cache import LayerView
@@ -36,21 +35,3 @@ def rows_of(table: torch.Tensor) -> tuple[torch.Tensor, int, int]:
 def sizes_of(view: LayerView) -> dict[str, int]:
     """Returns the arguments of a kernel for the sizes of a page of the cache."""
     return dict(zip(("BLOCK_FRAMES", "HEADS", "DIM"), view.data.shape[3:], strict=True))
-
-
-@triton.jit
-def tile_of_keys(begin, end, header, KEYS: tl.constexpr, BLOCK_FRAMES: tl.constexpr):
-    """Returns positions (keys,) in the pages of the table row at `header`, and their pages.
-
-    A page is looked up once for all of its frames.
-    """
-    key = begin + tl.arange(0, KEYS)
-    index, first = key // BLOCK_FRAMES, begin // BLOCK_FRAMES
-    page = tl.zeros_like(index)
-    # A tile may begin with the last frame of a page.
-    for part in tl.static_range((KEYS + BLOCK_FRAMES - 2) // BLOCK_FRAMES + 1):
-        page_index = first + part
-        entry = header + HEADER + page_index
-        found = tl.load(entry, mask=page_index * BLOCK_FRAMES < end, other=0)
-        page = tl.where(index == page_index, found, page)
-    return key, page.to(tl.int64)

@@ -16,12 +16,12 @@ import triton.language as tl
 
 from token2wav.cache.paged_kv_cache import LayerView
 from token2wav.kernels.block_table import (
+    HEADER,
     NUM_PAGES,
     OF_A_BATCH,
     PROMPT_PADDING,
     VALID,
     rows_of,
-    tile_of_keys,
 )
 
 # Tiles that keep everything in registers, compiled for compute capabilities 8.0, 9.0 and 10.0.
@@ -75,7 +75,16 @@ def _relative_attention(
     # to the valid ones of the last page.
     stop = tl.where(first < valid, (visible_pages - 1) * POSITIONS + valid, 0)
     for begin in range(start, stop, KEYS):
-        key, page = tile_of_keys(begin, stop, header, KEYS, POSITIONS)
+        key = begin + tl.arange(0, KEYS)
+        index, first_index = key // POSITIONS, begin // POSITIONS
+        page = tl.zeros_like(index)
+        # A page is looked up once. A tile may begin with the last position of a page.
+        for part in tl.static_range((KEYS + POSITIONS - 2) // POSITIONS + 1):
+            page_index = first_index + part
+            entry = header + HEADER + page_index
+            found = tl.load(entry, mask=page_index * POSITIONS < stop, other=0)
+            page = tl.where(index == page_index, found, page)
+        page = page.to(tl.int64)
         visible = key < stop
         key_offset = (page * POSITIONS + key % POSITIONS)[:, None] * (HEADS * DIM)
         at = key_offset + (head * DIM + column)[None, :]
