@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +90,19 @@ def run_load(target: Target, load: Load) -> tuple[list[Heard], float]:
     parts = [delays[part::count] for part in range(count)]
     # gRPC does not work in a process that was forked. All processes read the same clock.
     context = get_context("spawn")
-    # A late process would begin its clients late, so each waits until all have begun.
-    with ProcessPoolExecutor(count, context, context.Barrier(count).wait) as pool:
-        list(pool.map(time.sleep, [0.0] * count))
+    with ProcessPoolExecutor(count, context, _begin, (context.Barrier(count),)) as pool:
+        list(pool.map(time.sleep, [0.0] * count))  # ends when all processes have begun
         start = time.monotonic() + 0.5
         run = partial(_run_clients, target, load, start)
         heard = [utterance for part in pool.map(run, parts) for utterance in part]
         return heard, time.monotonic() - start
+
+
+def _begin(barrier: Barrier) -> None:
+    """Waits until all processes of the pool have begun, and have imported this module, because a
+    late one would begin its clients late.
+    """
+    barrier.wait()
 
 
 def _run_clients(
