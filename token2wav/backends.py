@@ -42,7 +42,7 @@ from token2wav.networks.estimator import Estimator
 from token2wav.networks.ode import OdeTables
 from token2wav.published.artifacts import EngineFolder, Precision
 from token2wav.stages.encoder_runner import BlockEncoderRunner, ChunkEncoderRunner, EncoderRunner
-from token2wav.stages.stage import BackendName, BlockEncoder
+from token2wav.stages.stage import BackendName, Encoder
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +221,7 @@ def flow_runner(
 
 
 def encoder_runner(
-    encoder: BlockEncoder,
+    encoder: Encoder,
     cache: EncoderCache,
     states: StateStore,
     block_tokens: int,

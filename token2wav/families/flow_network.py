@@ -23,9 +23,8 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
     embeddings in the same way, and their parameters of the estimator have names below `decoder.`.
 
     Attributes:
-        key_value_specs: sizes of the keys and values of the encoder, see `Encoder`.
-        lookahead, lookbehind, token_shape, mel_bands, token_mel_ratio, attention_heads: sizes of
-            the encoder, see `BlockEncoder`.
+        key_value_specs, lookahead, lookbehind, token_shape, mel_bands, token_mel_ratio,
+            attention_heads: sizes of the encoder, see `Encoder`.
     """
 
     spk_embed_affine_layer: nn.Linear
@@ -51,7 +50,7 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
         return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
 
     def with_lookahead(self, chunk: TokenChunk, grid: BlockGrid) -> NDArray[np.int32]:
-        """Returns the tokens of a chunk and its look-ahead; see `BlockEncoder`."""
+        """Returns the tokens of a chunk and its look-ahead; see `Encoder`."""
         return chunk.tokens
 
     def state_specs(self) -> dict[nn.Module, StateSpec]:

@@ -26,7 +26,7 @@ from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.staging import IntegerTensors, to_device
 from token2wav.layers.streaming import Activation, Streaming, StreamStep
 from token2wav.networks.conformer import LayerAttention, RelativeAttention, frequencies
-from token2wav.stages.stage import BlockEncoder, Encoder, EncoderInput, TokenChunk
+from token2wav.stages.stage import Encoder, EncoderInput, TokenChunk
 
 ENCODER = "encoder"  # name of the encoder in the state store
 
@@ -95,11 +95,9 @@ class BlockEncoderRunner(EncoderRunner):
     `BucketRunner` describes the arguments `buckets` and `graphs`.
     """
 
-    encoder: BlockEncoder
-
     def __init__(
         self,
-        encoder: BlockEncoder,
+        encoder: Encoder,
         cache: EncoderCache,
         states: StateStore,
         block_tokens: int,
@@ -138,7 +136,7 @@ class EncoderBatch:
     def __init__(
         self,
         size: BatchSize,
-        encoder: BlockEncoder,
+        encoder: Encoder,
         cache: EncoderCache,
         states: StateStore,
         rows: StateRows,

@@ -232,7 +232,8 @@ class Encoder(Protocol):
     """Part of a flow that turns tokens into mu, a condition of each frame.
 
     An encoder holds no memory of its streams. Its layers declare their states, and their keys and
-    values. The stage stores both.
+    values. The stage stores both. It encodes chunk by chunk (`encode`), or batches of blocks of any
+    streams, in code that a CUDA graph can capture (`encode_blocks`).
     """
 
     @property
@@ -257,12 +258,6 @@ class Encoder(Protocol):
 
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
         """Projects a speaker embedding to a vector (bands,)."""
-
-
-class BlockEncoder(Encoder, Protocol):
-    """Encoder that can also encode a batch of blocks of any streams, in code that a CUDA graph can
-    capture.
-    """
 
     @property
     def lookahead(self) -> int:

@@ -78,7 +78,7 @@ class Flow(FlowNetwork[EstimatorT]):
     def encode_blocks(
         self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
     ) -> torch.Tensor:
-        """Computes mu (rows, bands, frames) of blocks; see `BlockEncoder`."""
+        """Computes mu (rows, bands, frames) of blocks; see `Encoder`."""
         x = embed_tokens(self._embed, tokens)
         return self.encoder_proj(self.encoder(x, attention, step, last=False)).transpose(1, 2)
 

@@ -107,7 +107,7 @@ class Flow(FlowNetwork[DiT]):
     def encode_blocks(
         self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
     ) -> torch.Tensor:
-        """Computes mu (rows, bands, frames) of blocks; see `BlockEncoder`. The encoder
+        """Computes mu (rows, bands, frames) of blocks; see `Encoder`. The encoder
         has no attention.
         """
         return self._mu(self._embedded(tokens), step, last=False)
