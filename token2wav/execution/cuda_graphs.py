@@ -32,18 +32,12 @@ class CaptureError(Exception):
 
 @dataclass
 class GraphSummary:
-    """Summary of a model's CUDA graphs, for reports.
-
-    Attributes:
-        nodes: nodes in all graphs; None without cuda-python.
-        memory: bytes of GPU memory that the captures took.
-        seconds: time that the captures took, with the runs before them, in which the Triton
-            language compiles kernels.
-    """
+    """Summary of a model's CUDA graphs, for reports."""
 
     graphs: int = 0
-    nodes: int | None = None
-    memory: int = 0
+    nodes: int | None = None  # in all graphs; None without cuda-python
+    memory: int = 0  # bytes of GPU memory that the captures took
+    # Of the captures, with the runs before them, in which the Triton language compiles kernels.
     seconds: float = 0.0
 
 

@@ -22,17 +22,11 @@ _MOST_NEW = 32
 
 @dataclass(frozen=True, eq=False)
 class StreamKeys:
-    """Keys of one stream in a part of a step.
+    """Keys of one stream in a part of a step."""
 
-    Attributes:
-        slot: slot of the first new position in the ring.
-        count: keys in the ring. The ring of a young stream is not full.
-        mask: (n, keys) values to add to the scores, 0 or -inf; None if every position attends to
-            all keys.
-    """
-
-    slot: int
-    count: int
+    slot: int  # of the first new position in the ring
+    count: int  # keys in the ring; that of a young stream is not full
+    # (n, keys) values to add to the scores, 0 or -inf; None if every position attends to all keys.
     mask: torch.Tensor | None
 
 

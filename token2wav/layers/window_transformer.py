@@ -25,26 +25,17 @@ from token2wav.layers.window_attention import (
 
 @dataclass(frozen=True)
 class TransformerSizes:
-    """Sizes of a transformer.
-
-    Attributes:
-        width: channels of the residual stream.
-        window: positions that a position attends to, itself included.
-        rope_base: base of the frequencies of rotary positions.
-        key_heads: heads of keys and values, a divisor of `heads`; None for `heads`.
-        rope_precision: precision to which the cosines and sines of rotary positions are rounded.
-        scaled: whether the outputs of the parts of a layer have a scale for every channel.
-    """
+    """Sizes of a transformer."""
 
     layers: int
-    width: int
+    width: int  # channels of the residual stream
     heads: int
     dim_head: int
-    window: int
-    rope_base: float
-    key_heads: int | None = None
-    rope_precision: torch.dtype = torch.float32
-    scaled: bool = True
+    window: int  # positions that a position attends to, itself included
+    rope_base: float  # base of the frequencies of rotary positions
+    key_heads: int | None = None  # heads of keys and values, a divisor of `heads`; None for `heads`
+    rope_precision: torch.dtype = torch.float32  # of the cosines and sines of rotary positions
+    scaled: bool = True  # whether the outputs of attention and feed-forward part are scaled
 
 
 class WindowTransformer(StreamModule):

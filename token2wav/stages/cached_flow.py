@@ -77,27 +77,20 @@ class _Prompt:
 
 @dataclass(eq=False)
 class _FlowStream:
-    """State of one stream.
-
-    Attributes:
-        grid: block grid, in tokens.
-        prefix: None after the stream has released its pages.
-        tokens: tokens of finished chunks, for a stream that must continue without the cache.
-        recomputing: handle in `RecomputeFlow`; None while the stream uses the cache.
-        busy: whether a thread is computing a chunk of the stream.
-    """
+    """State of one stream."""
 
     voice: Voice
     steps: int
-    grid: BlockGrid
-    prefix: Prefix[_Prompt] | None
+    grid: BlockGrid  # in tokens
+    prefix: Prefix[_Prompt] | None  # None after the stream has released its pages
     prompt: _Prompt
     blocks: StreamBlocks
     slot: int
     next_token: int
+    # Of finished chunks, for a stream that must continue without the cache.
     tokens: list[NDArray[np.int32]] = field(default_factory=list)
-    recomputing: int | None = None
-    busy: bool = False
+    recomputing: int | None = None  # handle in `RecomputeFlow`; None while the cache is used
+    busy: bool = False  # whether a thread is computing a chunk of the stream
     closed: bool = False
 
 
