@@ -30,6 +30,7 @@ from token2wav.networks.estimator import Estimator
 from token2wav.networks.ode import OdeTables
 from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.networks.unet import UNet
+from token2wav.published.sizes import UNetConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # on a GPU, the tests belong to the tests that the GPU must pass
@@ -37,11 +38,10 @@ pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 # Tolerance of mels, with a spread of about 1, and of states of convolutions, with values up to 10.
 CLOSE = {"float32": 1e-5, "float16": 2e-2}
 BANDS, BLOCK, STEPS, PAGES = 8, 4, 2, 8
+UNET = UNetConfig(channels=16, heads=2, dim_head=16, mid_blocks=1, layers=1)
 MAKERS = {
-    "unet": lambda: UNet(BANDS, 16, 2, 16, mid_blocks=1, layers=1, block_frames=BLOCK),
-    "mean flow": lambda: UNet(
-        BANDS, 16, 2, 16, mid_blocks=1, layers=1, block_frames=BLOCK, mean_flow=True
-    ),
+    "unet": lambda: UNet(BANDS, UNET, BLOCK),
+    "mean flow": lambda: UNet(BANDS, UNET, BLOCK, mean_flow=True),
     "step audio": lambda: StepAudioDiT(BANDS, 32, 2, 16, layers=2),
 }
 STEP_MAKERS: dict[str, Callable[[Any, OdeTables, PagedKVCache], StepFunction]] = {

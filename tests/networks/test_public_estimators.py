@@ -19,6 +19,7 @@ from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.networks.unet import UNet
+from token2wav.published.sizes import ConformerConfig, UNetConfig
 
 TOLERANCE = 2e-5  # of both velocities, with values up to 5
 TIME, END = torch.tensor([0.3]), torch.tensor([0.8])
@@ -35,22 +36,14 @@ KINDS = [
 def networks(golden: FamilyGolden, kind: str) -> nn.ModuleDict:
     """Networks of a flow under their public names, which select their weights."""
     size = golden.sizes
-    layers, up_layers = size["encoder_layers"]
-    encoder = Conformer(
-        size["encoder"],
-        size["encoder_heads"],
-        size["encoder_units"],
-        layers,
-        up_layers,
-        lookahead=3,
-        ratio=2,
-    )
-    width = (80, size["channels"], size["heads"], size["dim_head"])
+    width = (size["encoder"], size["encoder_heads"], size["encoder_units"])
+    encoder = Conformer(ConformerConfig(*width, *size["encoder_layers"]), lookahead=3, ratio=2)
+    width = (size["channels"], size["heads"], size["dim_head"])
     if golden.family == "stepaudio2":
-        estimator: nn.Module = StepAudioDiT(*width, size["layers"][0])
+        estimator: nn.Module = StepAudioDiT(80, *width, size["layers"][0])
     else:
-        blocks, layers = size["layers"]
-        estimator = UNet(*width, blocks, layers, 50, mean_flow=kind == "meanflow")
+        unet = UNetConfig(*width, *size["layers"])
+        estimator = UNet(80, unet, 50, mean_flow=kind == "meanflow")
     parts = {
         "input_embedding": nn.Embedding(6561, size["encoder"]),
         "spk_embed_affine_layer": nn.Linear(192, 80),

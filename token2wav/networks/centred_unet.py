@@ -22,6 +22,7 @@ from token2wav.networks.unet import (
     UNetBlock,
     UNetEstimator,
 )
+from token2wav.published.sizes import UNetConfig
 
 _GROUPS = 8  # of the norms
 
@@ -35,22 +36,14 @@ class CentredUNet(UNetEstimator):
         levels: resolutions, the first of which has all frames.
     """
 
-    def __init__(
-        self,
-        bands: int,
-        channels: int,
-        levels: int,
-        heads: int,
-        dim_head: int,
-        mid_blocks: int,
-        layers: int,
-    ) -> None:
+    def __init__(self, bands: int, levels: int, sizes: UNetConfig) -> None:
         super().__init__()
+        channels = sizes.channels
         inputs, time_channels = 4 * bands, 4 * channels
         self.time_mlp, self.time_embed_mixer = TimeMLP(inputs, time_channels), None
 
         def block(inputs: int, *last: nn.Module) -> UNetBlock:
-            transformer = (TransformerLayer(channels, heads, dim_head) for _ in range(layers))
+            transformer = (TransformerLayer(sizes) for _ in range(sizes.layers))
             residual = ResidualBlock(inputs, channels, time_channels, GroupedBlock)
             return UNetBlock([residual, nn.ModuleList(transformer), *last])
 
@@ -62,7 +55,7 @@ class CentredUNet(UNetEstimator):
             lowest, highest = level == levels - 1, level == 0
             down = _Centred(channels) if lowest else _Resampling(halving())
             self.down_blocks.append(block(inputs if highest else channels, down))
-        self.mid_blocks.extend(block(channels) for _ in range(mid_blocks))
+        self.mid_blocks.extend(block(channels) for _ in range(sizes.mid_blocks))
         for level in reversed(range(levels)):
             up = _Resampling(doubling()) if level else _Centred(channels)
             self.up_blocks.append(block(2 * channels, up))

@@ -23,6 +23,7 @@ from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.lookahead import PreLookahead, convolved
 from token2wav.layers.streaming import OFFLINE, KeyValueSpec, StreamStep, causal_conv
 from token2wav.networks.masks import attention_bias
+from token2wav.published.sizes import ConformerConfig
 
 _LOOKBEHIND = 2  # tokens that each causal convolution reaches back
 _LAYER_EPS = 1e-12  # epsilon of the norms within layers; the other norms have torch's default
@@ -115,33 +116,20 @@ class Conformer(nn.Module):
     upsampling, and conformer layers at the frame rate.
 
     Args:
-        hidden: channels within feed-forward layers.
-        layers, up_layers: layers before and after upsampling.
         ratio: mel frames per token.
     """
 
     lookbehind = _LOOKBEHIND
 
-    def __init__(
-        self,
-        size: int,
-        heads: int,
-        hidden: int,
-        layers: int,
-        up_layers: int,
-        lookahead: int,
-        ratio: int,
-    ) -> None:
+    def __init__(self, sizes: ConformerConfig, lookahead: int, ratio: int) -> None:
         super().__init__()
-        self.ratio = ratio
+        size, self.ratio = sizes.size, ratio
         self.embed = _Embedding(size)
         self.pre_lookahead_layer = PreLookahead(size, size, lookahead, _LOOKBEHIND)
-        self.encoders = nn.ModuleList(ConformerLayer(size, heads, hidden) for _ in range(layers))
+        self.encoders = nn.ModuleList(ConformerLayer(sizes) for _ in range(sizes.layers))
         self.up_layer = _Upsampling(size, ratio)
         self.up_embed = _Embedding(size)
-        self.up_encoders = nn.ModuleList(
-            ConformerLayer(size, heads, hidden) for _ in range(up_layers)
-        )
+        self.up_encoders = nn.ModuleList(ConformerLayer(sizes) for _ in range(sizes.up_layers))
         self.after_norm = nn.LayerNorm(size)
 
     @property
@@ -183,17 +171,13 @@ class Conformer(nn.Module):
 
 
 class FlatConformer(nn.Module):
-    """Conformer encoder at the token rate alone, for whole sequences.
+    """Conformer encoder at the token rate alone, for whole sequences."""
 
-    Args:
-        hidden: channels within feed-forward layers.
-    """
-
-    def __init__(self, size: int, heads: int, hidden: int, layers: int) -> None:
+    def __init__(self, sizes: ConformerConfig) -> None:
         super().__init__()
-        self.embed = _Embedding(size)
-        self.encoders = nn.ModuleList(ConformerLayer(size, heads, hidden) for _ in range(layers))
-        self.after_norm = nn.LayerNorm(size)
+        self.embed = _Embedding(sizes.size)
+        self.encoders = nn.ModuleList(ConformerLayer(sizes) for _ in range(sizes.layers))
+        self.after_norm = nn.LayerNorm(sizes.size)
 
     def forward(self, x: torch.Tensor, grid: BlockGrid | None = None) -> torch.Tensor:
         """Encodes embedded tokens (B, n, size). `grid` limits attention; None is full attention."""
@@ -205,10 +189,11 @@ class FlatConformer(nn.Module):
 
 
 class ConformerLayer(nn.Module):
-    def __init__(self, size: int, heads: int, hidden: int) -> None:
+    def __init__(self, sizes: ConformerConfig) -> None:
         super().__init__()
-        self.self_attn = RelativeAttention(size, heads)
-        self.feed_forward = FeedForward(size, hidden, F.silu, names=("w_1", "w_2"), bias=True)
+        size = sizes.size
+        self.self_attn = RelativeAttention(size, sizes.heads)
+        self.feed_forward = FeedForward(size, sizes.units, F.silu, names=("w_1", "w_2"), bias=True)
         self.norm_ff = nn.LayerNorm(size, eps=_LAYER_EPS)
         self.norm_mha = nn.LayerNorm(size, eps=_LAYER_EPS)
 

@@ -19,6 +19,7 @@ from torch import nn
 from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope, attended
 from token2wav.networks.masks import attention_bias, block_mask
+from token2wav.published.sizes import UNetConfig
 
 _KERNEL = 3
 _TIME_SCALE = 1000.0
@@ -85,19 +86,10 @@ class UNet(UNetEstimator):
     """
 
     def __init__(
-        self,
-        bands: int,
-        channels: int,
-        heads: int,
-        dim_head: int,
-        mid_blocks: int,
-        layers: int,
-        block_frames: int,
-        *,
-        mean_flow: bool = False,
+        self, bands: int, sizes: UNetConfig, block_frames: int, *, mean_flow: bool = False
     ) -> None:
         super().__init__()
-        self.block_frames = block_frames
+        self.block_frames, channels = block_frames, sizes.channels
         inputs, time_channels = 4 * bands, 4 * channels
         self.time_mlp = TimeMLP(inputs, time_channels)
         self.time_embed_mixer = (
@@ -105,13 +97,13 @@ class UNet(UNetEstimator):
         )
 
         def block(inputs: int, *last: nn.Module) -> UNetBlock:
-            transformer = (TransformerLayer(channels, heads, dim_head) for _ in range(layers))
+            transformer = (TransformerLayer(sizes) for _ in range(sizes.layers))
             return UNetBlock(
                 [ResidualBlock(inputs, channels, time_channels), nn.ModuleList(transformer), *last]
             )
 
         self.down_blocks = nn.ModuleList([block(inputs, CausalConv(channels, channels))])
-        self.mid_blocks = nn.ModuleList(block(channels) for _ in range(mid_blocks))
+        self.mid_blocks = nn.ModuleList(block(channels) for _ in range(sizes.mid_blocks))
         self.up_blocks = nn.ModuleList([block(2 * channels, CausalConv(channels, channels))])
         self.final_block = ConvolutionBlock(channels, channels)
         self.final_proj = nn.Conv1d(channels, bands, 1)
@@ -119,7 +111,7 @@ class UNet(UNetEstimator):
         for index, conv in enumerate(self.convolutions):
             conv.index = index
         self.conv_state_shapes = [conv.state_shape for conv in self.convolutions]
-        self.attention = len(self._layers()), heads, dim_head
+        self.attention = len(self._layers()), sizes.heads, sizes.dim_head
         for index, layer in enumerate(self._layers()):
             layer.attn1.index = index
 
@@ -254,10 +246,11 @@ class ResidualBlock(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention without positions and a feed-forward layer, each after a norm."""
 
-    def __init__(self, channels: int, heads: int, dim_head: int) -> None:
+    def __init__(self, sizes: UNetConfig) -> None:
         super().__init__()
+        channels = sizes.channels
         self.norm1 = nn.LayerNorm(channels)
-        self.attn1 = UNetAttention(channels, heads, dim_head)
+        self.attn1 = UNetAttention(sizes)
         self.norm3 = nn.LayerNorm(channels)
         self.ff = _UNetFeedForward(channels)
 
@@ -269,15 +262,15 @@ class TransformerLayer(nn.Module):
 
 
 class UNetAttention(nn.Module):
-    def __init__(self, channels: int, heads: int, dim_head: int) -> None:
+    def __init__(self, sizes: UNetConfig) -> None:
         super().__init__()
         self.index = 0
-        inner = heads * dim_head
+        channels, inner = sizes.channels, sizes.heads * sizes.dim_head
         self.to_q = nn.Linear(channels, inner, bias=False)
         self.to_k = nn.Linear(channels, inner, bias=False)
         self.to_v = nn.Linear(channels, inner, bias=False)
         self.to_out = nn.ModuleList([nn.Linear(inner, channels)])
-        self._attend = partial(attended, heads)
+        self._attend = partial(attended, sizes.heads)
 
     def forward(
         self, x: torch.Tensor, bias: torch.Tensor | None, context: AttentionContext | None = None

@@ -46,23 +46,15 @@ class CosyVoice1Flow(FlowNetwork[CentredUNet]):
 
     def __init__(self, sizes: CosyVoice1Sizes) -> None:
         super().__init__()
-        encoder, unet, bands = sizes.encoder, sizes.estimator, sizes.output_size
+        encoder, bands = sizes.encoder, sizes.output_size
         self.mel_bands = bands
         self._grid = BlockGrid(sizes.block_size) if sizes.block_size else None
         self.input_embedding = nn.Embedding(sizes.vocab_size, encoder.size)
         self.spk_embed_affine_layer = nn.Linear(sizes.spk_embed_dim, bands)
-        self.encoder = FlatConformer(encoder.size, encoder.heads, encoder.units, encoder.layers)
+        self.encoder = FlatConformer(encoder)
         self.encoder_proj = nn.Linear(encoder.size, bands)
         self.length_regulator = nn.ModuleDict({"model": _regulator(bands, sizes.regulator_layers)})
-        estimator = CentredUNet(
-            bands,
-            unet.channels,
-            sizes.levels,
-            unet.heads,
-            unet.dim_head,
-            unet.mid_blocks,
-            unet.layers,
-        )
+        estimator = CentredUNet(bands, sizes.levels, sizes.estimator)
         self.decoder = nn.ModuleDict({"estimator": estimator})
 
     def mu(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -36,15 +36,7 @@ class Flow(FlowNetwork[EstimatorT]):
         sizes = config.encoder
         self.input_embedding = nn.Embedding(config.vocab_size, sizes.size)
         self.spk_embed_affine_layer = nn.Linear(config.spk_embed_dim, config.mel_bands)
-        self.encoder = Conformer(
-            sizes.size,
-            sizes.heads,
-            sizes.units,
-            sizes.layers,
-            sizes.up_layers,
-            lookahead=config.pre_lookahead_len,
-            ratio=config.token_mel_ratio,
-        )
+        self.encoder = Conformer(sizes, config.pre_lookahead_len, config.token_mel_ratio)
         self.encoder_proj = nn.Linear(sizes.size, config.mel_bands)
         self.decoder = nn.ModuleDict({"estimator": estimator})
         self.key_value_specs = self.encoder.key_value_specs
@@ -97,15 +89,5 @@ def cosyvoice2_flow(config: FlowConfig[UNetConfig], *, mean_flow: bool = False) 
         mean_flow: whether the estimator also takes the end of each ODE step, as in Chatterbox
             Turbo.
     """
-    sizes, block_frames = config.estimator, config.token_mel_ratio * config.block_tokens
-    estimator = UNet(
-        config.mel_bands,
-        sizes.channels,
-        sizes.heads,
-        sizes.dim_head,
-        sizes.mid_blocks,
-        sizes.layers,
-        block_frames,
-        mean_flow=mean_flow,
-    )
-    return Flow(config, estimator)
+    block_frames = config.token_mel_ratio * config.block_tokens
+    return Flow(config, UNet(config.mel_bands, config.estimator, block_frames, mean_flow=mean_flow))

@@ -4,12 +4,10 @@ file of the weights is found.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from token2wav.config.values import convert, from_mapping, prefixed, shown
+from token2wav.config.values import convert, from_mapping, known_fields, prefixed, shown
 from token2wav.errors import ConfigError
 from token2wav.published.hyperyaml import HyperYaml, ModelNode
 from token2wav.published.sizes import BigVGANConfig, MelSettings, SampleRate
@@ -26,7 +24,7 @@ def read_bigvgan(folder: Path) -> BigVGANConfig:
         raise ConfigError(f"{folder}: not a BigVGAN folder, {CONFIG_JSON} cannot be read")
     document = read_json(path)
     with prefixed(f"{path}: "):
-        return _config_from(document)
+        return from_mapping(BigVGANConfig, known_fields(BigVGANConfig, document), "")
 
 
 def vocoder_from(
@@ -77,15 +75,3 @@ def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
             f"BigVGAN: {', '.join(differing)}; use a BigVGAN that was trained on the mels "
             "of the flow"
         )
-
-
-def _config_from(document: dict[str, Any]) -> BigVGANConfig:
-    fields = dataclasses.fields(BigVGANConfig)
-    for field in fields:
-        if field.name not in document and field.default is dataclasses.MISSING:
-            raise ConfigError(f"{field.name}: missing")
-    return from_mapping(
-        BigVGANConfig,
-        {field.name: document[field.name] for field in fields if field.name in document},
-        "",
-    )
