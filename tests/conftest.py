@@ -51,7 +51,7 @@ from testkit.replies import Expected
 from testkit.stages import two_stages
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav.assembly import load_network
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.networks.ode import EulerSolver
 from token2wav.serving.pipeline import Pipeline

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from testkit.models.tiny_model import demo_voice
 from token2wav import InputError, Voice
 from token2wav.config.model_config import ModelConfig
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 

@@ -19,7 +19,7 @@ from torch import nn
 from lab.demo_voice.folder import FRONT_END, MODEL, TEMPLATE, TRAINING
 from lab.demo_voice.training import averaged_weights
 from token2wav import Token2Wav
-from token2wav.families.cosyvoice3.config import MODEL_FILE, CosyVoice3Config
+from token2wav.families.cosyvoice3 import MODEL_FILE, CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.hift import HiFT
 from token2wav_voice.onnx_models import SPEAKER_FILE, TOKENIZER_FILE

@@ -24,7 +24,7 @@ from lab.demo_voice.folder import CORPUS, FLOW_MELS, FRONT_END, TEMPLATE, TRAINI
 from lab.demo_voice.front_end import Heard
 from lab.demo_voice.training import averaged_weights
 from token2wav.config.block_grid import BlockGrid
-from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
+from token2wav.families.cosyvoice3 import CosyVoice3Config, FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.masks import block_mask
 from token2wav.networks.ode import EulerSolver

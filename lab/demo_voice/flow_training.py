@@ -18,7 +18,7 @@ from lab.demo_voice.front_end import Heard
 from lab.demo_voice.tokenizer_training import Autoencoder, audible, distance
 from lab.demo_voice.training import Training, crops
 from token2wav.config.block_grid import BlockGrid
-from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.families.cosyvoice3 import FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.dit import AdaNorm
 from token2wav.networks.masks import attention_bias, block_mask

@@ -22,7 +22,7 @@ from lab.demo_voice.export import export
 from lab.demo_voice.folder import CORPUS, FRONT_END, MODEL, TEMPLATE, TRAINING
 from lab.demo_voice.loss_plot import plot_losses
 from lab.demo_voice.training import averaged_weights, trained_steps
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lab.demo_voice.corpus import LISTENED_PER_TOKEN, Utterances
 from lab.demo_voice.ear import Ear
 from lab.demo_voice.tokenizer import DIGITS, HIGHEST, WIDTH, Tokenizer, all_digits
 from lab.demo_voice.training import Training, crops
-from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.families.cosyvoice3 import FlowConfig
 from token2wav.layers.lookahead import PreLookahead
 
 _BATCH, _LENGTH = 16, 100  # crops of a batch, and tokens of a crop

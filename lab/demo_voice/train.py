@@ -22,7 +22,7 @@ from lab.demo_voice.folder import CORPUS, FLOW_MELS, FRONT_END, TEMPLATE, TRAINI
 from lab.demo_voice.tokenizer_training import TokenizerTraining
 from lab.demo_voice.training import Training, train
 from lab.demo_voice.vocoder_training import VocoderTraining
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 
 
 def main() -> None:

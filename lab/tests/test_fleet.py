@@ -26,7 +26,7 @@ from testkit.simulation.listener import Listener
 from testkit.simulation.server import ChunkWork, Costs, Events, ServerKind, SimulatedServer
 from token2wav import StreamConfig
 from token2wav.config import LimitConfig
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 
 CONFIG = CosyVoice3Config.read(TINY)
 # A first chunk of 25 tokens also computes the last 25 tokens of the prompt, so it takes 0.1 s.

@@ -10,7 +10,7 @@ from torch import nn
 
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill
-from token2wav.families.cosyvoice2.config import FlowConfig
+from token2wav.families.cosyvoice2 import FlowConfig
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
 from token2wav.networks.hift import HiFT
 from token2wav.networks.sample_source import SampleSource

@@ -18,7 +18,7 @@ from testkit.models.random_weights import fill
 from testkit.models.yaml_edits import edit_text
 from testkit.utterances import Audio, Tokens
 from token2wav import Token2Wav, Voice
-from token2wav.families.cosyvoice1.config import CosyVoice1Config, read
+from token2wav.families.cosyvoice1 import CosyVoice1Config, read
 from token2wav.families.cosyvoice1.network import CosyVoice1
 from token2wav.stages.stage import FrameChunk
 

@@ -13,7 +13,7 @@ from torch import nn
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill
 from testkit.models.yaml_edits import edit_text
-from token2wav.families.cosyvoice2.config import read
+from token2wav.families.cosyvoice2 import read
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
 from token2wav.networks.hift import HiFT
 

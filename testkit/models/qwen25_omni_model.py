@@ -12,7 +12,7 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill_omni
 from testkit.models.shards import write_pretrained
 from token2wav import Voice
-from token2wav.families.qwen25_omni.config import PREFIXES, Qwen25OmniConfig, read
+from token2wav.families.qwen25_omni import PREFIXES, Qwen25OmniConfig, read
 from token2wav.families.qwen25_omni.family import FAMILY
 from token2wav.families.qwen25_omni.voices import named_voices
 

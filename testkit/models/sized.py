@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from token2wav import Voice
 from token2wav.assembly import flow_networks
 from token2wav.config.model_config import ModelConfig
-from token2wav.families.chatterbox.config import ChatterboxConfig
-from token2wav.families.cosyvoice2.config import CosyVoice2Config, FlowConfig
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.families.qwen25_omni.config import BigVGANSection, DitSection, Qwen25OmniConfig
-from token2wav.families.stepaudio2.config import DiTConfig, StepAudio2Config
-from token2wav.families.streamflow.config import StreamFlowConfig, StreamFlowSection
+from token2wav.families.chatterbox import ChatterboxConfig
+from token2wav.families.cosyvoice2 import CosyVoice2Config, FlowConfig
+from token2wav.families.cosyvoice3 import CosyVoice3Config
+from token2wav.families.qwen25_omni import BigVGANSection, DitSection, Qwen25OmniConfig
+from token2wav.families.stepaudio2 import DiTConfig, StepAudio2Config
+from token2wav.families.streamflow import StreamFlowConfig, StreamFlowSection
 from token2wav.published.registry import read_config
 from token2wav.published.sizes import (
     BigVGANConfig,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testkit.models.cosyvoice2_model import HIFT, HIFT_YAML, write_weights
 from testkit.models.family_golden import FamilyGolden
-from token2wav.families.stepaudio2.config import read
+from token2wav.families.stepaudio2 import read
 from token2wav.families.stepaudio2.flow import stepaudio2_flow
 from token2wav.networks.hift import HiFT
 

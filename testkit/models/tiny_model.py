@@ -16,7 +16,7 @@ from testkit.batches import WHOLE_BLOCKS
 from token2wav import Voice
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
 from token2wav.serving.hops import HopSchedule

@@ -15,7 +15,7 @@ from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.config import LimitConfig, ServerConfig, config_hash, load_server_config
 from token2wav.config.settings import FrontConfig
 from token2wav.config.values import Bounds, kinds
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.model import check_settings
 from token2wav.serving.hops import HopSchedule
 

@@ -30,7 +30,7 @@ from token2wav.execution.device import (
     keep_arithmetic_exact,
     keep_compiled_operations,
 )
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 
 ROUNDINGS = {"cudnn TF32", "matmul TF32", "float16 sums"}
 

@@ -18,9 +18,9 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.tiny_model import DATA, TINY, one_line, tiny_copy
 from token2wav import CheckpointError, ConfigError
 from token2wav.assembly import check_folder
-from token2wav.families.chatterbox.config import read as read_chatterbox
+from token2wav.families.chatterbox import read as read_chatterbox
 from token2wav.families.cosyvoice3.bigvgan import read_bigvgan
-from token2wav.families.streamflow.config import StreamFlowSection
+from token2wav.families.streamflow import StreamFlowSection
 from token2wav.published.registry import find_family
 from token2wav.published.sizes import BigVGANConfig
 

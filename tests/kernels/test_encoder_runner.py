@@ -21,9 +21,9 @@ from token2wav.cache.states import StateStore
 from token2wav.config.block_grid import BlockGrid
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
-from token2wav.families.cosyvoice2.config import FlowConfig
+from token2wav.families.cosyvoice2 import FlowConfig
 from token2wav.families.cosyvoice2.flow import Flow
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow as DiTFlow
 from token2wav.families.stepaudio2.flow import StepAudioFlow
 from token2wav.kernels import relative_attention

@@ -25,7 +25,7 @@ from token2wav.execution.batch import BatchSize
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step import TorchStep
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.kernel_step import CosyVoice3KernelStep
 from token2wav.networks import dit

@@ -17,8 +17,8 @@ from testkit.models.golden import TINY
 from token2wav import StreamConfig
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.device import keep_arithmetic_exact
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.bigvgan import read_bigvgan
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.published.sizes import BigVGANConfig
 from token2wav.stages.recompute import RecomputeVocoder

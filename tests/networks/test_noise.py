@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from testkit.models.golden import GoldenSet, golden_sets
 from testkit.models.tiny_model import DATA, FULL_SIZE, TINY
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import draws_before_source
 from token2wav.networks.noise import (
     _BLOCK_SAMPLES,

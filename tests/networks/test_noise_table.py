@@ -8,7 +8,7 @@ import torch
 
 from testkit.models.tiny_model import TINY
 from token2wav.assembly import load_network
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.networks import noise as module
 from token2wav.networks.noise import NoiseTable, SourceNoise
 from token2wav.networks.source import HarmonicSource

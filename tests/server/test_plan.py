@@ -26,7 +26,7 @@ from tests.stages.rig import CheapSolver, FlowStream, Parts
 from token2wav import ConfigError, LimitError, StreamConfig, Token2Wav
 from token2wav.assembly import flow_networks, load_network
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.stages.cached_flow import CachedFlow
 from token2wav_server.plan import main
 from token2wav_server.plan_graphs import graph_nodes, vocoder_bytes

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from testkit.models.tiny_model import TINY
 from token2wav import AudioChunk, InputError
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.serving.audio_output import ENCODERS, SAMPLE_RATES, AudioFormat, AudioOutput
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from testkit.models.tiny_model import TINY, demo_voice, schedule_of
 from testkit.replies import FakeClock
 from token2wav import InputError, StreamConfig
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.serving.chunking import Chunker, TokenBuffer
 from token2wav.serving.clocks import Playback
 from token2wav.serving.hops import HopSchedule

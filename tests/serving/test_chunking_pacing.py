@@ -11,7 +11,7 @@ from benchmarks.pacing import BUFFER_S, PACES, PATTERNS, policies, replay
 from testkit.models.tiny_model import TINY
 from testkit.replies import FakeClock
 from token2wav import StreamConfig
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import PipelineLoad, Playback
 from token2wav.serving.hops import HopSchedule

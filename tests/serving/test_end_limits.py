@@ -27,7 +27,7 @@ from token2wav import (
     UtteranceOptions,
     Voice,
 )
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.serving import end_limits
 from token2wav.serving.audio_output import AudioFormat, AudioOutput
 from token2wav.serving.end_limits import EndReason, RepeatLimit, SilenceLimit

@@ -12,7 +12,7 @@ import pytest
 from testkit.models.tiny_model import TINY
 from token2wav import ConfigError, StreamConfig
 from token2wav.config.block_grid import BlockGrid
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.serving.hops import (
     ChunkTime,
     Estimates,

@@ -11,7 +11,7 @@ from testkit.replies import FIRST, HOP, LIMITS, SECOND, FakeClock, RecordingRepl
 from token2wav import BackendError, LimitError, StreamClosedError
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import IdleError
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback

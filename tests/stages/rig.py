@@ -22,7 +22,7 @@ from token2wav.assembly import load_network
 from token2wav.cache.paged_kv_cache import CacheLayout, Storage
 from token2wav.config.model_config import ModelConfig
 from token2wav.execution.runner import ESTIMATOR
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.networks.hift import HiFT

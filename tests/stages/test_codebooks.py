@@ -22,7 +22,7 @@ from testkit.models.golden import TINY
 from token2wav import ConfigError, StreamConfig, Token2Wav
 from token2wav.assembly import check_folder, load_network
 from token2wav.config import config_hash
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.published.artifacts import fingerprint
 
 # 59 was seen, by the sums of another processor; a single wrong frame is 44

@@ -31,7 +31,7 @@ from token2wav import (
     Voice,
 )
 from token2wav.assembly import load_network
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_flow_noise
 from token2wav.networks.ode import OdeTables, solver_times, time_grid
 from token2wav.published.sizes import ScheduleConfig

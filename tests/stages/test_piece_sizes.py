@@ -5,7 +5,7 @@ from __future__ import annotations
 from testkit.models.tiny_model import TINY
 from token2wav import StreamConfig
 from token2wav.execution.buckets import PaddedSize
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.stages.piece_sizes import kernel_sizes
 
 

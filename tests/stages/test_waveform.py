@@ -20,7 +20,7 @@ from tests.stages.rig import AUDIO, Parts
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, assembly, backends
 from token2wav.assembly import load_network
 from token2wav.cache.states import StateStore
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_source_noise
 from token2wav.layers.streaming import StreamStep, state_specs
 from token2wav.stages.stage import FrameChunk

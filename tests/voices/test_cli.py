@@ -16,7 +16,7 @@ from testkit.patience import PATIENCE_SECONDS
 from tests.voices import graphs, reference
 from tests.voices.material import WriteWav, speechlike
 from token2wav import Token2Wav, Voice
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav_client import ClientVoice
 from token2wav_client.tokens import TokenParser
 from token2wav_voice import OutputError

@@ -25,8 +25,8 @@ from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import load_network
 from token2wav.errors import ConfigError, InputError
-from token2wav.families.cosyvoice1 import config as cosyvoice1_config
-from token2wav.families.cosyvoice1.config import CosyVoice1Config
+from token2wav.families import cosyvoice1 as cosyvoice1_package
+from token2wav.families.cosyvoice1 import CosyVoice1Config
 from token2wav.families.cosyvoice1.network import CosyVoice1
 from token2wav.families.cosyvoice1.stage import CosyVoice1Decoder
 from token2wav.published.registry import family_name, find_remote_family, read_config
@@ -218,7 +218,7 @@ def test_frames_of_a_long_utterance_keep_their_times(
     """
     folder = request.getfixturevalue("folder" if family == "cosyvoice1" else "glm")
     with monkeypatch.context() as patch:
-        patch.setattr(cosyvoice1_config, "_WHOLE_BLOCKS", 2)
+        patch.setattr(cosyvoice1_package, "_WHOLE_BLOCKS", 2)
         whole = Token2Wav.load(folder, stream=WHOLE, runtime=CPU)
     config = whole.config
     assert isinstance(config, CosyVoice1Config)

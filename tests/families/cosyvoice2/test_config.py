@@ -11,7 +11,7 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.yaml_edits import edit_text
 from token2wav import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families.cosyvoice2.config import read
+from token2wav.families.cosyvoice2 import read
 from token2wav.published.checkpoint_files import weights_file
 from token2wav.published.registry import read_config
 from token2wav.published.sizes import ConformerConfig, UNetConfig

@@ -17,7 +17,7 @@ from testkit.utterances import a_voice, joined, off, portions, some_tokens, stre
 from tests.families.cosyvoice2.conftest import CPU
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import ConfigError
-from token2wav.families.cosyvoice2.config import read
+from token2wav.families.cosyvoice2 import read
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav_server.plan_memory import stream_needs

@@ -8,7 +8,7 @@ import torch
 from testkit.models.golden import GoldenSet, golden_sets
 from token2wav.assembly import load_network
 from token2wav.execution.device import keep_arithmetic_exact
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.networks.hift import HiFT

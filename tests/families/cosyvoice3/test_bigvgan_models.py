@@ -18,7 +18,7 @@ from testkit.models.bigvgan_model import (
 from testkit.models.yaml_edits import edit_text
 from token2wav import CheckpointError, Token2Wav
 from token2wav.assembly import check_folder
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.published.artifacts import fingerprint
 
 AUDIO = 1e-4

@@ -32,7 +32,7 @@ from testkit.patience import PATIENCE_SECONDS
 from token2wav import CheckpointError, Token2Wav
 from token2wav.assembly import check_folder, load_network
 from token2wav.config.model_config import StageName
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.networks.hift import HiFT

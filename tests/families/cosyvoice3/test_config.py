@@ -11,7 +11,7 @@ import pytest
 from testkit.models.tiny_model import FULL_SIZE, TINY
 from token2wav import ConfigError, Token2Wav
 from token2wav.assembly import check_folder
-from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
+from token2wav.families.cosyvoice3 import CosyVoice3Config, FlowConfig
 from token2wav.published.registry import read_config
 from token2wav.published.sizes import EstimatorConfig, HiFTConfig
 

@@ -8,7 +8,7 @@ from testkit.models.golden import GoldenSet
 from testkit.utterances import off
 from tests.families.cosyvoice3 import tolerances
 from token2wav.config.block_grid import BlockGrid
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.masks import block_mask
 from token2wav.networks.noise import FlowNoise, SourceNoise

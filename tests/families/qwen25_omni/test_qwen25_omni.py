@@ -21,7 +21,7 @@ from token2wav import CheckpointError, RuntimeConfig, StreamConfig, Token2Wav, V
 from token2wav.assembly import assemble, load_network
 from token2wav.config.token_format import TokenFormat
 from token2wav.execution.buckets import PaddedSize
-from token2wav.families.qwen25_omni.config import Qwen25OmniConfig
+from token2wav.families.qwen25_omni import Qwen25OmniConfig
 from token2wav.families.qwen25_omni.family import FAMILY
 from token2wav.families.qwen25_omni.voices import named_voices, write_voices
 from token2wav.families.streamflow.solver import GuidedSolver

@@ -14,7 +14,7 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.stepaudio2_model import write_model, write_yaml
 from testkit.utterances import a_voice, off, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.families.stepaudio2.config import read
+from token2wav.families.stepaudio2 import read
 
 MEL = 2e-5  # tolerance between float32 results with values up to 7
 AUDIO = 1e-4

@@ -16,9 +16,9 @@ from testkit import utterances
 from testkit.utterances import Mel, Tokens
 from token2wav import StreamConfig, Voice
 from token2wav.execution.cuda_graphs import GraphPool
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
+from token2wav.families.streamflow import GuidedFlowConfig, StreamFlowConfig
 from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.families.streamflow.solver import GuidedSolver
 from token2wav.networks.masks import attention_bias

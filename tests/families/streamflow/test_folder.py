@@ -17,7 +17,7 @@ from testkit.models.streamflow_model import (
 )
 from testkit.utterances import chunks_of, joined
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
+from token2wav.families.streamflow import GuidedFlowConfig, StreamFlowConfig
 from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.published.sizes import GuidedAttention
 

@@ -16,7 +16,7 @@ from testkit.models.tiny_model import TINY, demo_voice
 from testkit.utterances import a_voice
 from token2wav import ConfigError, InputError, Voice
 from token2wav.config import ServerConfig
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.published.registry import read_config
 from token2wav.serving.door.voice_registry import VoiceRegistry, voices_in
 from token2wav_client import ClientVoice

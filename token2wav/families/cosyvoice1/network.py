@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from token2wav.config.block_grid import BlockGrid
-from token2wav.families.cosyvoice1.config import CosyVoice1Sizes
+from token2wav.families.cosyvoice1 import CosyVoice1Sizes
 from token2wav.families.flow_network import FlowNetwork
 from token2wav.layers.streaming import WaveformNetwork, state_specs
 from token2wav.networks.centred_unet import CentredUNet

@@ -19,7 +19,7 @@ from token2wav.config.windows import Window, Windows
 from token2wav.execution.buckets import map_grouped
 from token2wav.execution.captured_sizes import CAPTURED_WINDOW_FRAMES, CAPTURED_WINDOWS
 from token2wav.execution.staging import joined, to_device
-from token2wav.families.cosyvoice1.config import CosyVoice1Config
+from token2wav.families.cosyvoice1 import CosyVoice1Config
 from token2wav.families.cosyvoice1.network import CosyVoice1
 from token2wav.networks.noise import FlowNoise, NormalNoise
 from token2wav.networks.ode import EulerSolver

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from token2wav.execution.staging import to_device
-from token2wav.families.cosyvoice2.config import FlowConfig
+from token2wav.families.cosyvoice2 import FlowConfig
 from token2wav.families.flow_network import EstimatorT, FlowNetwork
 from token2wav.layers.lookahead import embed_tokens
 from token2wav.layers.streaming import OFFLINE, StreamStep

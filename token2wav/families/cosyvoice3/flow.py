@@ -10,7 +10,7 @@ from torch import nn
 
 from token2wav.execution.buckets import map_grouped
 from token2wav.execution.staging import to_device
-from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.families.cosyvoice3 import FlowConfig
 from token2wav.families.flow_network import FlowNetwork
 from token2wav.layers.lookahead import PreLookahead, embed_tokens
 from token2wav.layers.streaming import OFFLINE, StreamStep

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from token2wav.errors import CheckpointError
-from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
+from token2wav.families.cosyvoice3 import CosyVoice3Config, FlowConfig
 from token2wav.networks.noise import PAGE_FRAMES, FlowNoise, SourceNoise
 from token2wav.networks.weights import read_tensor
 from token2wav.published.sizes import HiFTConfig

@@ -1,8 +1,291 @@
-"""Qwen2.5-Omni: codes to mel by a flow under guided attention, and BigVGAN on a rescaled mel."""
+"""Qwen2.5-Omni: codes to mel by a flow under guided attention, and BigVGAN on a rescaled mel.
 
-from token2wav.families.qwen25_omni.config import FILES, MODEL_TYPES, read
+Its configuration is the section `token2wav_config` in `config.json` of the whole published model.
+The defaults are the published sizes.
+"""
 
-__all__ = ["DOWNLOADS", "FILES", "MODEL_TYPES", "WEIGHT_PREFIXES", "read"]
+from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from token2wav.config import StreamConfig
+from token2wav.config.model_config import StageName
+from token2wav.config.values import (
+    Bounds,
+    Length,
+    check_bounds,
+    from_mapping,
+    known_fields,
+    prefixed,
+)
+from token2wav.errors import ConfigError
+from token2wav.families.streamflow import GuidedFlowConfig
+from token2wav.published.checkpoint_files import PUBLISHED
+from token2wav.published.flow_config import FlowModelConfig
+from token2wav.published.relations import Even
+from token2wav.published.sizes import (
+    PAIRS,
+    BigVGANConfig,
+    Dilation,
+    EcapaConfig,
+    EstimatorConfig,
+    Frames,
+    GuidedAttention,
+    Heads,
+    Kernels,
+    Layers,
+    Mask,
+    Ratio,
+    ScheduleConfig,
+    SomeDilations,
+    SomeKernels,
+    SomeRates,
+    Stages,
+    Vocabulary,
+    Width,
+)
+from token2wav.published.transformers_json import CONFIG_JSON, read_json
+
+MODEL_TYPES = ("qwen2_5_omni",)
 DOWNLOADS = ("config.json", "model.safetensors", "spk_dict.pt")
 WEIGHT_PREFIXES = ("token2wav.",)
+PREFIXES: dict[StageName, str] = {  # beginnings of the names of the weights of a stage
+    "flow": "token2wav.code2wav_dit_model.",
+    "vocoder": "token2wav.code2wav_bigvgan_model.",
+}
+
+_RATE = 24_000  # Hz; no file has it
+_SECTION = "token2wav_config"
+# Names of published files, and the names of `transformers` for the same sizes.
+_OLDER_NAMES = {
+    "dim": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+}
+_ROPE = {"rope_type": "default", "rope_theta": 10_000}
+# The public code has these numbers as defaults of its functions.
+_STEPS = 9  # between ten times
+_GUIDANCE = 0.5
+_CHUNK_BLOCKS = 3  # of the streams of vLLM-Omni
+
+LayerIndices = Annotated[tuple[Annotated[int, Bounds(0, 255)], ...], Length(256)]
+
+
+@dataclass(frozen=True)
+class DitSection:
+    """Section `dit_config`. Fields and defaults are those of `transformers`.
+
+    Attributes:
+        emb_dim: channels of the embedding of a code.
+        block_size: mel frames of an attention block.
+        look_ahead_layers, look_backward_layers: layers, counted from 0, in which a block also
+            attends to the block after it, or before it.
+        repeats: mel frames of a code.
+        num_embeds: number of codes. The embedding has one row more.
+        enc_emb_dim: length of the vector `cond` of a voice.
+        enc_dim: length of the vector that ECAPA-TDNN makes of the mel of a voice.
+    """
+
+    hidden_size: Width = 1024
+    num_hidden_layers: Layers = 22
+    num_attention_heads: Heads = 16
+    head_dim: Annotated[Width, Even(PAIRS)] = 64
+    ff_mult: Ratio = 2
+    emb_dim: Width = 512
+    block_size: Frames = 24
+    look_ahead_layers: LayerIndices = (10,)
+    look_backward_layers: LayerIndices = (0, 20)
+    repeats: Ratio = 2
+    num_embeds: Vocabulary = 8193
+    mel_dim: Width = 80
+    enc_emb_dim: Width = 192
+    enc_dim: Width = EcapaConfig.dim
+    enc_channels: Annotated[tuple[Width, ...], Stages] = EcapaConfig.channels
+    enc_kernel_sizes: Kernels = EcapaConfig.kernel_sizes
+    enc_dilations: Annotated[tuple[Dilation, ...], Stages] = EcapaConfig.dilations
+    enc_attention_channels: Width = EcapaConfig.attention_channels
+    enc_res2net_scale: Ratio = EcapaConfig.res2net_scale
+    enc_se_channels: Width = EcapaConfig.se_channels
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "")
+        if self.block_size % self.repeats:
+            raise ConfigError(
+                f"block_size: {self.block_size} frames are not a whole number of codes of "
+                f"{self.repeats} frames (repeats)"
+            )
+
+    def attention(self) -> GuidedAttention:
+        """Returns the masks of the layers. The public code ignores a layer that does not exist."""
+        for layer in self.look_backward_layers:
+            if layer in self.look_ahead_layers:
+                raise ConfigError(
+                    f"look_backward_layers: layer {layer} is in look_ahead_layers too; expected "
+                    "each layer in at most one of them"
+                )
+        masks: dict[int, Mask] = dict.fromkeys(self.look_backward_layers, "backward")
+        masks |= dict.fromkeys(self.look_ahead_layers, "forward")
+        return GuidedAttention(
+            tuple(masks.get(layer, "block") for layer in range(self.num_hidden_layers))
+        )
+
+    def flow(self) -> OmniFlowConfig:
+        """Returns the configuration of the flow."""
+        encoder = {
+            size.name: getattr(self, "mel_dim" if size.name == "mel_dim" else f"enc_{size.name}")
+            for size in fields(EcapaConfig)
+        }
+        speaker = self.enc_emb_dim + self.enc_dim
+        return OmniFlowConfig(
+            vocab_size=self.num_embeds,
+            input_size=self.emb_dim,
+            spk_embed_dim=speaker,
+            token_mel_ratio=self.repeats,
+            pre_lookahead_len=0,
+            pre_lookahead_channels=0,
+            inference_cfg_rate=_GUIDANCE,
+            estimator=EstimatorConfig(
+                dim=self.hidden_size,
+                depth=self.num_hidden_layers,
+                heads=self.num_attention_heads,
+                dim_head=self.head_dim,
+                ff_mult=self.ff_mult,
+                mel_dim=self.mel_dim,
+                mu_dim=self.emb_dim,
+                spk_dim=speaker,
+                out_channels=self.mel_dim,
+                static_chunk_size=self.block_size,
+                guided=self.attention(),
+                position_convolutions=False,
+            ),
+            n_timesteps=_STEPS,
+            chunk_blocks=_CHUNK_BLOCKS,
+            encoder=EcapaConfig(**encoder),
+        )
+
+
+@dataclass(frozen=True)
+class BigVGANSection:
+    """Section `bigvgan_config`. Fields and defaults are those of `transformers`."""
+
+    mel_dim: Width = 80
+    upsample_initial_channel: Width = 1536
+    resblock_kernel_sizes: SomeKernels = (3, 7, 11)
+    resblock_dilation_sizes: SomeDilations = ((1, 3, 5),) * 3
+    upsample_rates: SomeRates = (5, 3, 2, 2, 2, 2)
+    upsample_kernel_sizes: SomeKernels = (11, 7, 4, 4, 4, 4)
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "")
+
+    def vocoder(self) -> BigVGANConfig:
+        """Returns the configuration of the vocoder."""
+        names = [size.name for size in fields(self) if size.name != "mel_dim"]
+        return BigVGANConfig(
+            **{name: getattr(self, name) for name in names},
+            resblock="1",
+            activation="snakebeta",
+            snake_logscale=True,
+            num_mels=self.mel_dim,
+            hop_size=math.prod(self.upsample_rates),
+            sampling_rate=_RATE,
+            use_tanh_at_final=False,
+            use_bias_at_final=False,
+        )
+
+
+@dataclass(frozen=True)
+class OmniFlowConfig(GuidedFlowConfig):
+    """Configuration of the flow.
+
+    Streams compute their chunks in windows. The default window is that of the public pipeline: the
+    blocks that one evaluation of the estimator reaches (two before a chunk and one after it, at the
+    published sizes). A wider window comes closer to the whole utterance.
+
+    Attributes:
+        encoder: sizes of ECAPA-TDNN.
+        widening: factor by which a window has more blocks on both sides than the default.
+    """
+
+    encoder: EcapaConfig = field(default_factory=EcapaConfig)
+    widening: Annotated[int, Bounds(1, 100)] = 1
+
+    @property
+    def lookahead_tokens(self) -> int:
+        return self.widening * super().lookahead_tokens
+
+    @property
+    def past_tokens(self) -> int:
+        return self.widening * super().past_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen25OmniConfig(FlowModelConfig):
+    """Configuration of the decoder of Qwen2.5-Omni. The speaker embedding of a voice is the vector
+    `cond` of `spk_dict.pt`, followed by the output of ECAPA-TDNN (`voices.py`).
+    """
+
+    flow: OmniFlowConfig
+
+    takes_prompt: bool = False
+    provisional_chunks: bool = False
+    fixed_hops: bool = True
+
+    def check(self, stream: StreamConfig) -> None:
+        super().check(stream)
+        self.flow.check_stream(stream)
+
+    def weights_names(self, stage: StageName) -> tuple[str, ...]:
+        return PUBLISHED
+
+
+def read(folder: Path) -> Qwen25OmniConfig:
+    """Reads the configuration of a folder. Settings of the language models are skipped."""
+    path = folder / CONFIG_JSON
+    document = read_json(path)
+    with prefixed(f"{path}: "):
+        if (section := document.get(_SECTION)) is None:
+            raise ConfigError(f"{_SECTION}: missing; this folder has no decoder")
+        section = _object(section, _SECTION)
+        names = f"{_SECTION}.dit_config", f"{_SECTION}.bigvgan_config"
+        dit_values = _object(section.get("dit_config") or {}, names[0])
+        vocoder_values = _object(section.get("bigvgan_config") or {}, names[1])
+        with prefixed(f"{names[0]}."):
+            _check_rope(dit_values)
+            dit = from_mapping(DitSection, _current_names(dit_values), "")
+            flow = dit.flow()
+        with prefixed(f"{names[1]}."):
+            sizes = from_mapping(BigVGANSection, known_fields(BigVGANSection, vocoder_values), "")
+            if sizes.mel_dim != dit.mel_dim:
+                raise ConfigError(
+                    f"mel_dim: {sizes.mel_dim}, but dit_config.mel_dim is {dit.mel_dim}"
+                )
+            vocoder = sizes.vocoder()
+        return Qwen25OmniConfig.of(flow, vocoder, schedule=ScheduleConfig("sway", method="rk4"))
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name}: expected an object, got {type(value).__name__}")
+    return value
+
+
+def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sizes under the names of `transformers`, which take precedence."""
+    older = {new: values[old] for old, new in _OLDER_NAMES.items() if old in values}
+    return {**older, **known_fields(DitSection, values)}
+
+
+def _check_rope(values: Mapping[str, Any]) -> None:
+    parameters = values.get("rope_parameters")
+    parameters = {} if parameters is None else _object(parameters, "rope_parameters")
+    for name, expected in _ROPE.items():
+        for owner, section in (("rope_parameters.", parameters), ("", values)):
+            if (value := section.get(name, expected)) != expected:
+                raise ConfigError(
+                    f"{owner}{name}: {value!r:.80} is not supported; expected {expected!r}"
+                )

@@ -11,7 +11,7 @@ from torch import nn
 
 from token2wav.config.model_config import StageName
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.families.qwen25_omni.config import PREFIXES, OmniFlowConfig
+from token2wav.families.qwen25_omni import PREFIXES, OmniFlowConfig
 from token2wav.families.streamflow.family import StreamFlow
 from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.bigvgan import BigVGAN

@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import save_file
 
 from token2wav.errors import CheckpointError, Token2WavError
-from token2wav.families.qwen25_omni.config import PREFIXES, read
+from token2wav.families.qwen25_omni import PREFIXES, read
 from token2wav.networks.ecapa import Ecapa
 from token2wav.networks.weights import fill, fitting_weights, read_state
 from token2wav.published.checkpoint_files import weights_file

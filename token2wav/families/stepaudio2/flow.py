@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.config.block_grid import BlockGrid
-from token2wav.families.cosyvoice2.config import FlowConfig
+from token2wav.families.cosyvoice2 import FlowConfig
 from token2wav.families.cosyvoice2.flow import Flow
-from token2wav.families.stepaudio2.config import SILENCE, DiTConfig
+from token2wav.families.stepaudio2 import SILENCE, DiTConfig
 from token2wav.layers.streaming import StreamStep
 from token2wav.networks.conformer import SequenceAttention
 from token2wav.networks.step_audio_dit import StepAudioDiT
