@@ -5,14 +5,14 @@ Modules have the names of the published weights in Hugging Face's format.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from token2wav.layers.combine import placed
 from token2wav.layers.streaming import OFFLINE, ON_TIME, StreamModule, StreamStep, Timing
 from token2wav.layers.window_attention import (
     PositionCounter,
@@ -38,29 +38,20 @@ class TransformerSizes:
     scaled: bool = True  # whether the outputs of attention and feed-forward part are scaled
 
 
-class WindowTransformer(StreamModule):
-    """Transformer with a sliding window and rotary positions. If its input is late, position 0 is
-    that of the first frame of the stream, and what comes before has no effect.
+class LayersInWindow(StreamModule):
+    """Layers with a sliding window and rotary positions. If their input is late, position 0 is that
+    of the first frame of the stream, and what comes before has no effect.
     """
 
-    def __init__(
-        self,
-        sizes: TransformerSizes,
-        norm: Callable[[int], nn.Module],  # over a number of channels
-        mlp: Callable[[], nn.Module],
-    ) -> None:
+    def __init__(self, sizes: TransformerSizes, layers: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            TransformerLayer(sizes, norm, mlp()) for _ in range(sizes.layers)
-        )
+        self.layers = nn.ModuleList(layers)
         self.positions = PositionCounter(sizes.window)
         self._rope = sizes.dim_head, sizes.rope_base, sizes.rope_precision
+        self._windows = [module for module in self.modules() if isinstance(module, WindowAttention)]
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
-        for module in self.modules():
-            if isinstance(module, PositionCounter | WindowAttention):
-                module.place(timing)
-        return timing
+        return placed((module for module in self.modules() if module is not self), timing)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes x (B, T, width) to the same shape."""
@@ -73,8 +64,19 @@ class WindowTransformer(StreamModule):
         return F.pad(x, (0, 0, before, 0)) if before else x
 
     def _in_place(self, step: StreamStep) -> bool:
-        first: Any = self.layers[0]
-        return step.state is not None and isinstance(step.state[first.self_attn.window], list)
+        return step.state is not None and isinstance(step.state[self._windows[0]], list)
+
+
+class WindowTransformer(LayersInWindow):
+    """Transformer with a sliding window and rotary positions."""
+
+    def __init__(
+        self,
+        sizes: TransformerSizes,
+        norm: Callable[[int], nn.Module],  # over a number of channels
+        mlp: Callable[[], nn.Module],
+    ) -> None:
+        super().__init__(sizes, (TransformerLayer(sizes, norm, mlp()) for _ in range(sizes.layers)))
 
 
 class TransformerLayer(nn.Module):
@@ -128,12 +130,14 @@ class WindowTransformerAttention(nn.Module):
         angles: tuple[torch.Tensor, torch.Tensor],
         step: StreamStep,
     ) -> torch.Tensor:
-        q, k, v = (
-            project(x).unflatten(-1, (-1, self._dim_head))
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = self.projected(x)
         h = self.window(rotate(q, angles), rotate(k, angles), v, positions, step)
         return self.o_proj(h.flatten(2))
+
+    def projected(self, x: torch.Tensor) -> Iterable[torch.Tensor]:
+        """Computes queries, keys and values (B, T, heads, dim_head) of x (B, T, width)."""
+        projections = self.q_proj, self.k_proj, self.v_proj
+        return (project(x).unflatten(-1, (-1, self._dim_head)) for project in projections)
 
 
 class LayerScale(nn.Module):

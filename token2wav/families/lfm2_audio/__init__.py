@@ -30,7 +30,7 @@ DECODER = "token2wav.families.lfm2_audio.network:Lfm2AudioDecoder"
 WEIGHTS = WeightNames(
     parts=("emb.", "lfm.layers.", "lfm.embedding_norm.", "lin."),
     unused="^$",  # `in_proj` is a layer of the short convolutions
-    renamed=((r"^emb\.emb\.", "emb."),),
+    renamed=((r"^emb\.emb\.", "emb."), (r"\.self_attn\.out_proj\.", ".self_attn.o_proj.")),
 )
 # of the embedding of text, of training, and older names of sizes
 _UNUSED = """

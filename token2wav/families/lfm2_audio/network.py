@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -13,19 +14,15 @@ from token2wav.layers.feed_forward import GatedFeedForward
 from token2wav.layers.inverse_stft import InverseSTFT
 from token2wav.layers.streaming import (
     OFFLINE,
-    ON_TIME,
-    StreamModule,
     StreamStep,
-    Timing,
     WaveformNetwork,
     causal_conv,
 )
-from token2wav.layers.window_attention import (
-    PositionCounter,
-    Positions,
-    WindowAttention,
-    rotary_angles,
-    rotate,
+from token2wav.layers.window_attention import Positions
+from token2wav.layers.window_transformer import (
+    LayersInWindow,
+    TransformerSizes,
+    WindowTransformerAttention,
 )
 
 _Angles = tuple[torch.Tensor, torch.Tensor]
@@ -56,32 +53,19 @@ class Lfm2AudioDecoder(WaveformNetwork):
         return self.istft.of_polar(self.lin(self.lfm(x, step)).transpose(1, 2), step)
 
 
-class Lfm2(StreamModule):
+class Lfm2(LayersInWindow):
     """LFM2: layers of short convolutions, and of attention with a sliding window. All are causal,
     so its input must not be late.
     """
 
     def __init__(self, sizes: Lfm2AudioSizes) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Lfm2Layer(sizes, kind) for kind in sizes.layer_types)
+        transformer = _transformer(sizes)
+        super().__init__(transformer, (Lfm2Layer(sizes, kind) for kind in sizes.layer_types))
         self.embedding_norm = nn.RMSNorm(sizes.hidden_size, sizes.norm_eps)
-        self.positions = PositionCounter(sizes.sliding_window)
-        self._rope = sizes.dim_head, sizes.rope_theta
 
-    def place(self, timing: Timing = ON_TIME) -> Timing:
-        return placed((module for module in self.modules() if module is not self), timing)
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes x (B, T, width) to the same shape."""
-        positions = self.positions(x, step, in_place=self._in_place(step))
-        angles = rotary_angles(positions.values, *self._rope)
-        for layer in self.layers:
-            x = layer(x, positions, angles, step)
-        return self.embedding_norm(x)
-
-    def _in_place(self, step: StreamStep) -> bool:
-        windows = [module for module in self.modules() if isinstance(module, WindowAttention)]
-        return step.state is not None and isinstance(step.state[windows[0]], list)
+        return self.embedding_norm(super().forward(x, step))
 
 
 class Lfm2Layer(nn.Module):
@@ -125,32 +109,27 @@ class ShortConv(nn.Module):
         return self.out_proj((after * self.conv(before * x, step)).transpose(1, 2))
 
 
-class NormalizedAttention(nn.Module):
+class NormalizedAttention(WindowTransformerAttention):
     """Attention over a window, with a norm over each head of queries and keys."""
 
     def __init__(self, sizes: Lfm2AudioSizes) -> None:
-        super().__init__()
-        width, key_heads, self._dim_head = (
-            sizes.hidden_size,
-            sizes.num_key_value_heads,
-            sizes.dim_head,
-        )
-        self.q_proj, self.k_proj, self.v_proj = (
-            nn.Linear(width, heads * sizes.dim_head, bias=False)
-            for heads in (sizes.num_attention_heads, key_heads, key_heads)
-        )
-        self.out_proj = nn.Linear(sizes.num_attention_heads * sizes.dim_head, width, bias=False)
+        super().__init__(_transformer(sizes))
         self.q_layernorm, self.k_layernorm = (
             nn.RMSNorm(sizes.dim_head, sizes.norm_eps) for _ in range(2)
         )
-        self.window = WindowAttention(key_heads, sizes.dim_head, sizes.sliding_window)
 
-    def forward(
-        self, x: torch.Tensor, positions: Positions, angles: _Angles, step: StreamStep
-    ) -> torch.Tensor:
-        q, k, v = (
-            project(x).unflatten(-1, (-1, self._dim_head))
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = rotate(self.q_layernorm(q), angles), rotate(self.k_layernorm(k), angles)
-        return self.out_proj(self.window(q, k, v, positions, step).flatten(2))
+    def projected(self, x: torch.Tensor) -> Iterable[torch.Tensor]:
+        q, k, v = super().projected(x)
+        return self.q_layernorm(q), self.k_layernorm(k), v
+
+
+def _transformer(sizes: Lfm2AudioSizes) -> TransformerSizes:
+    return TransformerSizes(
+        sizes.num_hidden_layers,
+        sizes.hidden_size,
+        sizes.num_attention_heads,
+        sizes.dim_head,
+        sizes.sliding_window,
+        sizes.rope_theta,
+        key_heads=sizes.num_key_value_heads,
+    )
