@@ -640,7 +640,7 @@ CODECS: dict[str, Codec] = {
     "higgs": _HIGGS,
     "higgs_first_release": _HIGGS_FIRST,
     "lfm2_audio": Codec(
-        Naming(((r"^emb\.", "emb.emb."),)),
+        Naming(((r"^emb\.", "emb.emb."), (r"\.o_proj\.", ".out_proj."))),
         lambda sizes: {"model_type": "lfm2", "vocab_size": 65536, "use_pos_enc": True, **sizes},
         beside=_unread("lfm.embed_tokens.weight", "istft.window"),
     ),

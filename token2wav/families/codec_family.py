@@ -22,12 +22,7 @@ from token2wav.stages.windows import WindowStage
 
 
 class CodecFamily(Family):
-    """Family of a codec.
-
-    Args:
-        network: makes the network without weights from its sizes.
-        names: names of the published weights.
-    """
+    """Family of a codec."""
 
     def __init__(self, network: Callable[[Any], nn.Module], names: WeightNames) -> None:
         self._network, self._names = network, names

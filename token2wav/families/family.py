@@ -47,10 +47,7 @@ class StageParts:
     """Parts that a stage is made of.
 
     Attributes:
-        config: configuration of the model.
-        name: name of the stage.
         network: network of the stage, on the device, with weights.
-        noise: result of `Family.noise`.
         solvers: solvers of the estimator of a flow, by number of ODE steps; the default number
             comes first. Empty for other stages.
         longest_hop: tokens of the longest chunk.

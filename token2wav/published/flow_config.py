@@ -20,9 +20,7 @@ class FlowModelConfig(ModelConfig):
     other.
 
     Attributes:
-        flow: sizes of the network from tokens to mel.
         vocoder: sizes of the network from mel to audio. Its class selects the vocoder.
-        schedule: schedule of the ODE of the flow.
         takes_prompt, provisional_chunks, fixed_hops, left_blocks: see `ModelConfig`. A family sets
             them.
     """

@@ -145,8 +145,6 @@ class ConformerConfig:
     """Configuration of the conformer encoder.
 
     Attributes:
-        size: channels of all layers.
-        units: channels within feed-forward layers.
         layers, up_layers: layers before and after upsampling by two.
     """
 
@@ -167,13 +165,7 @@ class ConformerConfig:
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """Configuration of the U-Net estimator.
-
-    Attributes:
-        channels: channels of every block.
-        mid_blocks: blocks in the middle.
-        layers: transformer layers of a block.
-    """
+    """Configuration of the U-Net estimator."""
 
     channels: Width
     heads: Heads
@@ -218,7 +210,6 @@ class CodebookConfig:
     """Codebooks of tokens that consist of several codes. Every codebook has its own vocabulary.
 
     Attributes:
-        count: codes of a token.
         merge: `sum` adds the embeddings of the codes. `concat` concatenates them, each with an
             equal share of the width.
     """
@@ -240,12 +231,9 @@ class EcapaConfig:
     names of Qwen2.5-Omni, without `enc_`.
 
     Attributes:
-        dim: length of the vector.
         channels: channels of the first convolution, of every block, and of all blocks together.
         kernel_sizes, dilations: of the same layers.
-        attention_channels: channels inside the attention of the pooling layer.
         res2net_scale: parts into which a block divides its channels.
-        se_channels: channels inside the gate of a block.
     """
 
     mel_dim: Width = 80
