@@ -126,11 +126,7 @@ _TYPES = {
 
 
 def check_provider(device: torch.device) -> None:
-    """Checks that this build of ONNX Runtime can use a device.
-
-    Raises:
-        BackendUnavailableError: the device is a GPU, but this build has no CUDA provider.
-    """
+    """Checks that this build of ONNX Runtime can use a device."""
     import onnxruntime  # an optional dependency
 
     if (
@@ -225,11 +221,7 @@ PACKAGES: tuple[Package, ...] = ("tensorrt", "tensorrt_rtx")
 
 @lru_cache
 def package(name: Package) -> Any:
-    """Imports one of the two packages of TensorRT.
-
-    Raises:
-        BackendUnavailableError: the package, or a library that it needs, is not installed.
-    """
+    """Imports one of the two packages of TensorRT."""
     try:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as error:

@@ -61,9 +61,6 @@ def pull(repo: str, revision: str = "main", part: Part = "decoder") -> Path:
     Args:
         revision: branch, tag or commit.
         part: as in `model_folder`.
-
-    Raises:
-        HubError: the model cannot be pulled.
     """
     try:
         import huggingface_hub  # noqa: F401 - imported here, because paths need no hub

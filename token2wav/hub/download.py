@@ -92,11 +92,7 @@ class Pull:
         return commit if _COMMIT.fullmatch(commit) else None
 
     def _checked_commit(self, commit: object) -> str:
-        """Returns a commit that may be the name of a folder.
-
-        Raises:
-            HubError: the hub sent another text, such as a path out of the folder of the model.
-        """
+        """Returns a commit that may be the name of a folder."""
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
             raise HubError(
                 f"{self.name}: the hub names the commit {shown(commit)}, expected 40 hexadecimal "

@@ -3,7 +3,7 @@
 Pickles are read with `weights_only=True`. All names and shapes are checked before a tensor is used,
 and one error lists every mismatch. Functions that read or convert weights raise CheckpointError for
 an unreadable file, a name that is missing, unknown or there twice, a shape or type that does not
-fit the network, and a value that is not finite.
+fit the network, a value that is not finite, and a pickle of other objects than tensors.
 """
 
 from __future__ import annotations
@@ -50,10 +50,6 @@ def read_state(
         path: file that `weights_file` found.
         prefixes: beginnings of the names of the wanted weights. Other weights are not read.
         wrappers: keys of a pickle. A dict under such a key is read in place of the pickle.
-
-    Raises:
-        CheckpointError: a file is missing, unreadable, no state dict, or pickles other objects than
-            tensors; no weight has the prefixes; or two shards have a weight of one name.
     """
     state: dict[str, Any] = {}
     owners: dict[str, Path] = {}
@@ -88,9 +84,6 @@ def read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> di
 
     Args:
         source: file, or content of a file.
-
-    Raises:
-        CheckpointError: the pickle is unreadable, is no dict, or holds other objects than tensors.
     """
     try:
         with warnings.catch_warnings():

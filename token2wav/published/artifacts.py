@@ -141,7 +141,8 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
 class EngineFolder:
     """Folder of all artifacts of a model. It is created with the first artifact.
 
-    Several processes may add artifacts at the same time.
+    Several processes may add artifacts at the same time. The methods raise ArtifactError if the
+    folder cannot be written, or a description in it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,11 +154,7 @@ class EngineFolder:
         return cls(model_folder / ENGINES)
 
     def artifacts(self) -> list[Artifact]:
-        """Reads the latest artifact of every slot, usable or not; none if there is no folder.
-
-        Raises:
-            ArtifactError: a description cannot be read or is damaged.
-        """
+        """Reads the latest artifact of every slot, usable or not; none if there is no folder."""
         return list({repr(artifact.slot): artifact for artifact in self._all()}.values())
 
     def _all(self) -> list[Artifact]:
@@ -214,9 +211,6 @@ class EngineFolder:
     ) -> str | None:
         """Returns the reason why an artifact cannot be used, or None if it can be used. `find`
         describes the arguments.
-
-        Raises:
-            ConfigError, CheckpointError: the model folder cannot be used.
         """
         for name, size in artifact.sizes.items():
             path = self.path / name
@@ -272,9 +266,6 @@ class EngineFolder:
     def staging(self) -> Iterator[Path]:
         """Makes an empty folder for an artifact, and removes it afterwards unless `add` has moved
         it. Also removes abandoned folders of earlier exports.
-
-        Raises:
-            ArtifactError: the engine folder cannot be written.
         """
         folder = self.path / f"{_STAGING}{uuid.uuid4().hex[:12]}"
         with self._writing():
@@ -290,9 +281,6 @@ class EngineFolder:
     def add(self, staged: Path, artifact: Artifact) -> Path:
         """Moves a finished artifact from its `staging` folder to its place, and removes the
         artifact that it replaces. Returns the path of its main file at the new place.
-
-        Raises:
-            ArtifactError: the engine folder cannot be written.
         """
         sizes = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
         document = dataclasses.asdict(dataclasses.replace(artifact, sizes=sizes))

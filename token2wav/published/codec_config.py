@@ -45,9 +45,6 @@ class CodecConfig(ModelConfig):
 
         Args:
             fields: further fields of the class.
-
-        Raises:
-            ConfigError: the number of frames per second is out of range.
         """
         _ = sizes.frames_per_second  # checks its range
         return cls(

@@ -76,11 +76,7 @@ class CodecSizes:
 
     @property
     def frames_per_second(self) -> float:
-        """Frames of codes or latents per second.
-
-        Raises:
-            ConfigError: it is out of range.
-        """
+        """Frames of codes or latents per second."""
         rate = self.audio_rate / self.frame_samples
         return float(convert(rate, CodeRate, "frames per second"))
 

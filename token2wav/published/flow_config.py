@@ -47,9 +47,6 @@ class FlowModelConfig(ModelConfig):
         Args:
             token_frame_rate: published number of tokens per second; None if none is published.
             fields: further fields of the class.
-
-        Raises:
-            ConfigError: flow and vocoder do not fit each other.
         """
         config = cls(
             tokens=flow.tokens,

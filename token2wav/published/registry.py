@@ -163,12 +163,7 @@ def _has_all(names: Set[str], family: Any) -> bool:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Reads the configuration of a model folder.
-
-    Raises:
-        ConfigError: the folder belongs to no family, or a value in its files is missing, of another
-            type or out of range.
-    """
+    """Reads the configuration of a model folder."""
     config: ModelConfig = find_family(folder).read(folder)
     return config
 

@@ -66,11 +66,7 @@ class GuidedAttention:
     def assigned(
         cls, depth: int, backward: tuple[int, ...], forward: tuple[int, ...]
     ) -> GuidedAttention:
-        """Gives every layer the block mask, except the layers listed, which count from 1.
-
-        Raises:
-            ConfigError: a layer does not exist or is listed twice.
-        """
+        """Gives every layer the block mask, except the layers listed, which count from 1."""
         masks: list[Mask] = ["block"] * depth
         for name, numbers in (("backward", backward), ("forward", forward)):
             for number in numbers:

@@ -77,12 +77,7 @@ def named_voices(folder: Path) -> dict[str, Voice]:
 
 
 def write_voices(folder: Path, output: Path) -> list[Path]:
-    """Writes a voice file for each speaker of a model folder, and returns their paths.
-
-    Raises:
-        Token2WavError: as in `named_voices`.
-        OSError: a file cannot be written.
-    """
+    """Writes a voice file for each speaker of a model folder, and returns their paths."""
     voices = named_voices(folder)
     output.mkdir(parents=True, exist_ok=True)
     paths = []
