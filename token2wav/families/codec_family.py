@@ -22,8 +22,6 @@ from token2wav.stages.windows import WindowStage
 
 
 class CodecFamily(Family):
-    """Family of a codec."""
-
     def __init__(self, network: Callable[[Any], nn.Module], names: WeightNames) -> None:
         self._network, self._names = network, names
 

@@ -29,7 +29,6 @@ _IN_UNIT = ("snake1", "conv1", "snake2", "conv2")
 
 
 def codec_weights(network: nn.Module, path: Path, names: WeightNames) -> dict[str, torch.Tensor]:
-    """Reads the weights of a network."""
     return converted_weights(
         network, read_state(path, names.parts, wrappers=names.wrappers), path, names
     )

@@ -71,7 +71,6 @@ class CodecConfig(ModelConfig):
         """
 
         def read(folder: Path) -> ConfigT:
-            """Reads the configuration of a folder."""
             path = folder / CONFIG_JSON
             document = read_json(path)
             kind = str(document.get("model_type"))

@@ -161,8 +161,6 @@ class ConformerConfig:
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """Configuration of the U-Net estimator."""
-
     channels: Width
     heads: Heads
     dim_head: Width

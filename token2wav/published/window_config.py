@@ -49,7 +49,6 @@ class WindowCodecConfig(CodecConfig):
         return 0
 
     def with_stream_settings(self, stream: StreamConfig) -> WindowCodecConfig:
-        """Applies the settings of windows."""
         if stream.lookahead_frames == 0:
             for name in ("block_tokens", "left_blocks", "overlap_tokens"):
                 if (value := getattr(stream, name)) != getattr(_UNSET, name):

@@ -18,8 +18,6 @@ from token2wav.networks.noise import FlowNoise, NormalNoise, SourceNoise
 
 
 class CosyVoice2(Family):
-    """Family of CosyVoice2."""
-
     def network(self, config: Any, stage: StageName) -> nn.Module:
         return cosyvoice2_flow(config.flow) if stage == "flow" else HiFT(config.vocoder)
 

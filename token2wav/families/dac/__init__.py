@@ -53,8 +53,6 @@ _BLOCK_SECONDS = 0.04
 
 @dataclass(frozen=True, kw_only=True)
 class DacConfig(SymmetricCodecConfig):
-    """Configuration of a DAC model."""
-
     sizes: SymmetricCodecSizes
     # Frames that DAC models hold back. The last frame of a chunk then has an SNR of 52 dB or more
     # (docs/models.md).

@@ -130,7 +130,6 @@ class HiggsSizes(SymmetricSizes, CodecSizes):
 
     @property
     def codebooks(self) -> int:
-        """Number of codebooks."""
         bits = math.ceil(math.log2(self.codebook_size))
         frames = math.ceil(self.frames_per_second)
         return self.n_q or int(1000 * self.target_bandwidths[-1] // (frames * bits))
@@ -143,8 +142,6 @@ class HiggsSizes(SymmetricSizes, CodecSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class HiggsConfig(SymmetricCodecConfig):
-    """Configuration of a Higgs Audio tokenizer."""
-
     # Frames of 40 ms that are held back. The decoder reads 394 ms ahead. The last frame of a chunk
     # has an SNR of 52 dB (docs/models.md).
     withheld_frames_default: int = 7

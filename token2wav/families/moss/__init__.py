@@ -247,8 +247,6 @@ _PUBLISHED = (
 
 @dataclass(frozen=True, kw_only=True)
 class MossConfig(CodecConfig):
-    """Configuration of a MOSS Audio Tokenizer."""
-
     sizes: MossSizes
 
     @property

@@ -17,8 +17,6 @@ from token2wav.published.nemo_archive import WEIGHTS, read_member
 
 
 class NanoCodecFamily(CodecFamily):
-    """Family of NanoCodec."""
-
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         if path.suffix != ".nemo":
             return super().weights(network, path, stage)

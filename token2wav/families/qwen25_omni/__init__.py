@@ -134,7 +134,6 @@ class DitSection:
         )
 
     def flow(self) -> OmniFlowConfig:
-        """Returns the configuration of the flow."""
         encoder = {
             size.name: getattr(self, "mel_dim" if size.name == "mel_dim" else f"enc_{size.name}")
             for size in fields(EcapaConfig)
@@ -183,7 +182,6 @@ class BigVGANSection:
         check_bounds(self, "")
 
     def vocoder(self) -> BigVGANConfig:
-        """Returns the configuration of the vocoder."""
         names = [size.name for size in fields(self) if size.name != "mel_dim"]
         return BigVGANConfig(
             **{name: getattr(self, name) for name in names},

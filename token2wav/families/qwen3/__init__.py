@@ -141,8 +141,6 @@ class DecoderSizes(CodecSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config(CodecConfig):
-    """Configuration of a decoder of Qwen3-TTS or Qwen3-Omni."""
-
     sizes: DecoderSizes
 
     @property

@@ -98,7 +98,6 @@ class SnacSizes(CodecSizes):
 
     @property
     def decoder(self) -> SymmetricSizes:
-        """Sizes of the decoder."""
         return SymmetricSizes(
             encoder_hidden_size=self.encoder_dim,
             downsampling_ratios=self.encoder_rates,

@@ -88,12 +88,10 @@ class StreamFlowSection:
             )
 
     def schedule(self) -> ScheduleConfig:
-        """Returns the times of the ODE steps."""
         with prefixed("flow."):
             return ScheduleConfig(self.t_scheduler, self.times)
 
     def flow(self) -> GuidedFlowConfig:
-        """Returns the configuration of the flow."""
         bands, times = self.mel_bands, self.schedule().times
         with prefixed("flow."):
             guided = GuidedAttention.assigned(self.depth, self.backward_layers, self.forward_layers)

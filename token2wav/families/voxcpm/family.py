@@ -40,8 +40,6 @@ class AudioVAE(WaveformNetwork):
 
 
 class VoxCPMFamily(CodecFamily):
-    """Family of VoxCPM."""
-
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         sizes: VoxCPMSizes = network.sizes
         state = read_state(path, WEIGHTS.parts, wrappers=WEIGHTS.wrappers)
