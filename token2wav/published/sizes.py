@@ -43,6 +43,7 @@ OptionalWidth = Annotated[int | None, Bounds(1, 1 << 16)]  # None: other sizes g
 SomeRates = Annotated[tuple[Rate, ...], Length(16, least=1)]
 SomeKernels = Annotated[tuple[Kernel, ...], Length(16, least=1)]
 SomeDilations = Annotated[tuple[Annotated[tuple[Dilation, ...], Length(16, least=1)], ...], Stages]
+Levels = Annotated[tuple[Annotated[int, Bounds(2, 4096)], ...], Length(16, least=1)]  # of codes
 Window = Annotated[int, Bounds(2, 1 << 16)]  # positions that a position attends to
 Epsilon = Annotated[float, Bounds(1e-12, 1)]  # added in a norm
 RopeBase = Annotated[float, Bounds(1, 1e9)]  # of rotary positions

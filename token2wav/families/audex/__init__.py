@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from token2wav.config import StreamConfig
-from token2wav.config.values import Bounds, Length
+from token2wav.config.values import Bounds
 from token2wav.published.codec_config import SymmetricCodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import TRANSFORMERS, Format
 from token2wav.published.relations import Divides, Equals, Even, Gives, Only
-from token2wav.published.sizes import PAIRS, Heads, Layers, Rate, SampleRate, Width, Window
+from token2wav.published.sizes import PAIRS, Heads, Layers, Levels, Rate, SampleRate, Width, Window
 from token2wav.published.weight_names import WeightNames
 
 MODEL_TYPES = ("audex_causal_speech_decoder",)
@@ -68,11 +68,7 @@ class AudexSizes(CodecSizes):
     vq_dim: Width = 2048
     lookahead_steps: Annotated[int, Bounds(1, 64)] = 4
     sample_rate: SampleRate = 16_000
-    codebook_levels: Annotated[
-        tuple[Annotated[int, Bounds(2, 4096)], ...],
-        Length(16, least=1),
-        Gives("combinations", 1 << 20, "codes"),
-    ] = (4,) * 8
+    codebook_levels: Annotated[Levels, Gives("combinations", 1 << 20, "codes")] = (4,) * 8
     codebook_size: Annotated[int, Equals("combinations", "codebook_levels")] = 65_536
     token_embed_dim: Annotated[int, Equals("values", "codebook_levels")] = 8
     embed_tokens_from_codes: Annotated[bool, Only(True)] = True

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from token2wav.config.strict_yaml import parse_yaml, read_bounded
-from token2wav.config.values import Bounds, Length, prefixed
+from token2wav.config.values import Bounds, prefixed
 from token2wav.errors import ConfigError
 from token2wav.published.checkpoint_files import only_file
 from token2wav.published.codec_config import CodecConfig
@@ -21,7 +21,7 @@ from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import Format
 from token2wav.published.nemo_archive import CONFIG, WEIGHTS, read_member
 from token2wav.published.relations import Equals, Gives, Halves
-from token2wav.published.sizes import Kernel, SampleRate, SomeKernels, SomeRates, Width
+from token2wav.published.sizes import Kernel, Levels, SampleRate, SomeKernels, SomeRates, Width
 from token2wav.published.weight_names import WeightNames
 
 ARCHIVE = "*.nemo"
@@ -43,8 +43,6 @@ _SECTIONS = {
 }
 _QUANTIZER = ("num_groups", "num_levels_per_group")
 _TOP = ("sample_rate", "samples_per_frame")
-
-Levels = Annotated[tuple[Annotated[int, Bounds(2, 4096)], ...], Length(16, least=1)]
 
 
 @dataclass(frozen=True, kw_only=True)

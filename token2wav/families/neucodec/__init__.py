@@ -8,12 +8,12 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from token2wav.config.values import Bounds, Length
+from token2wav.config.values import Bounds
 from token2wav.config.windows import ONE_PART, Windows
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import ROPE_TYPES, TRANSFORMERS, Format
 from token2wav.published.relations import Divides, Equals, Even, Gives, Multiple, Only
-from token2wav.published.sizes import Epsilon, Heads, Layers, SampleRate, SomeRates, Width
+from token2wav.published.sizes import Epsilon, Heads, Layers, Levels, SampleRate, SomeRates, Width
 from token2wav.published.weight_names import WeightNames
 from token2wav.published.window_config import WindowCodecConfig
 
@@ -76,11 +76,7 @@ class NeuCodecSizes(CodecSizes):
     rms_norm_eps: Epsilon = 1e-6
     attention_bias: Annotated[bool, Only(False)] = False
     quantization_dim: Width = 2048
-    quantization_levels: Annotated[
-        tuple[Annotated[int, Bounds(2, 4096)], ...],
-        Length(16, least=1),
-        Gives("codebook_size", 1 << 20, "codes"),
-    ] = (4,) * 8
+    quantization_levels: Annotated[Levels, Gives("codebook_size", 1 << 20, "codes")] = (4,) * 8
     input_sampling_rate: Annotated[SampleRate, Divides("input_samples")] = 16_000
     output_sampling_rate: SampleRate = 24_000
     downsampling_ratios: Annotated[

@@ -144,8 +144,6 @@ class DitSection:
             input_size=self.emb_dim,
             spk_embed_dim=speaker,
             token_mel_ratio=self.repeats,
-            pre_lookahead_len=0,
-            pre_lookahead_channels=0,
             inference_cfg_rate=_GUIDANCE,
             estimator=EstimatorConfig(
                 dim=self.hidden_size,

@@ -36,7 +36,12 @@ _LONGEST_HOP = 16  # tokens in the longest hop (1.4 s at 24 kHz)
 # Tokens of 85 ms that are held back by default. The decoder reads 198 ms ahead (docs/models.md).
 _LOOKAHEAD_FRAMES = 2
 
-Strides = Annotated[tuple[Annotated[int, Bounds(1, _MOST_CODES)], ...], Length(8, least=1)]
+Strides = Annotated[
+    tuple[Annotated[int, Bounds(1, _MOST_CODES)], ...],
+    Length(8, least=1),
+    Descending(),
+    Gives("codes", _MOST_CODES, "codes for each token"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +75,7 @@ class SnacSizes(CodecSizes):
     ] = 32
     codebook_size: CodebookSize = 4096
     codebook_dim: Width = 8
-    vq_strides: Annotated[
-        Strides, Descending(), Gives("codes", _MOST_CODES, "codes for each token")
-    ] = (
-        8,
-        4,
-        2,
-        1,
-    )
+    vq_strides: Strides = (8, 4, 2, 1)
     noise: bool = True
     depthwise: bool = True
 

@@ -100,8 +100,6 @@ class StreamFlowSection:
             input_size=bands,
             spk_embed_dim=self.spk_embed_dim,
             token_mel_ratio=self.token_mel_ratio,
-            pre_lookahead_len=0,
-            pre_lookahead_channels=0,
             inference_cfg_rate=self.inference_cfg_rate,
             estimator=EstimatorConfig(
                 dim=self.dim,
@@ -121,7 +119,7 @@ class StreamFlowSection:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GuidedFlowConfig(FlowConfig):
     """Configuration of a flow with guided attention. It has no look-ahead layer, because its
     attention reads later blocks.
@@ -130,8 +128,8 @@ class GuidedFlowConfig(FlowConfig):
         chunk_blocks: blocks of a chunk.
     """
 
-    pre_lookahead_len: Absent
-    pre_lookahead_channels: Absent
+    pre_lookahead_len: Absent = 0
+    pre_lookahead_channels: Absent = 0
     lookbehind_len: Absent = 0
     chunk_blocks: Annotated[int, Bounds(1, 1000)] = 1
 

@@ -105,6 +105,7 @@ FORMATS = {
     ),
     "": Format(without_effect=_UNUSED),  # the tokenizer alone
 }
+Depths = Annotated[tuple[Layers, ...], Stages, AsLong("downsampling_ratios", more=1)]
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,7 @@ class VibeVoiceSizes(CodecSizes):
     kernel_size: Kernel = 7
     num_filters: Annotated[Width, Doubles("downsampling_ratios")] = 32
     downsampling_ratios: SomeRates = (2, 2, 4, 5, 5, 8)
-    depths: Annotated[tuple[Layers, ...], Stages, AsLong("downsampling_ratios", more=1)] = (
-        *(3, 3, 3, 3, 3, 3),
-        8,
-    )
+    depths: Depths = (3, 3, 3, 3, 3, 3, 8)
     rms_norm_eps: Epsilon = 1e-5
     hidden_act: Literal["gelu"] = "gelu"
     ffn_expansion: Annotated[int, Bounds(1, 64)] = 4

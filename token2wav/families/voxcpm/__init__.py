@@ -49,6 +49,7 @@ WEIGHTS = WeightNames(
     ),
     wrappers=("state_dict",),
 )
+Boundaries = Annotated[tuple[SampleRate, ...] | None, Length(64), Ascending()]
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,7 @@ class VoxCPMSizes(CodecSizes):
     decoder_rates: SomeRates = (8, 6, 5, 2, 2, 2)
     depthwise: bool = True
     out_sample_rate: Annotated[int | None, Bounds(1, 768_000)] = 48_000
-    sr_bin_boundaries: Annotated[tuple[SampleRate, ...] | None, Length(64), Ascending()] = (
-        20_000,
-        30_000,
-        40_000,
-    )
+    sr_bin_boundaries: Boundaries = (20_000, 30_000, 40_000)
     use_noise_block: Annotated[bool, Only(False)] = False
     cond_type: Literal["scale_bias", "scale_bias_init"] = "scale_bias"
     cond_out_layer: Annotated[bool, Only(False)] = False
