@@ -132,7 +132,7 @@ def build(root: Path, model: Path, config_file: Path | None) -> int:
     missing = [
         (graph, precision)
         for graph, precision in machine.wanted(config.runtime).items()
-        if not _usable(machine, EngineFolder(engine_folder), graph, precision, model)
+        if not _usable(machine, EngineFolder(model, engine_folder), graph, precision)
     ]
     if not missing:
         return _nothing(f"{engine_folder} is up to date")
@@ -163,7 +163,7 @@ def compile_kernels(model: Path, config: ServerConfig, engine_folder: Path) -> N
 
 
 def _usable(
-    machine: Machine, engines: EngineFolder, graph: GraphName, precision: Precision, model: Path
+    machine: Machine, engines: EngineFolder, graph: GraphName, precision: Precision
 ) -> bool:
     versions: dict[str, str] = {}
     if machine.backend != "onnx":
@@ -173,7 +173,6 @@ def _usable(
             graph,
             precision,
             machine.backend,
-            model_folder=model,
             versions=versions,
             target=machine.target,
         )

@@ -89,9 +89,8 @@ class LoadContext:
 
     @property
     def engines(self) -> EngineFolder:
-        if self.runtime.engines:
-            return EngineFolder(Path(self.runtime.engines))
-        return EngineFolder.of(self.folder)
+        path = Path(self.runtime.engines) if self.runtime.engines else None
+        return EngineFolder(self.folder, path)
 
 
 @dataclass(frozen=True)
@@ -298,10 +297,10 @@ def _onnx(context: LoadContext, stages: Sequence[StageName]) -> Backend:
         )
     check_provider(context.device)
     if "decoder" in stages:
-        decoder = context.engines.find("decoder", "float32", "onnx", model_folder=context.folder)
+        decoder = context.engines.find("decoder", "float32", "onnx")
         return Backend("onnx", vocoder=OnnxModule(decoder, context.device))
-    step = context.engines.find("step", context.precision, "onnx", model_folder=context.folder)
-    vocoder = context.engines.find("vocoder", "float32", "onnx", model_folder=context.folder)
+    step = context.engines.find("step", context.precision, "onnx")
+    vocoder = context.engines.find("vocoder", "float32", "onnx")
     return Backend("onnx", *(OnnxModule(path, context.device) for path in (step, vocoder)))
 
 
@@ -321,7 +320,6 @@ def _tensorrt(context: LoadContext, stages: Sequence[StageName]) -> Backend:
                 "step",
                 context.precision,
                 name,
-                model_folder=context.folder,
                 versions=versions,
                 target=target,
             )

@@ -59,7 +59,7 @@ _GPU_CASES = [
 def engines(folder: Path, settings: Settings) -> Rows:
     """Makes graphs and engines, then verifies and times each case."""
     cases = _GPU_CASES if settings.on_gpu else _CPU_CASES
-    maker = Maker(folder, EngineFolder.of(folder), ["benchmarks.gpu.engines"])
+    maker = Maker(EngineFolder(folder), ["benchmarks.gpu.engines"])
     precision = next(case.precision for case in cases if case.backend == "onnx")
     graphs = {f"ONNX step {precision}": partial(maker.onnx, "step", precision)}
     graphs["ONNX vocoder float32"] = partial(maker.onnx, "vocoder", "float32")

@@ -206,7 +206,7 @@ def _graphs(precision: Precision) -> CommandParser:
 
 
 def _engines(options: argparse.Namespace) -> EngineFolder:
-    return EngineFolder.of(options.model) if options.out is None else EngineFolder(options.out)
+    return EngineFolder(options.model, options.out)
 
 
 # torch and onnx take seconds to import, so only the commands that need them import them.
@@ -215,7 +215,7 @@ def _engines(options: argparse.Namespace) -> EngineFolder:
 def _run_onnx(options: argparse.Namespace) -> None:
     from token2wav_export.making import Maker
 
-    maker = Maker(options.model, _engines(options), options.command_line)
+    maker = Maker(_engines(options), options.command_line)
     for precision in options.precision:
         for graph in options.graphs or maker.default_graphs:
             maker.onnx(graph, precision, options.opset)
@@ -230,7 +230,7 @@ def _run_tensorrt(options: argparse.Namespace) -> None:
         load_server_config(options.config).stream, options.max_streams, options.history_seconds
     )
     package = load_package(options.package)
-    maker = Maker(options.model, _engines(options), options.command_line)
+    maker = Maker(_engines(options), options.command_line)
     for precision in options.precision:
         for graph in options.graphs or maker.default_graphs:
             maker.tensorrt(graph, precision, package, load, options.compute_capability)
@@ -271,7 +271,7 @@ def _run_inspect(options: argparse.Namespace) -> None:
     # Reports a wrong model folder even if the engine folder has no artefact to compare with it.
     read_config(options.model)
     _check_engines(options)
-    inspections = inspect_folder(_engines(options), options.model)
+    inspections = inspect_folder(_engines(options))
     if options.json or inspections:
         print(as_json(inspections) if options.json else as_text(inspections))
     else:

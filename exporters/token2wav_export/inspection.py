@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import onnx
@@ -44,17 +43,17 @@ class Inspected:
     weights: int | None = None
 
 
-def inspect_folder(engines: EngineFolder, model_folder: Path) -> list[Inspected]:
+def inspect_folder(engines: EngineFolder) -> list[Inspected]:
     """Inspects all artefacts of a folder.
 
     Raises:
         ArtifactError: a description is damaged.
         ConfigError, CheckpointError: the model folder cannot be used.
     """
-    return [_inspected(engines, artifact, model_folder) for artifact in engines.artifacts()]
+    return [_inspected(engines, artifact) for artifact in engines.artifacts()]
 
 
-def _inspected(engines: EngineFolder, artifact: Artifact, model_folder: Path) -> Inspected:
+def _inspected(engines: EngineFolder, artifact: Artifact) -> Inspected:
     versions, target, missing = dict[str, str](), dict[str, str](), None
     if artifact.backend != "onnx":
         target = own_target()
@@ -62,10 +61,7 @@ def _inspected(engines: EngineFolder, artifact: Artifact, model_folder: Path) ->
             versions[artifact.backend] = version_of(artifact.backend)
         except BackendUnavailableError as error:
             missing = str(error)
-    problem = (
-        engines.problem(artifact, model_folder=model_folder, versions=versions, target=target)
-        or missing
-    )
+    problem = engines.problem(artifact, versions=versions, target=target) or missing
     path = engines.path / artifact.file
     if artifact.backend != "onnx" or not path.is_file():
         return Inspected(artifact, problem)

@@ -49,9 +49,8 @@ class Maker:
         command: command line, which the descriptions of the artefacts contain.
     """
 
-    def __init__(self, model_folder: Path, engines: EngineFolder, command: Sequence[str]) -> None:
-        self.model: Exportable = exportable(model_folder)
-        self._folder = model_folder
+    def __init__(self, engines: EngineFolder, command: Sequence[str]) -> None:
+        self.model: Exportable = exportable(engines.model_folder)
         self._engines = engines
         self._command = shlex.join(command)
         self._schedule = {
@@ -77,7 +76,7 @@ class Maker:
         """
         start = time.monotonic()
         tensors = signature(graph, precision, self.model)
-        digest = fingerprint(self._folder, stage_of(graph))
+        digest = fingerprint(self._engines.model_folder, stage_of(graph))
         metadata = {  # identifies the file if it is found without its description
             "graph": graph,
             "graph_version": str(GRAPH_VERSION),
@@ -142,7 +141,7 @@ class Maker:
         profile_shapes = [shapes(profile, tensors) for profile in profiles(graph, load, self.model)]
         target = build_target(package, compute_capabilities)
         try:
-            source = self._engines.find(graph, precision, "onnx", model_folder=self._folder)
+            source = self._engines.find(graph, precision, "onnx")
         except ArtifactError as error:
             print(
                 f"{graph} {precision}: exporting the graph first: "
@@ -150,7 +149,7 @@ class Maker:
             )
             source = self.onnx(graph, precision)
         start = time.monotonic()
-        digest = fingerprint(self._folder, stage_of(graph))
+        digest = fingerprint(self._engines.model_folder, stage_of(graph))
         with self._engines.staging() as staging:
             path = staging / f"{graph}-{precision}.engine"
             flags = build_engine(

@@ -58,7 +58,7 @@ def leave_vocoder(engines: EngineFolder, model: Path) -> None:
 def test_missing_engines_are_built_once(model: Path, tmp_path: Path) -> None:
     root = tmp_path / "engines"
     folder = root / f"cpu-{platform.machine()}_onnx-{version('onnxruntime')}"
-    leave_vocoder(EngineFolder(folder), model)
+    leave_vocoder(EngineFolder(model, folder), model)
     settings = tmp_path / "server.yaml"
     settings.write_text("runtime: {backend: onnx}")
     environment = image_environment(tmp_path) | {
@@ -84,10 +84,10 @@ def test_missing_engines_are_built_once(model: Path, tmp_path: Path) -> None:
     assert not [line for line in lines if "vocoder" in line]
     assert last == f"engines: {folder} is complete"
     assert list(root.iterdir()) == [folder]
-    made = EngineFolder(folder).artifacts()
+    made = EngineFolder(model, folder).artifacts()
     assert {artifact.graph: artifact.precision for artifact in made} == {
         "step": "float32",
         "vocoder": "float32",
     }
     assert build() == [f"engines: no engine is built: {folder} is up to date"]
-    assert EngineFolder(folder).artifacts() == made
+    assert EngineFolder(model, folder).artifacts() == made

@@ -35,7 +35,7 @@ def networks(models: dict[str, Path]) -> Exportable:
 @pytest.fixture(scope="session")
 def engine_folders(models: dict[str, Path]) -> dict[str, EngineFolder]:
     """Folders with the exports of a session, by model."""
-    return {name: EngineFolder.of(folder) for name, folder in models.items()}
+    return {name: EngineFolder(folder) for name, folder in models.items()}
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +44,6 @@ def export(models: dict[str, Path], engine_folders: dict[str, EngineFolder]) -> 
 
     @cache
     def exported(model: str, graph: GraphName, precision: Precision) -> Path:
-        return Maker(models[model], engine_folders[model], ["pytest"]).onnx(graph, precision)
+        return Maker(engine_folders[model], ["pytest"]).onnx(graph, precision)
 
     return exported

@@ -36,7 +36,7 @@ def failure(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> s
 def test_a_model_that_is_not_there(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
 ) -> None:
-    add(EngineFolder(tmp_path / "out"))
+    add(EngineFolder(TINY, tmp_path / "out"))
     arguments = [command, "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
     if command == "tensorrt":
         pytest.importorskip(
@@ -85,7 +85,7 @@ def test_ordinary_tensorrt_builds_for_its_own_gpu(monkeypatch: pytest.MonkeyPatc
 def test_an_export_that_fails_keeps_the_one_before(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = add(EngineFolder(tmp_path))
+    path = add(EngineFolder(TINY, tmp_path))
 
     def write(module: object, signature: object, path: Path, **_: object) -> None:
         path.write_bytes(b"other graph")
@@ -97,7 +97,7 @@ def test_an_export_that_fails_keeps_the_one_before(
     monkeypatch.setattr(making, "check_parity", disagree)
     arguments = ["onnx", "--model", str(TINY), "--out", str(tmp_path), "--graphs", "step"]
     assert "differ" in failure(capsys, 3, *arguments)
-    assert EngineFolder(tmp_path).find("step", "float32", "onnx", model_folder=TINY) == path
+    assert EngineFolder(TINY, tmp_path).find("step", "float32", "onnx") == path
     assert path.read_bytes() == b"graph"
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".partial")] == []
 
@@ -144,7 +144,10 @@ def test_verify_draws_a_voice_for_a_decoder_with_voices(
 def test_verify_does_not_skip_a_graph_that_cannot_be_used(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    add(EngineFolder(tmp_path), dataclasses.replace(ARTIFACT, fingerprint="of another checkpoint"))
+    add(
+        EngineFolder(TINY, tmp_path),
+        dataclasses.replace(ARTIFACT, fingerprint="of another checkpoint"),
+    )
     assert "made from another checkpoint" in failure(capsys, 2, *verify(tmp_path))
 
 
@@ -206,10 +209,10 @@ def test_inspect_prints_the_content_of_a_graph(
 
 
 def test_inspect_prints_why_an_artefact_is_stale(tmp_path: Path) -> None:
-    folder = EngineFolder(tmp_path)
+    folder = EngineFolder(TINY, tmp_path)
     graph = add(folder, content=b"no graph at all")
     add(folder, engine("8.9", "0.1"))
-    first, second = inspect_folder(folder, TINY)
+    first, second = inspect_folder(folder)
     assert first.problem is not None
     assert "is not an ONNX graph" in first.problem
     assert second.problem is not None
@@ -218,4 +221,4 @@ def test_inspect_prints_why_an_artefact_is_stale(tmp_path: Path) -> None:
     assert "2026-01-31T12:00  stale: " in text
     assert "x              (2, 80, 1) .. (2, 80, 50) .. (8, 80, 50)" in text
     graph.unlink()
-    assert inspect_folder(folder, TINY)[0].problem == f"{graph.relative_to(tmp_path)} is missing"
+    assert inspect_folder(folder)[0].problem == f"{graph.relative_to(tmp_path)} is missing"

@@ -83,7 +83,7 @@ def test_verify_compares_the_decoder(folder: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_graph_names_its_tokens_and_states(folder: Path) -> None:
-    path = EngineFolder.of(folder).find("decoder", "float32", "onnx", model_folder=folder)
+    path = EngineFolder(folder).find("decoder", "float32", "onnx")
     graph = onnx.load(path, load_external_data=False).graph
     inputs = [value.name for value in graph.input]
     assert inputs[0] == "tokens"
@@ -101,5 +101,5 @@ def test_a_graph_of_a_flow_is_refused(folder: Path, capsys: pytest.CaptureFixtur
 def test_tensorrt_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="tensorrt cannot run a codec decoder; set torch or onnx"):
         load(folder, "tensorrt")
-    maker = Maker(folder, EngineFolder.of(folder), ["pytest"])
+    maker = Maker(EngineFolder(folder), ["pytest"])
     assert maker.default_graphs == ("decoder",)

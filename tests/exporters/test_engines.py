@@ -55,17 +55,14 @@ def test_graphs_build_with_dynamic_profiles(
     capabilities: list[str],
 ) -> None:
     source, engines = export(model, graph, precision), engine_folders[model]
-    maker = Maker(models[model], engines, ["pytest"])
+    maker = Maker(engines, ["pytest"])
     path = maker.tensorrt(graph, precision, rtx, LOAD, capabilities)
     assert path.stat().st_size > 100_000
     machine = {
         "versions": {"tensorrt_rtx": version_of(rtx)},
         "target": {"compute_capability": "12.0"},
     }
-    assert (
-        engines.find(graph, precision, "tensorrt_rtx", model_folder=models[model], **machine)
-        == path
-    )
+    assert engines.find(graph, precision, "tensorrt_rtx", **machine) == path
     made = next(a for a in engines.artifacts() if engines.path / a.file == path)
     assert len(made.profiles) == count
     flags = ["TF32 off"] if precision == "float32" else []
@@ -89,7 +86,7 @@ def test_an_engine_without_its_graph_exports_that_first(
         raise ExportError("not now")
 
     monkeypatch.setattr(Maker, "onnx", onnx)
-    maker = Maker(models["tiny"], EngineFolder(tmp_path), ["pytest"])
+    maker = Maker(EngineFolder(models["tiny"], tmp_path), ["pytest"])
     with pytest.raises(ExportError, match="not now"):
         maker.tensorrt("step", "float16", rtx, LOAD, [])
     assert asked == [("step", "float16")]

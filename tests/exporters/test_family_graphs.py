@@ -81,7 +81,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param != "turbo":
         write_family(request.param, folder)
         graph = OnnxModule(
-            Maker(folder, EngineFolder.of(folder), ["pytest"]).onnx("step", "float32"),
+            Maker(EngineFolder(folder), ["pytest"]).onnx("step", "float32"),
             torch.device("cpu"),
         )
     else:  # without guidance; the graph itself is CosyVoice2's, so torch runs in its place
@@ -156,7 +156,7 @@ def test_an_engine_is_built_of_it(cosyvoice2: Path) -> None:
         "tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)"
     )
     load = ProfileLoad(StreamConfig(), max_streams=4, history_seconds=30.0)
-    maker = Maker(cosyvoice2, EngineFolder.of(cosyvoice2), ["pytest"])
+    maker = Maker(EngineFolder(cosyvoice2), ["pytest"])
     assert (
         maker.tensorrt("step", "float32", load_package("tensorrt_rtx"), load, ["8.9"])
         .stat()

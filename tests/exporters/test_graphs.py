@@ -66,7 +66,7 @@ def test_a_file_has_metadata_and_named_dimensions(
     export: Export, models: dict[str, Path], engine_folders: dict[str, EngineFolder]
 ) -> None:
     path = export("tiny", "step", "float32")
-    file = engine_folders["tiny"].find("step", "float32", "onnx", model_folder=models["tiny"])
+    file = engine_folders["tiny"].find("step", "float32", "onnx")
     assert file == path
     model = onnx.load(path, load_external_data=False)
     metadata = {entry.key: entry.value for entry in model.metadata_props}

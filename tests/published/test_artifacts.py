@@ -28,7 +28,7 @@ from token2wav.published.artifacts import (
 
 @pytest.fixture
 def engines(tmp_path: Path) -> EngineFolder:
-    return EngineFolder(tmp_path / "engines")
+    return EngineFolder(TINY, tmp_path / "engines")
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def model(tmp_path: Path) -> Path:
     return tiny_copy(tmp_path)
 
 
-def find(engines: EngineFolder, model_folder: Path = TINY, **machine: dict[str, str]) -> Path:
-    return engines.find("step", "float32", "onnx", model_folder=model_folder, **machine)
+def find(engines: EngineFolder, **machine: dict[str, str]) -> Path:
+    return engines.find("step", "float32", "onnx", **machine)
 
 
-def refusal(engines: EngineFolder, model_folder: Path = TINY, **machine: dict[str, str]) -> str:
+def refusal(engines: EngineFolder, **machine: dict[str, str]) -> str:
     with pytest.raises(ArtifactError) as caught:
-        find(engines, model_folder, **machine)
+        find(engines, **machine)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -59,9 +59,9 @@ def test_an_added_artefact_is_found_with_its_weights(engines: EngineFolder) -> N
 
 
 def test_the_default_folder_lies_in_the_model(model: Path) -> None:
-    assert EngineFolder.of(model).path == model / "engines"
-    add(EngineFolder.of(model))
-    assert find(EngineFolder.of(model), model).is_relative_to(model)
+    assert EngineFolder(model).path == model / "engines"
+    add(EngineFolder(model))
+    assert find(EngineFolder(model)).is_relative_to(model)
 
 
 def test_nothing_there(engines: EngineFolder) -> None:
@@ -130,9 +130,7 @@ def test_engines_are_for_the_package_that_made_them(engines: EngineFolder) -> No
     path = add(engines, engine("8.9", "1.7.1"))
 
     def find(version: str) -> Path:
-        return engines.find(
-            "step", "float32", "tensorrt_rtx", model_folder=TINY, versions={"tensorrt_rtx": version}
-        )
+        return engines.find("step", "float32", "tensorrt_rtx", versions={"tensorrt_rtx": version})
 
     assert find("1.7.1") == path
     with pytest.raises(
@@ -147,7 +145,7 @@ def test_engines_are_for_the_gpu_they_were_built_for(engines: EngineFolder) -> N
 
     def find(capability: str) -> Path:
         target = {"compute_capability": capability}
-        return engines.find("step", "float32", "tensorrt_rtx", model_folder=TINY, target=target)
+        return engines.find("step", "float32", "tensorrt_rtx", target=target)
 
     assert {capability: find(capability) for capability in paths} == paths
     with pytest.raises(ArtifactError) as caught:
@@ -162,7 +160,7 @@ def test_engines_are_for_the_gpu_they_were_built_for(engines: EngineFolder) -> N
 def test_an_engine_for_no_gpu_in_particular_will_do_on_any(engines: EngineFolder) -> None:
     path = add(engines, dataclasses.replace(engine("8.9"), target={}))
     target = {"compute_capability": "8.6", "gpu": "any"}
-    assert engines.find("step", "float32", "tensorrt_rtx", model_folder=TINY, target=target) == path
+    assert engines.find("step", "float32", "tensorrt_rtx", target=target) == path
 
 
 # Fingerprints.
@@ -262,12 +260,12 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(
         ArtifactError, match=r"cannot be written: .*; pass another folder with --out"
     ):
-        add(EngineFolder(tmp_path / "file" / "engines"))
+        add(EngineFolder(TINY, tmp_path / "file" / "engines"))
 
 
 def add_many(path: Path, capabilities: list[str]) -> None:
     for capability in capabilities:
-        add(EngineFolder(path), engine(capability))
+        add(EngineFolder(TINY, path), engine(capability))
 
 
 def test_processes_add_at_the_same_time(engines: EngineFolder) -> None:

@@ -143,15 +143,14 @@ class EngineFolder:
 
     Several processes may add artifacts at the same time. The methods raise ArtifactError if the
     folder cannot be written, or a description in it cannot be read.
+
+    Args:
+        path: another folder than the default one in the model folder.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def of(cls, model_folder: Path) -> EngineFolder:
-        """Returns the default folder of a model."""
-        return cls(model_folder / ENGINES)
+    def __init__(self, model_folder: Path, path: Path | None = None) -> None:
+        self.model_folder = model_folder
+        self.path = path or model_folder / ENGINES
 
     def artifacts(self) -> list[Artifact]:
         """Reads the latest artifact of every slot, usable or not; none if there is no folder."""
@@ -170,14 +169,12 @@ class EngineFolder:
         precision: Precision,
         backend: Backend,
         *,
-        model_folder: Path,
         versions: Mapping[str, str] | None = None,
         target: Mapping[str, str] | None = None,
     ) -> Path:
         """Finds the file of a usable artifact.
 
         Args:
-            model_folder: folder of the checkpoint; the artifact must have been made from it.
             versions: installed versions of packages; the artifact must have been made by them.
             target: properties of the machine that is to run it, such as `{"compute_capability":
                 "8.9"}`.
@@ -192,20 +189,17 @@ class EngineFolder:
         for artifact in self.artifacts():
             if (artifact.graph, artifact.precision, artifact.backend) != key:
                 continue
-            reason = self.problem(
-                artifact, model_folder=model_folder, versions=versions, target=target
-            )
+            reason = self.problem(artifact, versions=versions, target=target)
             if reason is None:
                 return self.path / artifact.file
             problem = f"{self.path / artifact.file}: {reason}"
-        command = self.command(graph, precision, backend, model_folder=model_folder, target=target)
+        command = self.command(graph, precision, backend, target=target)
         raise ArtifactError(f"{problem}; run: {command}")
 
     def problem(
         self,
         artifact: Artifact,
         *,
-        model_folder: Path,
         versions: Mapping[str, str] | None = None,
         target: Mapping[str, str] | None = None,
     ) -> str | None:
@@ -223,8 +217,8 @@ class EngineFolder:
                 f"its inputs and outputs have version {artifact.graph_version}, expected "
                 f"{GRAPH_VERSION}"
             )
-        if artifact.fingerprint != fingerprint(model_folder, stage_of(artifact.graph)):
-            return f"it was made from another checkpoint than {model_folder}"
+        if artifact.fingerprint != fingerprint(self.model_folder, stage_of(artifact.graph)):
+            return f"it was made from another checkpoint than {self.model_folder}"
         for package, version in (versions or {}).items():
             if (made_by := artifact.versions.get(package)) != version:
                 return f"it was made by {package} {made_by}, but {version} is installed"
@@ -242,7 +236,6 @@ class EngineFolder:
         precision: Precision,
         backend: Backend,
         *,
-        model_folder: Path,
         target: Mapping[str, str] | None = None,
     ) -> str:
         """Returns the command line that makes an artifact. `find` describes the arguments."""
@@ -251,9 +244,9 @@ class EngineFolder:
             "export",
             "onnx" if backend == "onnx" else "tensorrt",
             "--model",
-            str(model_folder),
+            str(self.model_folder),
         ]
-        if self.path != EngineFolder.of(model_folder).path:
+        if self.path != self.model_folder / ENGINES:
             words += ["--out", str(self.path)]
         words += ["--graphs", graph, "--precision", precision]
         if backend != "onnx":
