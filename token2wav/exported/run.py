@@ -250,11 +250,10 @@ class _Context:
     """Execution context of TensorRT.
 
     Attributes:
-        handle: the context of the package.
         capturable: whether a CUDA graph can capture its work, as it was after the latest run.
     """
 
-    handle: Any
+    handle: Any  # the context of the package
     capturable: bool = True
 
 

@@ -47,20 +47,17 @@ class StageParts:
     """Parts that a stage is made of.
 
     Attributes:
-        network: network of the stage, on the device, with weights.
         solvers: solvers of the estimator of a flow, by number of ODE steps; the default number
             comes first. Empty for other stages.
-        longest_hop: tokens of the longest chunk.
-        graphs: memory pool for CUDA graphs; None to run eagerly.
     """
 
     config: Any
     name: StageName
-    network: Any
+    network: Any  # network of the stage, on the device, with weights
     noise: Any
     solvers: Mapping[int, EulerSolver]
-    longest_hop: int
-    graphs: GraphPool | None
+    longest_hop: int  # tokens of the longest chunk
+    graphs: GraphPool | None  # memory pool for CUDA graphs; None to run eagerly
 
 
 class Family(ABC):

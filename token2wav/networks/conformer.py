@@ -86,15 +86,10 @@ WHOLE: ConformerContext = _Whole()  # context of whole sequences
 
 @dataclass(frozen=True, eq=False)
 class SequenceAttention:
-    """`ConformerAttention` of whole sequences, or of the next chunk of a stream.
+    """`ConformerAttention` of whole sequences, or of the next chunk of a stream."""
 
-    Attributes:
-        grid: block grid, in tokens; None for full attention, which has no chunks.
-        context: keys and values before the chunk.
-    """
-
-    grid: BlockGrid | None
-    context: ConformerContext = WHOLE
+    grid: BlockGrid | None  # block grid, in tokens; None for full attention, which has no chunks
+    context: ConformerContext = WHOLE  # keys and values before the chunk
 
     def at_rate(self, x: torch.Tensor, rate: int) -> LayerAttention:
         positions = _Positions.of(x, self.grid, self.context, rate)
@@ -324,16 +319,11 @@ class _Upsampling(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _Positions:
-    """Positions of queries and keys, which all layers of one rate share.
-
-    Attributes:
-        spans: start and stop of each run of keys, in the order of the keys.
-        bias: (T, keys) attention score bias; None if all keys are visible.
-    """
+    """Positions of queries and keys, which all layers of one rate share."""
 
     start: int
-    spans: list[tuple[int, int]]
-    bias: torch.Tensor | None
+    spans: list[tuple[int, int]]  # start and stop of each run of keys, in the order of the keys
+    bias: torch.Tensor | None  # (T, keys) attention score bias; None if all keys are visible
 
     @classmethod
     def of(

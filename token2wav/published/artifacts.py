@@ -53,20 +53,13 @@ class Artifact:
     Attributes:
         file: path of its main file below the engine folder. `artifact.json` has only the name of
             the file. Files of weights may lie beside it.
-        fingerprint: result of `fingerprint()` for the checkpoint that it was made from.
         opset: version of the ONNX operators in the graph; for an engine, in the graph that the
             engine was built from.
         schedule: `steps` and `guidance` of the ODE that the checkpoint is meant for.
-        versions: versions of the packages that made it, by name.
         target: accepted values of properties of the machine that runs it, such as
             {"compute_capability": ["8.9"]}.
-        flags: options of the builder.
         profiles: optimization profiles of TensorRT: the smallest, best and largest shape of every
             input. Empty if every shape runs.
-        created: creation time, UTC, ISO 8601.
-        seconds: duration of the export.
-        command: command line that made it.
-        graph_version: value of `GRAPH_VERSION` when it was made.
         sizes: bytes of every file, by path as in `file`. `EngineFolder.add` fills it in.
     """
 
@@ -74,17 +67,17 @@ class Artifact:
     graph: GraphName
     precision: Precision
     backend: Backend
-    fingerprint: str
+    fingerprint: str  # result of `fingerprint()` for the checkpoint that it was made from
     opset: int
     schedule: dict[str, float]
-    versions: dict[str, str]
+    versions: dict[str, str]  # versions of the packages that made it, by name
     target: dict[str, tuple[str, ...]]
-    flags: tuple[str, ...]
+    flags: tuple[str, ...]  # options of the builder
     profiles: tuple[dict[str, tuple[tuple[int, ...], ...]], ...]
-    created: str
-    seconds: float
-    command: str
-    graph_version: int = GRAPH_VERSION
+    created: str  # creation time, UTC, ISO 8601
+    seconds: float  # duration of the export
+    command: str  # command line that made it
+    graph_version: int = GRAPH_VERSION  # value of `GRAPH_VERSION` when it was made
     sizes: dict[str, int] = field(default_factory=dict)
 
     @property

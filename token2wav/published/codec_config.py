@@ -101,12 +101,11 @@ class SymmetricCodecConfig(CodecConfig):
         withheld_frames_default: number of frames to hold back if `StreamConfig.lookahead_frames` is
             None and the decoder reads far ahead; 0 for its whole reach. Another decoder holds back
             its whole reach by default, which is exact.
-        optional_lookahead_tokens: see `ModelConfig`. `with_stream_settings` sets it.
     """
 
     hop_blocks: tuple[int, int] = (1, 32)  # the longest hop has 1.3 to 1.5 s
     withheld_frames_default: int = 0
-    optional_lookahead_tokens: int = 0
+    optional_lookahead_tokens: int = 0  # see `ModelConfig`. `with_stream_settings` sets it
 
     @property
     def reach_frames(self) -> int:

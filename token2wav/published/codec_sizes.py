@@ -149,11 +149,8 @@ class SeanetSizes(CodecSizes, ABC):
     `transformers`.
 
     Attributes:
-        num_filters: channels before the last convolution.
-        dilation_growth_rate: factor from the dilation of a residual unit to the next one.
         use_causal_conv, pad_mode, trim_right_ratio, use_conv_shortcut, attention_bias: variants, of
             which only the published one is supported.
-        compress: factor by which a residual unit has fewer channels inside.
         upsample_groups: groups of the upsampling before the transformer.
     """
 
@@ -162,16 +159,16 @@ class SeanetSizes(CodecSizes, ABC):
     sampling_rate: SampleRate = 24000
     audio_channels: Annotated[int, Bounds(1, 1)] = 1
     hidden_size: Width = 512
-    num_filters: Width = 64
+    num_filters: Width = 64  # channels before the last convolution
     num_residual_layers: Layers = 1
     upsampling_ratios: SomeRates = (8, 6, 5, 4)
     kernel_size: Kernel = 7
     last_kernel_size: Kernel = 3
     residual_kernel_size: Kernel = 3
-    dilation_growth_rate: Rate = 2
+    dilation_growth_rate: Rate = 2  # factor from the dilation of a residual unit to the next one
     use_causal_conv: Annotated[bool, Only(True)] = True
     pad_mode: Literal["constant"] = "constant"
-    compress: Rate = 2
+    compress: Rate = 2  # factor by which a residual unit has fewer channels inside
     trim_right_ratio: Annotated[float, Bounds(1, 1)] = 1.0
     use_conv_shortcut: Annotated[bool, Only(False)] = False
     upsample_groups: Annotated[Width, Divides("hidden_size")] = 512

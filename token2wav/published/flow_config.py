@@ -20,7 +20,6 @@ class FlowModelConfig(ModelConfig):
     other.
 
     Attributes:
-        vocoder: sizes of the network from mel to audio. Its class selects the vocoder.
         takes_prompt, provisional_chunks, fixed_hops, left_blocks: see `ModelConfig`. A family sets
             them.
     """
@@ -31,7 +30,7 @@ class FlowModelConfig(ModelConfig):
     fixed_hops: bool = False
     left_blocks: int = -1
     flow: Any
-    vocoder: Any
+    vocoder: Any  # sizes of the network from mel to audio. Its class selects the vocoder
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     @classmethod

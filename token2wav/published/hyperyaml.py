@@ -182,17 +182,11 @@ def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class ModelNode:
-    """Mapping in the model file, which returns its values with checked types.
+    """Mapping in the model file, which returns its values with checked types."""
 
-    Attributes:
-        name: path of keys that leads to the mapping, for messages.
-        data: content of the mapping.
-        used: keys whose values were read.
-    """
-
-    name: str
-    data: dict[str, Any]
-    used: set[str] = field(default_factory=set)
+    name: str  # path of keys that leads to the mapping, for messages
+    data: dict[str, Any]  # content of the mapping
+    used: set[str] = field(default_factory=set)  # keys whose values were read
 
     @classmethod
     def of(cls, value: Any, name: str, target: str | None = None) -> ModelNode:

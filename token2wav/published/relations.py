@@ -31,14 +31,10 @@ class Only:
 
 @dataclass(frozen=True)
 class Equals:
-    """A value that another field repeats, or that others determine.
-
-    Attributes:
-        source: fields that determine the other value, for messages; empty for a repetition.
-    """
+    """A value that another field repeats, or that others determine."""
 
     other: str
-    source: str = ""
+    source: str = ""  # fields that determine the other value, for messages; empty for a repetition
 
     def check_in(self, config: Any, value: Any, name: str) -> None:
         expected = getattr(config, self.other)
@@ -72,14 +68,10 @@ class Divides:
 
 @dataclass(frozen=True)
 class Multiple:
-    """A multiple of another value, or of a number.
-
-    Attributes:
-        meaning: noun for the other value, for messages; empty for its name.
-    """
+    """A multiple of another value, or of a number."""
 
     other: str | int
-    meaning: str = ""
+    meaning: str = ""  # noun for the other value, for messages; empty for its name
 
     def check_in(self, config: Any, value: Any, name: str) -> None:
         part = getattr(config, self.other) if isinstance(self.other, str) else self.other
@@ -91,13 +83,9 @@ class Multiple:
 
 @dataclass(frozen=True)
 class Even:
-    """An even number.
+    """An even number."""
 
-    Attributes:
-        reason: reason for messages.
-    """
-
-    reason: str
+    reason: str  # reason for messages
 
     def check_in(self, config: Any, value: Any, name: str) -> None:
         if value % 2:
@@ -159,15 +147,11 @@ class SameProduct:
 
 @dataclass(frozen=True)
 class Gives:
-    """A bound of a number that follows from a field.
-
-    Attributes:
-        meaning: noun for the number, for messages.
-    """
+    """A bound of a number that follows from a field."""
 
     other: str
     most: int
-    meaning: str
+    meaning: str  # noun for the number, for messages
 
     def check_in(self, config: Any, value: Any, name: str) -> None:
         if (number := getattr(config, self.other)) > self.most:

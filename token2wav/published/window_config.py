@@ -23,12 +23,11 @@ class WindowCodecConfig(CodecConfig):
     scheduler treats the codec as any other.
 
     Attributes:
-        windows: windows of a stream.
         whole: windows of an utterance that is decoded at once: one, or several for a long utterance
             whose positions would exceed those of the model.
     """
 
-    windows: Windows
+    windows: Windows  # windows of a stream
     whole: Windows
 
     @classmethod

@@ -50,11 +50,8 @@ class AudexSizes(CodecSizes):
 
     Attributes:
         pos_meb_dim: channels of a head. All have rotary positions.
-        vq_dim: channels of an embedded token.
-        lookahead_steps: later tokens that a token depends on.
         codebook_levels, codebook_size: levels of each value of a code, and all of their
             combinations.
-        token_embed_dim: values of a code.
         window: positions that a position attends to, itself included. No file has it.
     """
 
@@ -65,12 +62,12 @@ class AudexSizes(CodecSizes):
     heads: Annotated[Heads, Divides("hidden_dim")] = 32
     pos_meb_dim: Annotated[Width, Even(PAIRS)] = 64
     hop_length: Rate = 320
-    vq_dim: Width = 2048
-    lookahead_steps: Annotated[int, Bounds(1, 64)] = 4
+    vq_dim: Width = 2048  # channels of an embedded token
+    lookahead_steps: Annotated[int, Bounds(1, 64)] = 4  # later tokens that a token depends on
     sample_rate: SampleRate = 16_000
     codebook_levels: Annotated[Levels, Gives("combinations", 1 << 20, "codes")] = (4,) * 8
     codebook_size: Annotated[int, Equals("combinations", "codebook_levels")] = 65_536
-    token_embed_dim: Annotated[int, Equals("values", "codebook_levels")] = 8
+    token_embed_dim: Annotated[int, Equals("values", "codebook_levels")] = 8  # values of a code
     embed_tokens_from_codes: Annotated[bool, Only(True)] = True
     window: Window = _MOST_TOKENS
 

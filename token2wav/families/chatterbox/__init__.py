@@ -45,16 +45,11 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class ChatterboxConfig(CosyVoice2Config):
-    """Configuration of a Chatterbox model.
-
-    Attributes:
-        mean_flow: whether it is a Turbo model: few ODE steps of equal length, without guidance.
-        file: name of the file of the weights.
-    """
+    """Configuration of a Chatterbox model."""
 
     flow: FlowConfig[UNetConfig]
-    mean_flow: bool
-    file: str
+    mean_flow: bool  # whether it is a Turbo model: few ODE steps of equal length, without guidance
+    file: str  # name of the file of the weights
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
         """Returns the first and the longest hop, in tokens.

@@ -55,8 +55,6 @@ class CosyVoice1Sizes(CodecSizes):
     """Sizes of the flow and of the vocoder. Fields have the names of `cosyvoice.yaml`.
 
     Attributes:
-        regulator_layers: convolutions of the length regulator.
-        levels: resolutions of the U-Net.
         block_size: tokens of an attention block of the encoder of GLM-4-Voice, which repeats the
             nearest token in place of an interpolation; 0 for CosyVoice1.
     """
@@ -66,8 +64,8 @@ class CosyVoice1Sizes(CodecSizes):
     output_size: Width
     input_frame_rate: TokenRate
     inference_cfg_rate: Guidance
-    regulator_layers: Annotated[int, Bounds(0, 16)]
-    levels: Layers
+    regulator_layers: Annotated[int, Bounds(0, 16)]  # convolutions of the length regulator
+    levels: Layers  # resolutions of the U-Net
     encoder: ConformerConfig
     estimator: UNetConfig
     hift: HiFTConfig

@@ -45,19 +45,16 @@ class _Stream:
     """State of one stream.
 
     Attributes:
-        vocoder: handle of its vocoder.
-        past: last tokens before the next chunk, the context of the next window.
         tail: (bands, n) mel of the frames after the last chunk, from its last window. The mel of
             the next window replaces it over these frames.
-        position: tokens that were computed so far.
     """
 
     voice: Voice
     steps: int
-    vocoder: int
-    past: NDArray[np.int32]
+    vocoder: int  # handle of its vocoder
+    past: NDArray[np.int32]  # last tokens before the next chunk, the context of the next window
     tail: torch.Tensor
-    position: int = 0
+    position: int = 0  # tokens that were computed so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +62,12 @@ class _WindowInput:
     """Window of a stream.
 
     Attributes:
-        tokens: tokens of the window.
         start, count: first mel frame of the window in the utterance, and number of frames.
     """
 
     stream: _Stream
     window: Window
-    tokens: NDArray[np.int32]
+    tokens: NDArray[np.int32]  # tokens of the window
     start: int
     count: int
 

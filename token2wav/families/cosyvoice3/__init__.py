@@ -115,16 +115,12 @@ class FlowConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CosyVoice3Config(FlowModelConfig):
-    """Configuration of a model in the format of CosyVoice3.
-
-    Attributes:
-        vocoder_folder: folder of a BigVGAN below the model folder; empty for HiFT.
-    """
+    """Configuration of a model in the format of CosyVoice3."""
 
     FILE: ClassVar[str] = MODEL_FILE
 
     flow: FlowConfig
-    vocoder_folder: str = ""
+    vocoder_folder: str = ""  # folder of a BigVGAN below the model folder; empty for HiFT
 
     @classmethod
     def read(cls, folder: Path) -> CosyVoice3Config:

@@ -53,17 +53,15 @@ class EarTtsSizes(CodecSizes):
     """Sizes of the codec. Fields are those of the published configuration.
 
     Attributes:
-        latent_size: channels of the sum of codebook entries.
-        base_hidden_size: channels of the decoder's last stage; `channel_mult` multiplies them.
         channel_mult, rates: factors of channels and of upsampling, in the order of the encoder.
     """
 
     RATE, FRAME = "sample_rate", ("rates", "hop_length")
 
-    latent_size: Width
+    latent_size: Width  # channels of the sum of codebook entries
     n_fft: Annotated[int, Bounds(4, 4096), Even(_EVEN)]
     hop_length: Annotated[Rate, Even(_EVEN), Below("n_fft")]
-    base_hidden_size: Width
+    base_hidden_size: Width  # channels of the decoder's last stage; `channel_mult` multiplies them
     channel_mult: Annotated[Rates, AsLong("rates")]
     rates: SomeRates
     num_blocks: Layers

@@ -118,7 +118,6 @@ class MimiSizes(SeanetSizes):
 
     Attributes:
         frame_rate: frames of codes per second; None for half of the rate of the transformer.
-        vector_quantization_hidden_dimension: length of the sum of entries.
     """
 
     FEWER_CODES = True
@@ -131,7 +130,7 @@ class MimiSizes(SeanetSizes):
     codebook_size: CodebookSize = 2048
     codebook_dim: Width = 256
     num_quantizers: CodebookCount = 32
-    vector_quantization_hidden_dimension: Width = 256
+    vector_quantization_hidden_dimension: Width = 256  # length of the sum of entries
     num_semantic_quantizers: Annotated[CodebookCount, Below("num_quantizers")] = 1
 
     @property

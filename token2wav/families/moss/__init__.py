@@ -51,22 +51,16 @@ _PARTS = "decoder_kwargs"
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizerSizes:
-    """Sizes of the codebooks. All kinds of codebooks (`quantizer_type`) have the same decoder.
-
-    Attributes:
-        rvq_dim: channels of the sum of the codebooks; None for `input_dim`.
-        output_dim: channels of the latents; None for `input_dim`.
-        input_dim: channels of the encoder's output.
-    """
+    """Sizes of the codebooks. All kinds of codebooks (`quantizer_type`) have the same decoder."""
 
     WITHOUT_EFFECT: ClassVar = (
         *("quantizer_type", "quantizer_dropout", "commitment", "decay", "epsilon", "threshold_ema"),
         *("kmeans_init", "kmeans_iters", "commitment_loss_weight", "codebook_loss_weight"),
     )
 
-    input_dim: Width = 768
-    rvq_dim: OptionalWidth = 512
-    output_dim: OptionalWidth = 768
+    input_dim: Width = 768  # channels of the encoder's output
+    rvq_dim: OptionalWidth = 512  # channels of the sum of the codebooks; None for `input_dim`
+    output_dim: OptionalWidth = 768  # channels of the latents; None for `input_dim`
     num_quantizers: CodebookCount = 32
     codebook_size: CodebookSize = 1024
     codebook_dim: Width = 8

@@ -25,7 +25,6 @@ class PocketSizes(SeanetSizes):
     """Sizes of the decoder. Fields and defaults are the published ones.
 
     Attributes:
-        latent_dim: length of a latent.
         latent_stride: positions of the transformer for each latent.
     """
 
@@ -34,7 +33,7 @@ class PocketSizes(SeanetSizes):
     upsampling_ratios: SomeRates = (6, 5, 4)
     num_hidden_layers: Layers = 2
     hidden_act: Literal["gelu", "gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
-    latent_dim: Width = 32
+    latent_dim: Width = 32  # length of a latent
     latent_stride: Annotated[int, Bounds(2, 1 << 10)] = 16  # at 1 there is no upsampling
 
     @property

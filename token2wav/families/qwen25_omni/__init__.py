@@ -80,13 +80,8 @@ class DitSection:
     """Section `dit_config`. Fields and defaults are those of `transformers`.
 
     Attributes:
-        emb_dim: channels of the embedding of a code.
-        block_size: mel frames of an attention block.
         look_ahead_layers, look_backward_layers: layers, counted from 0, in which a block also
             attends to the block after it, or before it.
-        repeats: mel frames of a code.
-        num_embeds: number of codes. The embedding has one row more.
-        enc_emb_dim: length of the vector `cond` of a voice.
         enc_dim: length of the vector that ECAPA-TDNN makes of the mel of a voice.
     """
 
@@ -95,14 +90,14 @@ class DitSection:
     num_attention_heads: Heads = 16
     head_dim: Annotated[Width, Even(PAIRS)] = 64
     ff_mult: Ratio = 2
-    emb_dim: Width = 512
-    block_size: Frames = 24
+    emb_dim: Width = 512  # channels of the embedding of a code
+    block_size: Frames = 24  # mel frames of an attention block
     look_ahead_layers: LayerIndices = (10,)
     look_backward_layers: LayerIndices = (0, 20)
-    repeats: Ratio = 2
-    num_embeds: Vocabulary = 8193
+    repeats: Ratio = 2  # mel frames of a code
+    num_embeds: Vocabulary = 8193  # number of codes. The embedding has one row more
     mel_dim: Width = 80
-    enc_emb_dim: Width = 192
+    enc_emb_dim: Width = 192  # length of the vector `cond` of a voice
     enc_dim: Width = EcapaConfig.dim
     enc_channels: Annotated[tuple[Width, ...], Stages] = EcapaConfig.channels
     enc_kernel_sizes: Kernels = EcapaConfig.kernel_sizes
@@ -203,11 +198,10 @@ class OmniFlowConfig(GuidedFlowConfig):
     published sizes). A wider window comes closer to the whole utterance.
 
     Attributes:
-        encoder: sizes of ECAPA-TDNN.
         widening: factor by which a window has more blocks on both sides than the default.
     """
 
-    encoder: EcapaConfig = field(default_factory=EcapaConfig)
+    encoder: EcapaConfig = field(default_factory=EcapaConfig)  # sizes of ECAPA-TDNN
     widening: Annotated[int, Bounds(1, 100)] = 1
 
     @property

@@ -81,9 +81,6 @@ class DecoderSizes(CodecSizes):
     """Sizes of a decoder. Fields and defaults are the published ones.
 
     Attributes:
-        hidden_size: channels of the transformer, and of Code2Wav's upsampling.
-        upsampling_ratios: factors of the upsampling before the decoder.
-        upsample_rates: factors of the upsampling in the decoder.
         decoder_dim: channels of the decoder before its first upsampling.
         codebook_dim, latent_dim: only of the tokenizer: channels of the sum of entries, and
             channels around the transformer. None for Code2Wav, which averages embeddings of
@@ -95,7 +92,7 @@ class DecoderSizes(CodecSizes):
 
     codebook_size: CodebookSize = 2048
     num_quantizers: CodebookCount = 16
-    hidden_size: Width = 1024
+    hidden_size: Width = 1024  # channels of the transformer, and of Code2Wav's upsampling
     num_hidden_layers: Layers = 8
     intermediate_size: Width = 3072
     num_attention_heads: Heads = 16
@@ -106,8 +103,8 @@ class DecoderSizes(CodecSizes):
     rope_theta: RopeBase = 10000.0
     sliding_window: Window = 72
     attention_bias: Annotated[bool, Only(False)] = False
-    upsampling_ratios: Rates = (2, 2)
-    upsample_rates: SomeRates = (8, 5, 4, 3)
+    upsampling_ratios: Rates = (2, 2)  # factors of the upsampling before the decoder
+    upsample_rates: SomeRates = (8, 5, 4, 3)  # factors of the upsampling in the decoder
     decoder_dim: Annotated[Width, Halves("upsample_rates")] = 1536
     codebook_dim: Annotated[
         int | None, Bounds(1, 1 << 16), Even("a semantic and an acoustic half are needed")

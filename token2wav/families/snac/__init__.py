@@ -52,8 +52,6 @@ class SnacSizes(CodecSizes):
         encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `SymmetricSizes`.
         attn_window_size: latents of a window of the attention before the first upsampling; None
             for no attention.
-        vq_strides: latents for each code of a codebook, the coarsest first.
-        depthwise: whether the convolutions filter every channel by itself.
     """
 
     CODES, FRAME = ("codes", "codebook_size"), ("token_latents", "decoder_rates")
@@ -75,9 +73,9 @@ class SnacSizes(CodecSizes):
     ] = 32
     codebook_size: CodebookSize = 4096
     codebook_dim: Width = 8
-    vq_strides: Strides = (8, 4, 2, 1)
+    vq_strides: Strides = (8, 4, 2, 1)  # latents for each code of a codebook, the coarsest first
     noise: bool = True
-    depthwise: bool = True
+    depthwise: bool = True  # whether the convolutions filter every channel by itself
 
     @property
     def token_latents(self) -> int:

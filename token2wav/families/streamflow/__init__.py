@@ -42,15 +42,9 @@ class StreamFlowSection:
     sizes of StreamFlow-SR.
 
     Attributes:
-        input_frame_rate: tokens per second.
-        token_mel_ratio: mel frames per token.
-        mel_bands: width of mel, token embedding and projected speaker.
-        n_timesteps: ODE steps.
-        inference_cfg_rate: strength of classifier-free guidance.
         t_scheduler, times: kind and times of `ScheduleConfig`. A list of times also sets the number
             of steps.
         dim, depth, heads, dim_head, ff_mult: sizes of the DiT; it has `depth` layers.
-        block_frames: mel frames of an attention block.
         chunk_blocks: blocks of a chunk, unless the settings of the server set another hop.
         backward_layers: layers, counted from 1, in which a block also attends to the block before
             it.
@@ -61,11 +55,11 @@ class StreamFlowSection:
     type: Literal["streamflow"] = "streamflow"
     vocab_size: Vocabulary = 6561
     spk_embed_dim: Width = 192
-    input_frame_rate: TokenRate = 25.0
-    token_mel_ratio: Ratio = 4
-    mel_bands: Width = 80
-    n_timesteps: Steps = 10
-    inference_cfg_rate: Guidance = 0.5
+    input_frame_rate: TokenRate = 25.0  # tokens per second
+    token_mel_ratio: Ratio = 4  # mel frames per token
+    mel_bands: Width = 80  # width of mel, token embedding and projected speaker
+    n_timesteps: Steps = 10  # ODE steps
+    inference_cfg_rate: Guidance = 0.5  # strength of classifier-free guidance
     t_scheduler: Literal["cosine", "linear"] = "cosine"
     times: Times = ()
     dim: Width = 1024
@@ -73,7 +67,7 @@ class StreamFlowSection:
     heads: Heads = 16
     dim_head: Width = 64
     ff_mult: Ratio = 2
-    block_frames: Frames = 24
+    block_frames: Frames = 24  # mel frames of an attention block
     chunk_blocks: Annotated[int, Bounds(1, 1000)] = 2
     backward_layers: tuple[Layers, ...] = (7, 14)
     forward_layers: tuple[Layers, ...] = (1,)
@@ -123,15 +117,12 @@ class StreamFlowSection:
 class GuidedFlowConfig(FlowConfig):
     """Configuration of a flow with guided attention. It has no look-ahead layer, because its
     attention reads later blocks.
-
-    Attributes:
-        chunk_blocks: blocks of a chunk.
     """
 
     pre_lookahead_len: Absent = 0
     pre_lookahead_channels: Absent = 0
     lookbehind_len: Absent = 0
-    chunk_blocks: Annotated[int, Bounds(1, 1000)] = 1
+    chunk_blocks: Annotated[int, Bounds(1, 1000)] = 1  # blocks of a chunk
 
     @property
     def guided(self) -> GuidedAttention:

@@ -42,17 +42,11 @@ from token2wav.voice import Voice
 
 @dataclass(eq=False)
 class _WindowStream:
-    """State of one stream.
+    """State of one stream."""
 
-    Attributes:
-        steps: ODE steps.
-        speaker: (speaker channels,) speaker vector.
-        past: last tokens before the next chunk, as many as a window needs.
-    """
-
-    steps: int
-    speaker: torch.Tensor
-    past: NDArray[np.int32]
+    steps: int  # ODE steps
+    speaker: torch.Tensor  # (speaker channels,) speaker vector
+    past: NDArray[np.int32]  # last tokens before the next chunk, as many as a window needs
 
 
 class WindowFlow(FlowStage[_WindowStream]):

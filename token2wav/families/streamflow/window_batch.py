@@ -25,20 +25,15 @@ class Window:
     """Chunk of a stream with the tokens around it.
 
     Attributes:
-        steps: ODE steps.
-        speaker: (speaker channels,) speaker vector.
         tokens: (n, *token_shape) int32 tokens of the past, of the chunk and of its look-ahead.
-        start: position of the first token in the stream.
-        left: tokens before the chunk.
-        count: tokens of the chunk.
     """
 
-    steps: int
-    speaker: torch.Tensor
+    steps: int  # ODE steps
+    speaker: torch.Tensor  # (speaker channels,) speaker vector
     tokens: NDArray[np.int32]
-    start: int
-    left: int
-    count: int
+    start: int  # position of the first token in the stream
+    left: int  # tokens before the chunk
+    count: int  # tokens of the chunk
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
