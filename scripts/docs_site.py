@@ -7,12 +7,12 @@ made from each package's `__all__`.
 
 from __future__ import annotations
 
-import ast
 import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -21,11 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README = "readme.md"  # its name in the site; index.md is another page
 # pages outside docs/, at the same path in the site
 OUTSIDE = ("benchmarks/results/README.md", "lab/README.md")
-PACKAGES = {
-    "token2wav": "token2wav/__init__.py",
-    "token2wav_client": "client/token2wav_client/__init__.py",
-    "token2wav_server": "server/token2wav_server/__init__.py",
-}
+# packages of the API reference, and the folders that they lie in
+PACKAGES = {"token2wav": ".", "token2wav_client": "client", "token2wav_server": "server"}
 
 _LINK = re.compile(r"(?<=\]\()(?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
@@ -43,10 +40,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for path in sorted({target for page, text in texts.items() for target in _outside(page, text)}):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
-    for package, source in PACKAGES.items():
-        files.append(
-            File.generated(config, f"api/{package}.md", content=_reference(package, ROOT / source))
-        )
+    for package, folder in PACKAGES.items():
+        content = _reference(package, folder)
+        files.append(File.generated(config, f"api/{package}.md", content=content))
     return files
 
 
@@ -80,15 +76,10 @@ def _in_site(page: str, link: str) -> str:
     return README if path == "README.md" else path.removeprefix("docs/")
 
 
-def _reference(package: str, source: Path) -> str:
+def _reference(package: str, folder: str) -> str:
     """Writes a page for mkdocstrings with all public names of a package."""
-    module = ast.parse(source.read_text(encoding="utf-8"))
-    public_names = next(
-        node.value
-        for node in module.body
-        if isinstance(node, ast.Assign)
-        and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
-    )
-    summary = (ast.get_docstring(module) or "").partition("\n")[0]
-    names = "".join(f"\n::: {package}.{name}\n" for name in ast.literal_eval(public_names))
+    module = griffe.load(package, search_paths=[ROOT / folder], submodules=False)
+    assert module.docstring is not None
+    summary = module.docstring.value.partition("\n")[0]
+    names = "".join(f"\n::: {package}.{name}\n" for name in module.exports or ())
     return f"# {package}\n\n{summary}\n{names}"
