@@ -51,7 +51,6 @@ def create_app(tokens_of: Callable[[str], Iterable[int]], tokens_per_second: flo
         tokens_of: turns a sentence into tokens; raises TokenError for text that is no sentence.
     """
     app = FastAPI(title="language model of the demo")
-    app.state.cancelled = 0
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -69,15 +68,11 @@ def create_app(tokens_of: Callable[[str], Iterable[int]], tokens_per_second: flo
 
     async def pieces(tokens: Iterable[int]) -> AsyncGenerator[str, None]:
         start = time.monotonic()
-        try:
-            for position, token in enumerate(tokens):
-                await asyncio.sleep(start + position / tokens_per_second - time.monotonic())
-                yield _event({"delta": {"content": f"<|s_{token}|>"}, "finish_reason": None})
-            yield _event({"delta": {}, "finish_reason": "stop"})
-            yield "data: [DONE]\n\n"
-        except asyncio.CancelledError:
-            app.state.cancelled += 1
-            raise
+        for position, token in enumerate(tokens):
+            await asyncio.sleep(start + position / tokens_per_second - time.monotonic())
+            yield _event({"delta": {"content": f"<|s_{token}|>"}, "finish_reason": None})
+        yield _event({"delta": {}, "finish_reason": "stop"})
+        yield "data: [DONE]\n\n"
 
     return app
 
