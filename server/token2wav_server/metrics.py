@@ -1,8 +1,7 @@
 """Metrics of a model process, the engine or a stage of the ensemble, for Prometheus.
 
-The launcher sets PROMETHEUS_MULTIPROC_DIR, the path of a folder. Then prometheus_client stores each
-value in a file of the folder, and the launcher reads the files of all processes (`MetricsFolder`).
-Without the variable, the values stay in the memory of the process.
+Under the launcher, the values are in the files of a `MetricsFolder`, else in the memory of the
+process.
 """
 
 from __future__ import annotations

@@ -68,26 +68,22 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
     )
     model = config_under(model_folder(options.model, "config"), stream)
     rate = model.token_frame_rate
-    prompt, length = (
-        round(options.prompt_seconds * rate),
-        max(1, round(options.stream_seconds * rate)),
-    )
+    prompt = round(options.prompt_seconds * rate)
+    length = max(1, round(options.stream_seconds * rate))
     compute = None if options.costs is None else measured_streams(options.costs, rate)
     storage = options.precision if options.storage == "auto" else options.storage
     needs = stream_needs(model, stream, storage, prompt, length)
-    compute_note = (
+    unmeasured = (
         "not measured; run make gpu-check on the GPU, and pass its report.json with --costs"
     )
     if compute is not None and not _is_of(compute["gpu"], options.gpu):
-        compute_note = (
-            f"not measured on this GPU; {options.costs} was measured on "
-            f"{compute['gpu'] or 'a computer without a GPU'}"
-        )
+        gpu = compute["gpu"] or "a computer without a GPU"
+        unmeasured = f"not measured on this GPU; {options.costs} was measured on {gpu}"
         compute = None
-    nodes, graph_mib = graph_nodes(model, stream), compute and compute["graph_mib"]
-    # The measured memory of graphs includes their tensors.
-    vocoder, graphs = vocoder_bytes(model, stream), (graph_mib or 0) * _MIB
-    vocoder = min(vocoder, graphs) if graphs else vocoder
+    nodes, vocoder = graph_nodes(model, stream), vocoder_bytes(model, stream)
+    graphs = 0 if compute is None else compute["graph_mib"] * _MIB
+    if graphs:  # measured, with the tensors of the vocoder's graphs
+        vocoder = min(vocoder, graphs)
     memory = share_out(
         (options.memory_mib or GPU_MIB[options.gpu]) * _MIB,
         options.used_mib * _MIB,
@@ -117,7 +113,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         "bytes_per_second_of_audio": round(needs.page_bytes * rate / model.block_tokens),
         "memory": asdict(memory),
         "compute": compute,
-        "unmeasured": None if compute else compute_note,
+        "unmeasured": None if compute else unmeasured,
         "streams": min(best, memory.streams),
         "binds": "compute" if best < memory.streams else memory.binds,
     }

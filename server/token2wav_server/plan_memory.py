@@ -105,23 +105,15 @@ def stream_needs(
             return StreamNeeds(0, 0, 0, 0, model.stream_bytes)
         states = StateStore({"last": state_specs(_last_network(model))}, _META, slots=1)
         return StreamNeeds(0, 0, 0, 0, states.slot_bytes)
-    longest_hop, steps = model.hops(stream)[1], model.ode_steps
+    longest_hop, steps, window = model.hops(stream)[1], model.ode_steps, model.window(stream)
     # Pages for the utterance, and for the blocks that a stream with a window reserves in addition.
-    capacity = (
-        (prompt_tokens + stream_tokens) // model.block_tokens
-        + model.window(stream)
-        + longest_hop // model.block_tokens
-        + 8
-    )
+    blocks = (prompt_tokens + stream_tokens) // model.block_tokens
+    capacity = blocks + window + longest_hop // model.block_tokens + 8
     with _META:
         networks = flow_networks(model, storage)
-    noise, solver = (
-        FlowNoise(model.mel_bands),
-        EulerSolver(networks.flow.estimator, steps, networks.guidance, networks.schedule),
-    )
-    recompute = RecomputeFlow(
-        model, networks.flow, noise, {steps: solver}, left_blocks=model.window(stream)
-    )
+    noise = FlowNoise(model.mel_bands)
+    solver = EulerSolver(networks.flow.estimator, steps, networks.guidance, networks.schedule)
+    recompute = RecomputeFlow(model, networks.flow, noise, {steps: solver}, left_blocks=window)
     cache = PagedKVCache(networks.layout, capacity, _META)
     states = flow_states(networks.flow, networks.flow.estimator, networks.layout)
     flow = CachedFlow(recompute, {steps: _ShapeRunner()}, cache, states, longest_hop=longest_hop)
@@ -140,7 +132,6 @@ def stream_needs(
         chunker.finish_chunk()
     prompt_pages = flow.usage().shared
     flow.close(handle)
-    window = model.window(stream)
     chunk_pages = 0 if window < 0 else page_needs(model, window, longest_hop).chunk
     return StreamNeeds(
         networks.page_bytes,

@@ -1,8 +1,4 @@
-"""Replies to Triton requests, sent through the response senders of Triton's Python backend.
-
-This module runs only inside Triton's Python backend, which provides
-`triton_python_backend_utils`.
-"""
+"""Replies to Triton requests, sent through the response senders of Triton's Python backend."""
 
 from __future__ import annotations
 

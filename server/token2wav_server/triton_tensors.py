@@ -1,6 +1,7 @@
 """Tensors of Triton's Python backend, from and to arrays.
 
-This module runs only inside Triton's Python backend, which provides `triton_python_backend_utils`.
+This module, and every other one that imports it, runs only inside Triton's Python backend, which
+provides `triton_python_backend_utils`.
 
 Tensors are passed as DLPack, not as NumPy arrays. Triton starts a process for each Python model,
 which it calls a stub. The stubs of servers up to 2.51 misread arrays of NumPy 2: input arrays get

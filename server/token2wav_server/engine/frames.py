@@ -66,7 +66,6 @@ class RequestFrame(NamedTuple):
         flags: Triton's flags of a sequence: bit 0 for its start, bit 1 for its end.
         sequence_id: a number or a text; 0 or "" without a sequence.
         parameters: JSON object with the parameters; empty for none.
-        inputs: tensors by name.
     """
 
     slot: int

@@ -2,8 +2,6 @@
 
 It is the service of the one-process server, with the same limits, batches and metrics. But its
 pipeline computes nothing: it sends chunks to the flow, and waits for the reports of the vocoder.
-
-This module runs only inside Triton's Python backend.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ class Mailbox:
     """Socket of a process, with a thread that reads its letters.
 
     Args:
-        name: name of the process's model in Triton.
         take: receives each letter, as `send` got it.
 
     Raises:

@@ -41,7 +41,6 @@ class Label:
     Attributes:
         stream_id: random 63-bit number of the stream, from the accumulator.
         index: number of the chunk within the stream: 0, 1, 2 ...
-        last: whether the stream ends with this chunk.
         audio_format: encoding and sample rate of the audio that the client receives.
         error_follows: whether the client receives an error after this last chunk, so that its audio
             is not marked as the final one.

@@ -28,7 +28,6 @@ class FlowContent(NamedTuple):
     """Input of the flow for a chunk.
 
     Attributes:
-        chunk: tokens and their positions.
         voice: prompt and speaker, with the first chunk of a stream; None with all later chunks.
         steps: ODE steps; 0 for the default of the model.
     """
@@ -81,9 +80,6 @@ class VocoderStage:
     """Stage that computes chunks of audio from mel.
 
     The result for a chunk is None if no audio can be sent yet.
-
-    Args:
-        trim_silence_ms: see `StreamConfig`.
     """
 
     def __init__(self, model: Token2Wav, trim_silence_ms: float = 0.0) -> None:

@@ -1,8 +1,5 @@
 """Stages as Triton models, the tensors that carry chunks between them, and reports of results.
 
-This module runs only inside Triton's Python backend. Tensors are passed as DLPack, for the reason
-given in `triton_tensors.py`.
-
 Every tensor has a leading batch axis of 1, which Triton's dynamic batching needs.
 
 If a stage cannot compute a chunk, it reports the error to the accumulator, and passes nothing on.

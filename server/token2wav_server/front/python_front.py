@@ -1,8 +1,7 @@
 """Front in Python: a model of Triton's Python backend that forwards requests to the engine.
 
 It runs wherever Triton's Python backend runs, and needs no compiler. `front/native/` is the same in
-C++, and takes in more requests a second. This module runs only inside Triton's Python backend,
-which provides `triton_python_backend_utils`.
+C++, and takes in more requests a second.
 """
 
 from __future__ import annotations

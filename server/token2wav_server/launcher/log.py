@@ -83,7 +83,6 @@ def failure_reason(lines: Sequence[str], status: int | None = None) -> str:
     the errors of Triton that follow.
 
     Args:
-        lines: latest lines of the output.
         status: exit status of the reaper; None if the reaper still runs.
     """
     if status is not None and status < 0:
