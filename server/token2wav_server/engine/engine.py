@@ -24,7 +24,6 @@ from token2wav_server.engine.frames import (
     audio_frame,
     failed_frame,
     finished_frame,
-    kind_of,
     parse_request,
     parse_slot,
     ready_frame,
@@ -81,7 +80,7 @@ class Engine:
             self._service.cancel_all()
 
     def _take(self, frame: bytearray, connection: Connection, replies: dict[int, _Reply]) -> None:
-        kind = kind_of(frame)
+        kind = frame[0]
         if kind == REQUEST:
             request = parse_request(frame)
             reply = replies[request.slot] = _Reply(request.slot, connection, replies)

@@ -126,11 +126,6 @@ def failed_frame(failed: FailedFrame) -> bytes:
     return _frame(head, bytes([failed.status]), failed.text.encode(errors="replace"))
 
 
-def kind_of(frame: bytearray) -> int:
-    """Returns the kind of a frame, which has at least one byte."""
-    return frame[0]
-
-
 def parse_request(frame: bytearray) -> RequestFrame:
     """Parses a frame of kind `REQUEST`. Its tensors are views of `frame`."""
     cursor = _Cursor(frame)
@@ -159,8 +154,8 @@ def parse_slot(frame: bytearray) -> int:
 
 def parse_ready(frame: bytearray) -> int:
     """Parses a frame of kind `READY`, and returns the version of the protocol."""
-    if kind_of(frame) != READY:
-        raise FrameError(f"the first frame has kind {kind_of(frame)}")
+    if frame[0] != READY:
+        raise FrameError(f"the first frame has kind {frame[0]}")
     cursor = _Cursor(frame)
     (version,) = cursor.numbers(_LENGTH)
     cursor.check_end()
@@ -193,6 +188,7 @@ class FrameBuffer:
 
     def add(self, data: bytes) -> Iterator[bytearray]:
         """Adds received bytes, and yields the frames that are complete now, without their lengths.
+        The first byte of a frame is its kind.
 
         Raises:
             FrameError: a frame is empty, or larger than `LARGEST_FRAME`.

@@ -29,7 +29,6 @@ from token2wav_server.engine.frames import (
     FrameError,
     RequestFrame,
     cancelled_frame,
-    kind_of,
     parse_audio,
     parse_failed,
     parse_ready,
@@ -180,7 +179,7 @@ class PythonFront:
             return None
 
     def _take(self, frame: bytearray) -> None:
-        kind = kind_of(frame)
+        kind = frame[0]
         if kind == AUDIO:
             slot, outputs = parse_audio(frame)
             if (open_reply := self._replies.get(slot)) is not None:

@@ -92,7 +92,7 @@ class Front:
         self.connection.close()
 
     def _take(self, frame: bytearray) -> None:
-        kind = frames.kind_of(frame)
+        kind = frame[0]
         if kind == frames.AUDIO:
             slot, outputs = frames.parse_audio(frame)
             assert slot not in self.ends, "audio after the end"
