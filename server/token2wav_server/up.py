@@ -161,7 +161,7 @@ def _run(
         stand_in = "token2wav_server.demo.language_model"
         start("the stand-in for a language model", stand_in, "--port", stand_in_port)
     start(
-        *("the speech server", "token2wav.commands", "serve", model),
+        *("the speech server", "token2wav", "serve", model),
         *("--http-port", ports.http, "--grpc-port", ports.grpc),
         *("--metrics-port", ports.metrics),
     )
@@ -169,7 +169,7 @@ def _run(
         config.write(json.dumps(settings).encode())  # YAML contains JSON
         config.flush()
         start(
-            *("the gateway", "token2wav.commands", "gateway"),
+            *("the gateway", "token2wav", "gateway"),
             *("--config", f"/dev/fd/{config.fileno()}"),
             *("--host", options.host, "--port", options.port),
             *("--riva-port", options.riva_port),
