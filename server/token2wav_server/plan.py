@@ -68,7 +68,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
     )
     model = config_under(model_folder(options.model, "config"), stream)
     rate = model.token_frame_rate
-    prompt = round(options.prompt_seconds * rate)
+    prompt = round(options.prompt_seconds * rate) if model.takes_prompt else 0
     length = max(1, round(options.stream_seconds * rate))
     compute = None if options.costs is None else measured_streams(options.costs, rate)
     storage = options.precision if options.storage == "auto" else options.storage

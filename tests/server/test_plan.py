@@ -342,6 +342,7 @@ def test_a_codec_takes_what_its_engine_takes(
     assert main([*common, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["stream"]["bytes"] == state
+    assert plan["prompt_tokens"] == 0
     assert plan["memory"]["weights"] == weights
     assert plan["streams"] == ((1000 << 20) - weights) // state
     assert main(common) == 0
