@@ -168,7 +168,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--speed", type=float, default=2.0, help="pace of the tokens, as a multiple of speech"
     )
     parser.add_argument(
-        "--gateway", action="store_true", help="measure from the text, through a gateway"
+        "--gateway",
+        action="store_true",
+        help="measure models with voices from the text, through a gateway",
     )
 
 
@@ -178,6 +180,9 @@ def main(options: argparse.Namespace) -> None:
         for model in options.models:
             folder = model_folder(model, Path(temporary))
             subject = Subject.of(folder, options.utterance_seconds)
+            if options.gateway and subject.voice is None:
+                print(f"{model}: left out, because --gateway measures models with voices")
+                continue
             with ExitStack() as stack:
                 server = TritonServer(folder, ports=Ports.free(), verbose=False)
                 url, server = None, stack.enter_context(server)

@@ -88,7 +88,9 @@ def run_on(tree: Path, python: Path, *arguments: str) -> subprocess.CompletedPro
     return subprocess.run(
         [str(python), *arguments],
         cwd=tree,
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        # Compiled code of earlier versions, which torch keeps for all trees, would be found again.
+        env=environment
+        | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tree / "inductor")},
         capture_output=True,
         text=True,
         check=False,
