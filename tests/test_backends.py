@@ -7,19 +7,8 @@ import torch
 
 from testkit.models.golden import TINY
 from token2wav import RuntimeConfig
-from token2wav.backends import Backend, LoadContext, choose
+from token2wav.backends import LoadContext, choose
 from token2wav.errors import ConfigError
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_auto_takes_torch(device: str) -> None:
-    context = LoadContext(TINY, RuntimeConfig(), torch.device(device))
-    for stages in (("flow", "vocoder"), ("decoder",)):
-        assert choose(context, stages) == Backend("torch")
-
-
-def test_only_tensorrt_limits_the_streams_of_a_batch() -> None:
-    assert [Backend(name).most_streams for name in ("torch", "onnx", "tensorrt")] == [0, 0, 4]
 
 
 def test_float8_needs_a_gpu_that_converts_it(monkeypatch: pytest.MonkeyPatch) -> None:

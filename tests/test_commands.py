@@ -12,7 +12,7 @@ import pytest
 from testkit.models.golden import DATA
 from testkit.patience import PATIENCE_SECONDS
 from testkit.tables import table
-from token2wav.commands import COMMANDS, main
+from token2wav.commands import main
 
 WRONG_USAGE = table(
     """
@@ -88,12 +88,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert stop.value.code == 0
     assert capsys.readouterr().out == f"token2wav {version('token2wav')}\n"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_parser_of_a_subcommand_has_its_name(name: str) -> None:
-    command = COMMANDS[name]
-    assert command.load(command.parser)().prog == f"token2wav {name}"
 
 
 LIGHT = [

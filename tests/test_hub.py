@@ -345,8 +345,7 @@ def test_no_file_outside_the_folder(hub: HubServer, tmp_path: Path) -> None:
     assert not any("x." in request for request in hub.requests)
 
 
-@pytest.mark.parametrize("index", [True, False], ids=["index", "no index"])
-@pytest.mark.parametrize("name", ["moss", "qwen3_tts"])
+@pytest.mark.parametrize(("name", "index"), [("moss", False), ("qwen3_tts", True)])
 def test_shards_of_a_codec(name: str, index: bool, hub: HubServer, tmp_path: Path) -> None:
     """Of Qwen3-TTS only tensors of the decoder are fetched, of MOSS whole files."""
     published = hub.root / "acme" / name
@@ -408,22 +407,6 @@ def test_a_checkpoint_of_3_gb_with_a_decoder_of_20_mb(tmp_path: Path) -> None:
         pulled = folder_of(pull(hub, tmp_path / "home", OMNI))
         assert hub.sent < 26_000_000
     np.testing.assert_array_equal(load_file(pulled / path.name)[f"{PREFIX}a"], decoder)
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("acme/model", ("acme/model", "main")),
-        ("acme/model@v1.0", ("acme/model", "v1.0")),
-        ("./model", None),
-        ("../model", None),
-        ("/acme/model", None),
-        ("path/to/model", None),
-        ("model", None),
-    ],
-)
-def test_names(text: str, name: tuple[str, str] | None) -> None:
-    assert names._name(text) == name
 
 
 def test_aliases_are_names_too() -> None:

@@ -92,11 +92,6 @@ def test_a_voice_of_another_model_is_refused_by_name(
     assert caught.value.field == refused
 
 
-def test_a_voice_that_fits_passes(config: ModelConfig) -> None:
-    for prompt in (1, 2, 25, 750):
-        demo_voice(prompt).check(config)
-
-
 def test_prompts_are_limited(config: ModelConfig) -> None:
     with pytest.raises(InputError, match=r"^prompt_tokens: 751 tokens; at most 750"):
         demo_voice(751).check(config)
@@ -116,29 +111,6 @@ def test_a_voice_keeps_copies_that_nobody_can_change() -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(voice, field, field_array)
     assert arrays["prompt_mel"].flags.writeable  # the caller's own array is not frozen
-
-
-def test_a_voice_converts_to_its_types() -> None:
-    arrays = arguments()
-    voice = Voice(
-        torch.from_numpy(arrays["prompt_tokens"]).long(),
-        arrays["prompt_mel"].tolist(),
-        arrays["speaker_embedding"].astype(float),
-    )
-    for field, dtype in zip(FIELDS, (np.int32, np.float32, np.float32), strict=True):
-        assert getattr(voice, field).dtype == dtype
-        assert np.array_equal(getattr(voice, field), arrays[field])
-
-
-def test_voices_can_be_keys_because_they_compare_by_identity() -> None:
-    first, second = demo_voice(4), demo_voice(4)
-    assert len({first: 1, second: 2}) == 2
-    assert first != second
-
-
-def test_a_voice_is_loaded_from_its_file(tmp_path: Path) -> None:
-    save_file(arguments(), tmp_path / "v.safetensors")
-    assert Voice.load(tmp_path / "v.safetensors").content_hash == demo_voice(4).content_hash
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from itertools import product
 import torch
 
 from token2wav.config.block_grid import BlockGrid
+from token2wav.config.model_config import ModelConfig
+from token2wav.config.token_format import TokenFormat
 
 LEFT_BLOCKS = (-1, 0, 1, 2, 8)
 
@@ -21,6 +23,20 @@ def test_blocks_are_counted_from_the_prompt() -> None:
     assert (padded.first_boundary, padded.prefix_blocks) == (30, 2)
     assert padded.complete_stop(40) == 30
     assert padded.scaled(2) == BlockGrid(50, prompt=60, prefix=60, prompt_padding=40)
+
+
+def test_the_prefix_ends_where_no_later_token_reaches() -> None:
+    model = ModelConfig(
+        tokens=TokenFormat.numbers(6561),
+        sample_rate=24_000,
+        samples_per_token=960,
+        stages=("flow", "vocoder"),
+        block_tokens=25,
+        lookahead_tokens=3,
+    )
+    prefixes = [model.grid(prompt).prefix for prompt in (0, 27, 28, 52, 53)]
+    assert prefixes == [0, 0, 25, 25, 50]
+    assert model.grid(28, 3) == BlockGrid(25, 28, 25, left_blocks=3)
 
 
 def test_the_mask_position_by_position() -> None:

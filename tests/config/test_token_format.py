@@ -18,34 +18,6 @@ NUMBERS, CODES, LATENTS = (
 UNEVEN = TokenFormat.uneven_codes((4096, 1024))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "shape", "sizes", "codebooks"),
-    [
-        (NUMBERS, (), (6561,), 0),
-        (CODES, (3,), (16, 16, 16), 3),
-        (UNEVEN, (2,), (4096, 1024), 2),
-        (LATENTS, (64,), (), 0),
-    ],
-)
-def test_a_constructor_states_the_format(
-    tokens: TokenFormat, shape: Any, sizes: Any, codebooks: int
-) -> None:
-    assert (tokens.shape, tokens.codebook_sizes, tokens.codebooks) == (shape, sizes, codebooks)
-    assert (tokens.field, tokens.dtype) == (
-        ("latents", np.float32) if tokens is LATENTS else ("tokens", np.int32)
-    )
-    assert tokens.zeros(5).shape == (5, *shape)
-
-
-@pytest.mark.parametrize("tokens", [NUMBERS, CODES, UNEVEN, LATENTS])
-def test_drawn_tokens_fit_and_reach_every_codebook(tokens: TokenFormat) -> None:
-    drawn = tokens.draw(400, np.random.default_rng(0))
-    np.testing.assert_array_equal(tokens.checked(drawn), drawn)
-    assert drawn.dtype == tokens.dtype
-    if not tokens.are_latents:
-        assert (drawn.max(axis=0) > 0.9 * np.array(tokens.codebook_sizes) - 1).all()
-
-
 def test_codes_of_fewer_codebooks_are_padded() -> None:
     checked = CODES.checked([[1, 2]])
     assert checked.tolist() == [[1, 2, NO_CODE]]
@@ -59,13 +31,6 @@ def test_the_codes_of_a_prompt_have_the_shape_of_the_tokens() -> None:
             InputError, match=r"^prompt_tokens: shape \(.*\), expected \(tokens, 3\)"
         ):
             CODES.check_prompt(np.array(prompt, np.int32))
-
-
-def test_an_empty_list_fits_every_format() -> None:
-    for tokens in (NUMBERS, CODES, UNEVEN, LATENTS):
-        empty = tokens.checked([])
-        assert empty.shape == (0, *tokens.shape)
-        assert empty.dtype == tokens.dtype
 
 
 @pytest.mark.parametrize(

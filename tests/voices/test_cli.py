@@ -15,7 +15,7 @@ from testkit.models.golden import TINY
 from testkit.patience import PATIENCE_SECONDS
 from tests.voices import graphs, reference
 from tests.voices.material import WriteWav, speechlike
-from token2wav import Token2Wav, Voice
+from token2wav import Voice
 from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav_client import ClientVoice
 from token2wav_client.tokens import TokenParser
@@ -64,15 +64,6 @@ def test_a_voice_is_created(
     )
 
 
-def test_a_voice_is_spoken_with(folder: Path, write_wav: WriteWav, tmp_path: Path) -> None:
-    wav, out = write_wav(speechlike(1.3, 48_000), 48_000), tmp_path / "voice.safetensors"
-    assert main(["create", "--model", str(folder), "--wav", str(wav), "--out", str(out)]) == 0
-    voice = Voice(**vars(ClientVoice.load(out)))
-    audio = Token2Wav.load(TINY).synthesize(np.arange(10), voice)
-    assert audio.shape == (9600,)
-    assert np.isfinite(audio).all()
-
-
 def test_a_part_and_the_report(
     folder: Path, write_wav: WriteWav, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,20 +87,6 @@ def test_a_part_and_the_report(
         "full_scale_share": 0.0,
     }
     assert len(ClientVoice.load(out).prompt_tokens) == 50
-
-
-def test_tokens_of_a_tone(folder: Path, write_wav: WriteWav, tmp_path: Path) -> None:
-    """The graph says which band is loudest; which one holds a tone is known."""
-    rate, hz = 44_100, 1_000
-    t = np.arange(rate) / rate
-    wav = write_wav(0.3 * np.sin(2 * np.pi * hz * t), rate)
-    out = tmp_path / "tokens.npy"
-    assert tokenize(["--model", str(folder), "--wav", str(wav), "--out", str(out)]) == 0
-    tokens = np.load(out, allow_pickle=False)
-    assert tokens.dtype == np.int32
-    assert tokens.shape == (25,)
-    filters = reference.slaney_filters(16_000, 400, 128)
-    assert set(tokens[1:-1] // 50) == {filters[:, hz * 400 // 16_000].argmax()}
 
 
 def test_tokens_as_text(
@@ -162,18 +139,6 @@ def test_outputs_that_are_refused_first(
     assert main(["create", "--model", "none", "--wav", "none", "--out", out]) == 2
     line = error_of(capsys, "token2wav voice")
     assert re.fullmatch(f"token2wav voice: error: {re.escape(out)}: {message}", line), line
-
-
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for command, arguments in (
-        (main, ["--help"]),
-        (main, ["create", "--help"]),
-        (tokenize, ["--help"]),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            command(arguments)
-        assert stop.value.code == 0
-        assert "exit codes:" in capsys.readouterr().out
 
 
 def test_command_needs_neither_torch_nor_the_client(
