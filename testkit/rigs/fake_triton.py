@@ -20,17 +20,15 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     """Server of an utterance of three tokens.
 
     Attributes:
-        ready: whether the model is ready.
         metadata: headers of the streams.
     """
 
     def __init__(self, answer: Answer) -> None:
-        self.ready = True
         self.metadata: dict[str, str] = {}
         self._answer = answer
 
     def ModelReady(self, request: Any, context: Any) -> Any:
-        return service_pb2.ModelReadyResponse(ready=self.ready)
+        return service_pb2.ModelReadyResponse(ready=True)
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         self.metadata |= dict(context.invocation_metadata())

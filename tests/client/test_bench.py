@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -187,22 +186,3 @@ def test_without_matplotlib_there_is_no_picture(
     )
     assert out.is_file()
     assert not out.with_suffix(".png").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--tokens {}/none.npy", "none.npy: cannot read tokens"),
-        ("--voice {}/none.npz", "none.npz: cannot read the voice"),
-        ("--out {}/none/bench.json", "bench.json: cannot be written"),
-        ("--recordings {}/none.npz", "none.npz: cannot read recordings"),
-    ],
-)
-def test_unusable_files_are_named_before_the_server_is_asked(
-    options: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = options.format(tmp_path).split()
-    assert main(["bench", "--url", "localhost:1", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.match(r"token2wav bench: error: ", line)
-    assert message in line

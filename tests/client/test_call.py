@@ -129,17 +129,6 @@ def test_time_starts_with_the_first_tokens_not_with_the_voice(answered: Call) ->
     assert chunks[1].gap_s == pytest.approx(1.0)
 
 
-def test_a_whole_utterance_completes(call: Call) -> None:
-    sending(call, (0.0, 9), (1.0, 3), end=2.0)
-    take(call, audio(1, 0, 9), 1.1)
-    call.accept(answer(1), 1.1)
-    assert not call.complete
-    assert take(call, audio(2, 1, 3, final=True, last=True), 2.1).final
-    assert call.complete
-    call.accept(answer(0), 2.1)
-    assert call.owed_since is None
-
-
 def test_nothing_is_owed_while_tokens_are_waited_for(call: Call) -> None:
     sending(call, (0.0, 5))
     assert call.owed_since is None  # only the first request, which stays open
@@ -212,12 +201,6 @@ def test_tokens_that_wait_to_be_sent_have_no_audio(answered: Call) -> None:
     answered.add([1], 2.0, end=False)
     with pytest.raises(ProtocolError, match="sent 2880 samples for 2 tokens, expected 1920"):
         answered.accept(audio(0, 0, 3), 3.0)
-
-
-def test_rates_come_from_the_first_answer(answered: Call) -> None:
-    request(answered, [1] * 4, 10.0, end=True)
-    chunk = take(answered, audio(0, 0, 1, **RATES), 11.0)
-    assert (chunk.sample_rate, chunk.samples_per_token, chunk.duration_s) == (16_000, 480, 0.06)
 
 
 @pytest.mark.parametrize(("code", "reason"), [(1, "repeats"), (2, "silence")])

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +24,7 @@ import numpy.typing as npt
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS, until
+from testkit.tables import table
 from token2wav.commands import main
 from token2wav_client import (
     AsyncClient,
@@ -35,9 +35,7 @@ from token2wav_client import (
     OutputError,
     ServerError,
     ServerUnavailable,
-    __version__,
 )
-from token2wav_client.errors import EXIT_CODES
 from token2wav_client.stats import print_report
 
 
@@ -78,39 +76,41 @@ def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
     output = capsys.readouterr()
     assert output.out == ""
     (line,) = output.err.splitlines()
-    assert re.match(r"token2wav (synth|health|voice-id|perf-data): error: ", line)
+    assert re.match(r"token2wav (synth|health|bench|perf-data): error: ", line)
     return line
 
 
-def test_help_documents_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["synth", "--help"], ["health", "--help"], ["bench", "--help"]):
-        with pytest.raises(SystemExit) as stop:
-            main(arguments)
-        assert stop.value.code == 0
-        shown = capsys.readouterr().out
-        for code, meaning in EXIT_CODES.items():
-            assert f"{code:<4} {meaning}" in shown
+# Arguments that no server is asked for; those of `synth` follow arguments that are right.
+REFUSED = table(
+    """
+synth | --tokens=no.npy | no.npy: cannot read tokens
+synth | --voice=no.npz | no.npz: cannot read the voice
+synth | --token-file=no.txt | token-file: cannot read no.txt
+synth | --out=no/such/folder/o.wav | no/such/folder/o.wav
+synth | --out=out.mp3 | out.mp3: the name ends in none of .wav,
+synth | --url=http://localhost:8001 | url: 'http://localhost:8001' is not host:port
+synth | --voice-id=abc | voice id: 'abc' is not 64 hexadecimal digits
+synth | --voice-name= | voice: '' is neither a voice id nor a valid voice name
+health | --ca=nowhere.pem | ca: cannot use nowhere.pem
+health | --cert=nowhere.pem | key: missing
+health | --token-file=nowhere | token-file: cannot read nowhere
+health | --token-file=/dev/null | token-file: /dev/null is empty
+health | --header=x-key= --tls | headers, x-key: expected printable ASCII
+bench | --tokens=none.npy | none.npy: cannot read tokens
+bench | --voice=none.npz | none.npz: cannot read the voice
+bench | --out=none/bench.json | bench.json: cannot be written
+bench | --recordings=none.npz | none.npz: cannot read recordings
+perf-data | --out=none/data.json | data.json: cannot be written
+perf-data | --tokens={none} | tokens: 0 found; an utterance needs at least 1
+perf-data | --tokens={codes} | codes.json: tokens: shape (3, 2), but prompt_tokens of
+"""
+)
 
 
-def test_the_version_is_the_projects() -> None:
-    assert __version__ == version("token2wav")
-
-
-UNUSABLE = [
-    ("--tokens=no.npy", "no.npy"),
-    ("--voice=no.npz", "no.npz"),
-    ("--token-file=no.txt", "no.txt"),
-    ("--out=no/such/folder/o.wav", "no/such/folder/o.wav"),
-    ("--url=http://localhost:8001", "http://localhost:8001"),
-    ("--voice-id=abc", "voice id: 'abc' is not 64 hexadecimal digits"),
-    ("--voice-name=", "voice: '' is neither a voice id nor a valid voice name"),
-    ("--voice-name=v.npz", "voice: 'v.npz' is a file, not a name"),
-]
-
-
-@pytest.mark.parametrize(("option", "message"), UNUSABLE)
+@pytest.mark.parametrize(("program", "options", "message"), REFUSED)
 def test_unusable_arguments_are_named_once_and_at_once(
-    option: str,
+    program: str,
+    options: str,
     message: str,
     tmp_path: Path,
     voice: str,
@@ -118,12 +118,16 @@ def test_unusable_arguments_are_named_once_and_at_once(
     free_url: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    good = {"tokens": tokens, "out": str(tmp_path / "out.wav"), "url": free_url}
-    if not option.startswith("--voice"):
-        good["voice"] = voice
-    given = [f"--{name}={value}" for name, value in good.items()]
-    assert main(["synth", *given, option]) == 2
+    (none := tmp_path / "none.txt").write_text(" ")
+    (codes := tmp_path / "codes.json").write_text("[[1, 2], [3, 4], [5, 6]]")
+    out = tmp_path / "out.wav"
+    given = [] if program == "perf-data" else [f"--url={free_url}"]
+    if program in ("synth", "perf-data"):
+        given += [f"--tokens={tokens}", f"--out={out}"]
+        given += [] if "--voice" in options else [f"--voice={voice}"]
+    assert main([program, *given, *options.format(none=none, codes=codes).split()]) == 2
     assert one_sentence(capsys).count(message) == 1
+    assert not out.exists()
 
 
 def test_the_options_of_synth_are_those_of_the_client(
@@ -268,15 +272,6 @@ def test_the_id_of_a_voice_file(
     assert capsys.readouterr().out == ClientVoice(**voice_arrays).id + "\n"
 
 
-def test_the_package_needs_neither_torch_nor_the_library() -> None:
-    code = "import sys, token2wav_client; print({'torch', 'token2wav'} & set(sys.modules))"
-    environment = dict(os.environ, PYTHONWARNINGS="ignore")
-    shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
-    assert shown.stdout.strip() == "set()"
-
-
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_wrong_option_is_an_error_of_the_call(
     kind: type[Client] | type[AsyncClient], free_url: str
@@ -304,56 +299,3 @@ def test_a_client_without_a_server_leaves_no_threads(
         with pytest.raises(ServerUnavailable, match=free_url):
             client.health()
     until(lambda: set(threading.enumerate()) <= before)  # gRPC's end a moment later
-
-
-NO_ADDRESSES = [
-    *("", "localhost", "localhost:", ":8001", "http://localhost:8000", "host:grpc", "a: 8001"),
-    *(" localhost:8001", "localhost:8001\n", "::1:8001", "user@localhost:8001", "localhost:٣"),
-    *("unix:/run/server:1", "a:1,b:1", "a:-1"),
-]
-
-
-@pytest.mark.parametrize("url", NO_ADDRESSES)
-def test_an_address_must_be_host_and_port(url: str) -> None:
-    with pytest.raises(
-        InputError, match=r"^url: .* is not host:port, as in localhost:8001 or \[::1\]:8001$"
-    ):
-        Client(url)
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "99999", "999999999"])
-def test_a_port_that_does_not_exist_is_refused_and_not_wrapped(port: str) -> None:
-    with pytest.raises(
-        InputError,
-        match=f"^url: 'localhost:{port}' has the port {port}, which is outside 1 to 65535$",
-    ):
-        Client(f"localhost:{port}")
-
-
-@pytest.mark.parametrize(
-    "url", ["localhost:1", "a-b.example:65535", "my_server:8001", "[::1]:8001", "[fe80::1%eth0]:1"]
-)
-def test_addresses_that_are_taken(url: str) -> None:
-    with Client(url):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[]", "{tokens}: tokens: 0 found; an utterance needs at least 1"),
-        (
-            "[[1, 2], [3, 4], [5, 6]]",
-            "{tokens}: tokens: shape (3, 2), but prompt_tokens of {voice} have the shape (4,); ",
-        ),
-    ],
-)
-def test_tokens_without_perf_data_are_refused(
-    text: str, message: str, tmp_path: Path, voice: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tokens, out = tmp_path / "my tokens.json", tmp_path / "perf.json"
-    tokens.write_text(text)
-    assert main(["perf-data", f"--tokens={tokens}", f"--voice={voice}", f"--out={out}"]) == 2
-    sentence = message.format(tokens=tokens, voice=voice)
-    assert one_sentence(capsys).startswith(f"token2wav perf-data: error: {sentence}")
-    assert not out.exists()

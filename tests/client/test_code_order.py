@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testkit.models.family_golden import FamilyGolden
 from token2wav.families.snac import SnacSizes
 from token2wav_client import TokenError, flatten_codebooks
 
@@ -32,12 +31,6 @@ def test_the_server_assigns_codes_to_the_same_places(strides: tuple[int, ...]) -
     for number, (stride, places) in enumerate(zip(strides, sizes.code_places(), strict=True)):
         expected = np.arange(tokens * latents) // stride * stride + 1000 * number
         np.testing.assert_array_equal(flat[:, places].ravel(), expected)
-
-
-def test_the_golden_codes() -> None:
-    codes = FamilyGolden("snac", "tiny")["codes"].numpy()
-    books = [codes[:, places].ravel() for places in ([0], [1, 4], [2, 3, 5, 6])]
-    np.testing.assert_array_equal(flatten_codebooks(books), codes)
 
 
 @pytest.mark.parametrize(

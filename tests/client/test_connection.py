@@ -29,6 +29,11 @@ from token2wav_client.errors import error_of_response, error_of_rpc
 from token2wav_client.wire import Opening
 
 NOBODY = "127.0.0.1:1"
+NO_ADDRESSES = [
+    *("", "localhost", "localhost:", ":8001", "http://localhost:8000", "host:grpc", "a: 8001"),
+    *(" localhost:8001", "localhost:8001\n", "::1:8001", "user@localhost:8001", "localhost:٣"),
+    *("unix:/run/server:1", "a:1,b:1", "a:-1"),
+]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +49,11 @@ NOBODY = "127.0.0.1:1"
         ({"token": "a", "headers": {"Authorization": "b"}}, "headers: authorization and a token"),
         ({"url": "far.example:1", "token": "a"}, "token: it would be sent to far.example"),
         ({"url": "127.0.0.1.example:1", "token": "a"}, "token: it would be sent to 127.0.0.1.exam"),
+        *(({"url": url}, f"url: {url!r} is not host:port, as in") for url in NO_ADDRESSES),
+        *(
+            ({"url": f"a:{port}"}, f"url: 'a:{port}' has the port {port}, which is outside 1 to")
+            for port in ("0", "65536", "99999", "999999999")  # gRPC would wrap them
+        ),
         ({"max_message_mib": 0}, "max_message_mib: 0 is outside 1 to 2047"),
         ({"max_message_mib": 2048}, "max_message_mib: 2048 is outside 1 to 2047"),
         ({"keepalive_s": 1.5}, "keepalive_s: 1.5 is neither 0 nor 2 to 86400"),
@@ -65,10 +75,11 @@ def test_a_token_may_go_to_this_machine_in_the_clear(url: str) -> None:
     assert sent == (("x-key", "v"), ("authorization", "Bearer s3cret"))
 
 
-def test_secrets_are_not_shown() -> None:
-    with Client("localhost:1", token="s3cret") as client:
-        assert "s3cret" not in repr(client)
-    with Client("localhost:1", headers={"x-key": "s3cret"}) as client:
+@pytest.mark.parametrize(
+    "url", ["localhost:1", "a-b.example:65535", "my_server:8001", "[::1]:8001", "[fe80::1%eth0]:1"]
+)
+def test_addresses_that_are_taken_and_secrets_that_are_not_shown(url: str) -> None:
+    with Client(url, headers={"x-key": "s3cret", "authorization": "Bearer s3cret"}) as client:
         assert "s3cret" not in repr(client)
 
 
@@ -85,23 +96,6 @@ def test_files_that_are_no_certificates(tmp_path: Path) -> None:
     for files, message in cases:
         with pytest.raises(InputError, match=message):
             Tls(**files)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--ca=nowhere.pem"], "ca: cannot use nowhere.pem"),
-        (["--cert=nowhere.pem"], "key: missing"),
-        (["--token-file=nowhere"], "token-file: cannot read nowhere"),
-        (["--token-file=/dev/null"], "token-file: /dev/null is empty"),
-        (["--header=x-key=", "--tls"], "headers, x-key: expected printable ASCII"),
-    ],
-)
-def test_the_command_refuses_them_too(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["health", f"--url={NOBODY}", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"token2wav health: error: {sentence}")
 
 
 def test_a_token_from_the_environment(

@@ -46,9 +46,8 @@ def not_finite(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
     yield from spoken(request, audio)
 
 
-def health(answer: Answer, *arguments: str, ready: bool = True) -> int:
-    with fake_triton(answer) as (url, server):
-        server.ready = ready
+def health(answer: Answer, *arguments: str) -> int:
+    with fake_triton(answer) as (url, _):
         return main(["health", f"--url={url}", *PATIENT, *arguments])
 
 
@@ -101,11 +100,6 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert match
     assert float(match[1]) <= timeout_s  # minus the time that passed before
-
-
-def test_model_that_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
-    assert health(spoken, ready=False) == 6
-    assert "model 'token2wav' at 127.0.0.1:" in capsys.readouterr().err
 
 
 def test_after_its_time_every_error_is_a_time_out() -> None:

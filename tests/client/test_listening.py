@@ -20,8 +20,6 @@ from token2wav_client.listening import (
     playback_starts,
     record,
     stalls,
-    summary,
-    throughput,
 )
 
 RATE = 8000
@@ -106,24 +104,6 @@ def test_three_stalls_pass_c100_of_the_field_and_fail_buffer_100() -> None:
     assert (continuity([heard], 100), buffered([heard], 100)) == (1.0, 0.0)
 
 
-def test_continuity_counts_complete_utterances_of_several_chunks_only() -> None:
-    heard = [recording(name) for name in RECORDINGS]
-    # Six are complete and have several chunks. Those without stalls above 50 ms: two.
-    assert continuity(heard, 50) == pytest.approx(2 / 6)
-    assert continuity(heard, 100) == pytest.approx(4 / 6)
-    assert buffered(heard, 100) == pytest.approx(3 / 9)
-    assert continuity([], 50) is None
-    assert buffered([], 50) is None
-
-
-def test_first_playable_and_intervals() -> None:
-    heard = recording("on time")
-    assert heard.first_playable_s == 0.3
-    np.testing.assert_allclose(heard.intervals_s, [0.15, 0.45])
-    assert recording("no audio").first_playable_s is None
-    assert len(recording("no audio").intervals_s) == 0
-
-
 def test_chunks_without_samples_are_left_out() -> None:
     empty, sound = np.zeros(0, np.int16), np.ones(800, np.int16)
     heard = record([(0.1, empty), (0.4, sound), (0.7, empty)], RATE, 0.7)
@@ -190,23 +170,3 @@ def test_a_player_that_holds_audio_runs_dry_later() -> None:
     assert stalls(arrivals, durations, 0.5) == []
     assert playback_starts(arrivals, durations, 0.3).tolist() == [1.3, 2.3, 3.5]
     assert stalls((), ()) == []
-
-
-def test_throughput_is_audio_over_the_time_of_the_load() -> None:
-    chunks = [(0.5, np.zeros(RATE, np.int16)), (1.0, np.zeros(RATE, np.int16))]
-    heard = [record(chunks, RATE, 1.0, began_s=began) for began in (2.0, 3.0)]
-    assert throughput(heard) == 2.0
-    assert throughput([recording("no audio")]) is None
-
-
-def test_summary_interpolates_and_leaves_out_what_is_missing() -> None:
-    assert summary([None, *range(101)]) == {
-        "mean": 50.0,
-        "p50": 50.0,
-        "p90": 90.0,
-        "p95": 95.0,
-        "p99": 99.0,
-        "max": 100.0,
-    }
-    assert summary([1.0, 2.0], digits=2) is not None
-    assert summary([None]) is None

@@ -42,11 +42,9 @@ def test_a_full_device_behind_standard_output_is_named() -> None:
 
 UNUSABLE = {
     "terminal": (["--out", "-"], "out: standard output is a terminal; pipe the samples"),
-    "format": (["--out", "out.mp3"], "out.mp3: the name ends in none of .wav, "),
     "sounddevice": (["--play"], "play: the library sounddevice is missing; run: pip install"),
     "portaudio": (["--play"], "play: sounddevice does not find PortAudio; run: apt-get install"),
     "device": (["--play"], "play: no audio device can play 24000 Hz (none)"),
-    "nothing": ([], "one of the arguments --out --play is required"),
 }
 
 
@@ -70,11 +68,7 @@ def test_unusable_arguments_are_refused_before_a_connection(
     elif wrong == "device":
         monkeypatch.setitem(sys.modules, "sounddevice", Loudspeaker(broken=True))
     command = ["synth", "--tokens=/dev/null", f"--voice={voice_file}", "--url=127.0.0.1:1"]
-    try:
-        status = main([*command, *arguments])
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    assert status == 2
+    assert main([*command, *arguments]) == 2
     assert message in capfd.readouterr().err
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,38 +67,9 @@ def test_silence_has_neither_a_first_sound_nor_a_factor() -> None:
     assert "time to first sound  - s" in as_table(stats)
 
 
-def test_json_holds_everything() -> None:
-    report = json.loads(json.dumps(asdict(summarize([timing(0, 1.0, 0.5), timing(1, 1.0, 0.75)]))))
-    assert report["chunks"][1] == {
-        "index": 1,
-        "samples": 24_000,
-        "arrival_s": 0.75,
-        "latency_s": 0.1,
-        "gap_s": 0.2,
-        "sample_rate": 24_000,
-        "samples_trimmed": 0,
-        "end_reason": None,
-        "sound_s": None,
-    }
-    assert report["chunks"][0]["gap_s"] is None
-    assert report["real_time_factor"] == 0.375
-    assert report["underruns"] == 0
-
-
 def test_the_table_has_a_line_per_chunk() -> None:
     lines = as_table(summarize([timing(0, 1.0, 0.5), timing(1, 1.0, 2.0)])).splitlines()
-    assert lines[0].split() == [
-        "chunk",
-        "samples",
-        "audio",
-        "s",
-        "arrival",
-        "s",
-        "latency",
-        "s",
-        "gap",
-        "s",
-    ]
+    assert " ".join(lines[0].split()) == "chunk samples audio s arrival s latency s gap s"
     assert lines[1].split() == ["0", "24000", "1.000", "0.500", "0.100", "-"]
     assert lines[2].split() == ["1", "24000", "1.000", "2.000", "0.100", "0.200"]
     assert lines[-1].split()[:3] == ["underruns", "1", "(0.300"]

@@ -58,6 +58,9 @@ def test_a_pipe_gives_its_tokens_while_it_is_open(tmp_path: Path) -> None:
         ("t.json", b"[1, true]", "expected a JSON list of integers"),
         ("t.json", b"[1, 2.0]", "expected a JSON list of integers"),
         ("t.json", b"[-1]", "-1 is outside"),
+        ("t.json", b"[[1, 2], [3]]", "tokens:"),
+        ("t.json", b'[[1, 2], "3"]', "tokens:"),
+        ("t.json", b'[["1"]]', "tokens:"),
         ("t.txt", b"1 2 three", "'three' at byte 4"),
         ("t.txt", b"<|s_1|><|s_", "ends inside"),
     ],
@@ -165,11 +168,3 @@ def test_codes_in_text_follow_one_another(tmp_path: Path, text: str) -> None:
         match=r"codes\.txt: tokens: the text ends after 2 of the 4 codes of its last token",
     ):
         list(open_tokens(str(path), 4).pieces)
-
-
-def test_codes_that_are_no_table_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "codes.json"
-    for values in ([[1, 2], [3]], [[1, 2], "3"], [["1"]]):
-        path.write_text(json.dumps(values))
-        with pytest.raises(TokenError, match=r"codes\.json: tokens:"):
-            open_tokens(str(path))

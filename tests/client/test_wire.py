@@ -9,9 +9,8 @@ import numpy.typing as npt
 import pytest
 from tritonclient.grpc import service_pb2
 
-from token2wav_client.errors import InputError, ProtocolError, ServerError
+from token2wav_client.errors import InputError, ProtocolError
 from token2wav_client.tokens import as_tokens
-from token2wav_client.voice import ClientVoice
 from token2wav_client.wire import Opening, build_request, read_response
 
 TRITON_TYPES = {
@@ -21,13 +20,6 @@ TRITON_TYPES = {
     "bool": "BOOL",
     "int64": "INT64",
 }
-
-
-def tensors(request: Any) -> dict[str, tuple[str, list[int], bytes]]:
-    return {
-        tensor.name: (tensor.datatype, list(tensor.shape), content)
-        for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True)
-    }
 
 
 def response(**outputs: npt.NDArray[Any]) -> Any:
@@ -48,13 +40,6 @@ def chunk(**changes: npt.NDArray[Any]) -> Any:
         "final": np.array([True]),
     }
     return response(**(outputs | changes))
-
-
-def test_a_voice_that_the_server_knows_goes_by_its_id() -> None:
-    opening = Opening("0123" * 16, "float32", keep_open=True)  # in hexadecimal digits
-    sent = tensors(build_request("token2wav", "sequence", "0", as_tokens([7]), opening=opening))
-    assert sent["voice_id"] == ("UINT8", [32], b"\x01\x23" * 16)
-    assert set(sent) == {"tokens", "voice_id"}
 
 
 @pytest.mark.parametrize("switch", [None, True, False])
@@ -81,47 +66,6 @@ def test_an_impossible_speed_is_refused(speed: float) -> None:
         Opening("anna", speed=speed)
 
 
-def test_a_voice_of_the_server_goes_by_its_name() -> None:
-    for name in ("anna", "Änne 2", "0123" * 15):
-        opening = Opening(name, "float32", keep_open=True)
-        request = build_request("token2wav", "sequence", "0", as_tokens([7]), opening=opening)
-        assert request.parameters["voice"].string_param == name
-        assert set(tensors(request)) == {"tokens"}
-    assert "voice" not in build_request("token2wav", "sequence", "1", as_tokens([7])).parameters
-
-
-def test_the_first_request_carries_voice_and_options(
-    voice_arrays: dict[str, npt.NDArray[Any]],
-) -> None:
-    voice = ClientVoice(**voice_arrays)
-    opening = Opening(voice, "mulaw", keep_open=True, sample_rate=8000)
-    request = build_request("token2wav", "sequence", "0", as_tokens([7, 300]), opening=opening)
-    assert request.model_name == "token2wav"
-    assert request.id == "0"
-    parameters = request.parameters
-    assert parameters["sequence_id"].string_param == "sequence"
-    assert parameters["sequence_start"].bool_param
-    assert not parameters["sequence_end"].bool_param
-    assert parameters["audio_format"].string_param == "mulaw"
-    assert parameters["sample_rate"].int64_param == 8000
-    assert parameters["keep_open"].bool_param
-    assert parameters["triton_enable_empty_final_response"].bool_param
-    assert tensors(request) == {
-        "tokens": ("INT32", [2], b"\x07\x00\x00\x00\x2c\x01\x00\x00"),
-        "prompt_tokens": ("INT32", [4], voice.prompt_tokens.astype("<i4").tobytes()),
-        "prompt_mel": ("FP32", [8, 80], voice.prompt_mel.astype("<f4").tobytes()),
-        "speaker_embedding": ("FP32", [192], voice.speaker_embedding.astype("<f4").tobytes()),
-    }
-
-
-def test_later_requests_carry_tokens_only() -> None:
-    request = build_request("token2wav", "sequence", "4", as_tokens([]), end=True)
-    assert tensors(request) == {"tokens": ("INT32", [0], b"")}
-    assert not request.parameters["sequence_start"].bool_param
-    assert request.parameters["sequence_end"].bool_param
-    assert "keep_open" not in request.parameters
-
-
 def test_a_chunk_is_read_and_may_be_written_to() -> None:
     answer = read_response(chunk(), "float32")
     assert answer.request_id == "3"
@@ -130,35 +74,6 @@ def test_a_chunk_is_read_and_may_be_written_to() -> None:
     assert (answer.chunk.index, answer.chunk.final) == (2, True)
     assert answer.chunk.audio.tolist() == [0.5, -0.5]
     assert answer.chunk.audio.flags.writeable
-
-
-@pytest.mark.parametrize("samples", [3, 0])
-def test_two_channels_are_two_columns(samples: int) -> None:
-    audio = np.arange(2 * samples, dtype=np.int16).reshape(samples, 2)
-    answer = read_response(chunk(audio=audio), "int16")
-    assert answer.chunk is not None
-    assert np.array_equal(answer.chunk.audio, audio)
-    assert answer.chunk.duration_s == samples / 24_000
-
-
-def test_the_end_of_a_request_may_sit_on_a_chunk_or_come_alone() -> None:
-    with_chunk, alone = chunk(), response()
-    for message in (with_chunk, alone):
-        message.infer_response.parameters["triton_final_response"].bool_param = True
-    answer = read_response(with_chunk, "float32")
-    assert answer.last_of_request
-    assert answer.chunk is not None
-    answer = read_response(alone, "float32")
-    assert answer.last_of_request
-    assert answer.chunk is None
-
-
-def test_an_error_response_carries_the_servers_words() -> None:
-    message = service_pb2.ModelStreamInferResponse(
-        error_message="tokens: 9001 is out of vocabulary"
-    )
-    with pytest.raises(ServerError, match=r"^tokens: 9001 is out of vocabulary$"):
-        read_response(message, "float32")
 
 
 @pytest.mark.parametrize(

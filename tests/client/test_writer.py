@@ -255,16 +255,6 @@ def test_unknown_formats_are_refused_with_the_known_ones(tmp_path: Path, name: s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_audio_on_a_full_disk_stays_playable(tmp_path: Path) -> None:
-    path = tmp_path / "out.WAV"
-    writer = AudioWriter(path, "int16")
-    writer.write(np.zeros(960, np.int16))
-    with files_of_at_most(10_000), pytest.raises(OutputError) as error:
-        writer.write(np.zeros(24_000, np.int16))
-    assert str(error.value) == f"{path}: cannot write ({os.strerror(errno.EFBIG)})"
-    assert writer.samples == declared_bytes(path) // 2 >= 960
-
-
 @pytest.mark.parametrize("kind", FILE_FORMATS)
 def test_samples_on_a_full_disk_are_counted(kind: FileFormat, tmp_path: Path) -> None:
     path = tmp_path / f"out.{kind}"
@@ -277,6 +267,7 @@ def test_samples_on_a_full_disk_are_counted(kind: FileFormat, tmp_path: Path) ->
             writer.close()
     assert path.stat().st_size == 20_000
     assert 1000 < writer.samples == readable_samples(path)
+    assert kind != "wav" or declared_bytes(path) == 4 * writer.samples
 
 
 @pytest.mark.parametrize("kind", FILE_FORMATS)

@@ -31,35 +31,8 @@ from token2wav_client import (
     UtteranceClosedError,
 )
 
-STREAMS = 20
 TOKENS = demo_tokens(180)
 SAME_AUDIO = 1e-4  # batches sum in another order than single streams; 2e-5 seen
-
-
-async def portions(tokens: NDArray[np.int32], seed: int) -> AsyncIterator[NDArray[np.int32]]:
-    cuts = np.sort(np.random.default_rng(seed).integers(0, len(tokens) + 1, size=seed))
-    for portion in np.split(tokens, cuts):
-        yield portion
-        await asyncio.sleep(0.01)
-
-
-def test_twenty_utterances_in_one_loop(
-    rig: DoorServer, voice: ClientVoice, model: Token2Wav
-) -> None:
-    async def speak(client: AsyncClient, seed: int) -> NDArray[np.float32]:
-        chunks = [chunk async for chunk in client.synthesize(portions(TOKENS, seed), voice)]
-        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
-        assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-        return np.concatenate([chunk.audio for chunk in chunks])
-
-    async def run() -> list[NDArray[np.float32]]:
-        async with AsyncClient(rig.server.grpc_url) as client:
-            return await asyncio.gather(*(speak(client, seed) for seed in range(STREAMS)))
-
-    whole = model.synthesize(TOKENS, demo_voice(30))
-    for audio in asyncio.run(run()):
-        assert audio.shape == whole.shape
-        assert np.abs(audio - whole).max() <= SAME_AUDIO
 
 
 def test_push_finish_and_lists(rig: DoorServer, voice: ClientVoice) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.door_server import DoorServer
-from token2wav_client import Client, ClientVoice, ServerError
+from token2wav_client import Client, ClientVoice
 
 RETRIES = 30
 
@@ -46,18 +46,3 @@ def test_a_full_server_is_asked_again(
     assert caplog.records[0].message.startswith(
         "streams: all 2 are in use; try again later; retry 1 of 30 in "
     )
-
-
-def test_bad_input_is_not_sent_again(
-    rig: DoorServer, voice: ClientVoice, caplog: pytest.LogCaptureFixture
-) -> None:
-    with Client(rig.server.grpc_url, retries=RETRIES) as client:
-        for batches, sentence in (
-            ([[1], [9999]], "outside the vocabulary"),
-            ([[1] * 15_001], "15000"),
-        ):
-            with pytest.raises(ServerError, match=sentence):
-                list(client.synthesize(batches, voice))
-        with pytest.raises(ServerError, match="voice_id"):
-            list(client.synthesize([[1]], "0" * 64))
-    assert not caplog.records

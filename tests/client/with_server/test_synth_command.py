@@ -15,7 +15,6 @@ from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.door_server import DoorServer
 from testkit.rigs.processes import run
 from testkit.rigs.serve_command import synth
-from token2wav_client.writer import FILE_FORMATS
 
 VOICE = str(DATA / "demo" / "voice.safetensors")
 TOKENS = np.load(DATA / "demo" / "tokens.npy")[:60]
@@ -79,11 +78,8 @@ def test_a_terminated_command_reports_the_written_audio(rig: DoorServer, tmp_pat
     )
 
 
-@pytest.mark.parametrize("kind", FILE_FORMATS)
-def test_a_full_disk_is_reported_with_the_written_audio(
-    rig: DoorServer, tmp_path: Path, kind: str
-) -> None:
-    out = tmp_path / f"out.{kind}"
+def test_a_full_disk_is_reported_with_the_written_audio(rig: DoorServer, tmp_path: Path) -> None:
+    out = tmp_path / "out.flac"
     arguments = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={VOICE}", "--quiet", f"--out={out}"]
     command = f"ulimit -f 20; {' '.join(synth(rig.server.grpc_url, *arguments))}"
     shell = ["bash", "-c", command]
@@ -92,9 +88,8 @@ def test_a_full_disk_is_reported_with_the_written_audio(
     )
     assert done.returncode == 2
     match = re.fullmatch(
-        rf"{out}: incomplete, (\d+\.\d\d) s of audio kept\ntoken2wav synth: error: {out}: cannot "
-        rf"write "
-        r"\(File too large\)\n",
+        rf"{out}: incomplete, (\d+\.\d\d) s of audio kept\n"
+        rf"token2wav synth: error: {out}: cannot write \(File too large\)\n",
         done.stderr,
     )
     assert match is not None, done.stderr
@@ -102,35 +97,17 @@ def test_a_full_disk_is_reported_with_the_written_audio(
     assert float(match[1]) > 0.1
 
 
-@pytest.mark.parametrize(
-    ("tokens", "name", "message"),
-    [
-        ([6561, 1], "tokens.npy", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
-        ("6561", "-", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
-        ("", "tokens.txt", "tokens: 0 sent; an utterance needs at least 1"),
-        (
-            "1 x",
-            "tokens.txt",
-            "tokens: 'x' at byte 2 is neither <|s_NUMBER|> nor an integer from 0 to 2147483647",
-        ),
-    ],
-)
-def test_an_error_in_tokens_names_their_file(
-    rig: DoorServer, tmp_path: Path, tokens: list[int] | str, name: str, message: str
-) -> None:
-    source, text = name if name == "-" else str(tmp_path / name), b""
-    if not isinstance(tokens, str):
-        np.save(source, np.array(tokens, np.int32))
-    elif name == "-":
-        text = tokens.encode()
-    else:
-        Path(source).write_text(tokens)
-    out = tmp_path / "out.wav"
-    arguments = [f"--tokens={source}", f"--voice={VOICE}", f"--out={out}", "--rate=500"]
-    done = run(*synth(rig.server.grpc_url, *arguments), text=text)
+@pytest.mark.parametrize("name", ["tokens.npy", "-"])
+def test_an_error_in_tokens_names_their_file(rig: DoorServer, tmp_path: Path, name: str) -> None:
+    source, out = str(tmp_path / name), tmp_path / "out.wav"
+    np.save(tmp_path / "tokens.npy", np.array([6561, 1], np.int32))
+    tokens = "-" if name == "-" else source
+    arguments = [f"--tokens={tokens}", f"--voice={VOICE}", f"--out={out}", "--rate=500"]
+    done = run(*synth(rig.server.grpc_url, *arguments), text=b"6561 1")
     named = "standard input" if name == "-" else source
+    message = "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"
     assert done.stderr.decode() == f"token2wav synth: error: {named}: {message}\n"
-    assert done.returncode in (2, 4)
+    assert done.returncode == 4
     assert not out.exists()
 
 
@@ -145,16 +122,6 @@ def test_the_audio_before_a_refused_token_is_kept(rig: DoorServer, tmp_path: Pat
         "tokens: 6561 at index 2 is outside the vocabulary 0 to 6560\n"
     )
     assert soundfile.info(out).frames == 2 * 960
-
-
-def test_a_missing_voice_is_named_with_its_option(rig: DoorServer, tmp_path: Path) -> None:
-    arguments = [f"--tokens={DATA}/demo/tokens.npy", f"--out={tmp_path / 'o.wav'}"]
-    done = run(*synth(rig.server.grpc_url, *arguments))
-    message = (
-        "voice: missing, but this model needs one; add --voice FILE, --voice-name NAME or "
-        "--voice-id ID"
-    )
-    assert (done.returncode, done.stderr.decode()) == (4, f"token2wav synth: error: {message}\n")
 
 
 def test_a_limit_that_ends_the_utterance_is_reported(rig: DoorServer, tmp_path: Path) -> None:
