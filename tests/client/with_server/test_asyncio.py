@@ -1,6 +1,4 @@
-"""The client for asyncio, with a server: many utterances in one loop, and none left when their
-tasks are gone.
-"""
+"""The client for asyncio, with a server: cancelled tasks, limits and errors leave no stream."""
 
 from __future__ import annotations
 
