@@ -1,4 +1,4 @@
-"""BigVGANs for tests: the golden one, small random ones, and one that traces dependencies."""
+"""BigVGANs for tests: the golden one, and small random ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from token2wav.families.cosyvoice3.bigvgan import GENERATOR_FILES, read_bigvgan
 from token2wav.layers.snake import Snake
-from token2wav.networks.bigvgan import BigVGAN, LowPass
+from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.flow_weights import read_bigvgan_weights
 from token2wav.networks.weights import fill
 from token2wav.published.checkpoint_files import weights_file
@@ -68,27 +68,6 @@ def random_bigvgan(config: BigVGANConfig, seed: int = 0) -> BigVGAN:
                     parameter.add_(torch.rand(parameter.shape, generator=generator))
         bigvgan.conv_post.weight.mul_(0.1)
     bigvgan.freeze()
-    return bigvgan
-
-
-def tracer(config: BigVGANConfig) -> BigVGAN:
-    """Returns the same layers in double precision, linear, with weights that cannot cancel.
-
-    An impulse makes every dependent sample positive, and leaves all other samples at exactly zero.
-    """
-    bigvgan = BigVGAN(config).double()
-    with torch.no_grad():
-        for parameter in bigvgan.parameters():
-            parameter.zero_()
-        for module in bigvgan.modules():
-            if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
-                module.weight.fill_(0.01)
-            elif isinstance(module, LowPass):
-                module.filter.fill_(0.1)
-    bigvgan.freeze()
-    for module in bigvgan.modules():
-        if isinstance(module, Snake):
-            module.inverse.zero_()
     return bigvgan
 
 

@@ -1,4 +1,6 @@
-"""Attention with a sliding window: a whole sequence, steps of a stream, and streams of a batch."""
+"""Attention with a sliding window: the scores of a whole sequence, angles, and broken streams. The
+contract of codecs compares streams and batches with the whole.
+"""
 
 from __future__ import annotations
 
@@ -105,41 +107,6 @@ def test_angles_are_rounded_as_a_table_of_lower_precision() -> None:
     ):
         assert angles.dtype == torch.float32
         assert torch.equal(angles[0], function(table).bfloat16().float())
-
-
-@pytest.mark.parametrize("lengths", [[1] * LENGTH, [4, 1, 11, 7], [2, 21], [LENGTH]], ids=str)
-def test_steps_equal_the_whole(layer: Layer, store: StateStore, lengths: list[int]) -> None:
-    x = torch.randn(3, LENGTH, HEADS * DIM_HEAD)
-    slots = [store.take() for _ in x]
-    steps = [
-        advance(layer, store, slots, part, first=index == 0)
-        for index, part in enumerate(x.split(lengths, dim=1))
-    ]
-    assert off(torch.cat(steps, dim=1), layer(x)) <= ROUNDING
-
-
-def test_streams_of_a_batch_have_positions_of_their_own(layer: Layer, store: StateStore) -> None:
-    x = torch.randn(3, LENGTH, HEADS * DIM_HEAD)
-    slots, starts = [store.take() for _ in x], (1, 3, 15)
-    for index, start in enumerate(starts):
-        advance(layer, store, [slots[index]], x[index : index + 1, :start], first=True)
-    new = torch.stack([x[index, start : start + 6] for index, start in enumerate(starts)])
-
-    output = advance(layer, store, slots, new, first=False)
-
-    whole = layer(x)
-    for index, start in enumerate(starts):
-        assert off(output[index], whole[index, start : start + 6]) <= ROUNDING
-
-
-def test_a_copied_slot_continues_the_stream(layer: Layer, store: StateStore) -> None:
-    x = torch.randn(1, LENGTH, HEADS * DIM_HEAD)
-    source, copy = store.take(), store.take()
-    advance(layer, store, [source], x[:, :15], first=True)
-    store.copy(source, copy)
-    store.clear(source)
-    output = advance(layer, store, [copy], x[:, 15:], first=False)
-    assert off(output, layer(x)[:, 15:]) <= ROUNDING
 
 
 def test_the_values_of_a_broken_stream_stay_in_it(layer: Layer, store: StateStore) -> None:

@@ -1,4 +1,4 @@
-"""Noise: equal to a stock deployment, a function of the position alone, endless, bounded memory."""
+"""Noise: equal to a stock deployment, shared by threads, endless, and in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from testkit.models.golden import GoldenSet, golden_sets
 from testkit.models.tiny_model import DATA, FULL_SIZE, TINY
@@ -87,48 +85,6 @@ def test_the_drawn_noise_is_that_of_the_golden_tensors(golden: GoldenSet, tmp_pa
     assert hashlib.sha256(flow_noise.tobytes()).hexdigest() == digests["cfm.rand_noise"]
 
 
-# A function of the position.
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2 * PAGE_FRAMES), st.integers(0, 700)), min_size=1, max_size=6
-    )
-)
-@settings(max_examples=15)
-def test_windows_of_flow_noise_equal_the_whole(windows: list[tuple[int, int]]) -> None:
-    noise = FlowNoise(BANDS)
-    whole = FlowNoise(BANDS).window(0, 2 * PAGE_FRAMES + 700)
-    for start, count in windows:
-        window = noise.window(start, start + count)
-        assert window.shape == (BANDS, count)
-        assert torch.equal(window, whole[:, start : start + count])
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3 * BLOCK), st.integers(0, BLOCK)), min_size=1, max_size=6)
-)
-@settings(max_examples=20)
-def test_windows_of_source_noise_equal_the_whole(windows: list[tuple[int, int]]) -> None:
-    config = CosyVoice3Config.read(TINY)
-    noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.vocoder))
-    for start, count in windows:
-        window = noise.window(start, start + count)
-        assert window.shape == (count, HARMONICS)
-        assert torch.equal(window, first_samples()[start : start + count])
-
-
-def test_blocks_that_were_forgotten_are_drawn_again_alike() -> None:
-    noise = stock_source()
-    before = noise.window(0, 100)
-    for block in range(_BLOCKS_KEPT + 3):
-        noise.window(block * BLOCK, block * BLOCK + 10)
-    assert torch.equal(noise.window(0, 100), before)
-    assert torch.equal(
-        noise.window(BLOCK - 50, BLOCK + 50), first_samples()[BLOCK - 50 : BLOCK + 50]
-    )
-
-
 def test_source_noise_is_safe_to_share_between_threads() -> None:
     config = CosyVoice3Config.read(TINY)
     noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.vocoder))
@@ -149,17 +105,6 @@ def test_source_noise_is_safe_to_share_between_threads() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-def test_global_random_state_neither_matters_nor_changes() -> None:
-    torch.manual_seed(123)
-    state = torch.get_rng_state()
-    flow = FlowNoise(BANDS).window(3 * PAGE_FRAMES, 3 * PAGE_FRAMES + 5)
-    source = SourceNoise(HARMONICS, 100).window(0, 5)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(7)
-    assert torch.equal(FlowNoise(BANDS).window(3 * PAGE_FRAMES, 3 * PAGE_FRAMES + 5), flow)
-    assert torch.equal(SourceNoise(HARMONICS, 100).window(0, 5), source)
 
 
 # Past 300 seconds.
@@ -201,31 +146,3 @@ def test_memory_of_source_noise_is_bounded() -> None:
     assert noise._known == states
     assert len(noise._blocks) == _BLOCKS_KEPT
     assert noise._states.numel() < 301 * 6000
-
-
-# Tables that replace the start.
-
-
-@pytest.mark.parametrize("given_frames", [1, 420, PAGE_FRAMES + 10])
-def test_stock_noise_follows_a_flow_table(given_frames: int) -> None:
-    table = torch.full((BANDS, given_frames), 7.0)
-    noise, stock = FlowNoise(BANDS, table), FlowNoise(BANDS)
-    window = noise.window(max(0, given_frames - 3), given_frames + 4)
-    assert (window[:, :-4] == 7).all()
-    assert torch.equal(window[:, -4:], stock.window(given_frames, given_frames + 4))
-    assert torch.equal(
-        noise.window(given_frames + 1, given_frames + 9),
-        stock.window(given_frames + 1, given_frames + 9),
-    )
-    assert noise.window(0, 0).shape == (BANDS, 0)
-
-
-@pytest.mark.parametrize("samples", [1, 480, BLOCK + 7])
-def test_stock_noise_follows_a_source_table(samples: int) -> None:
-    config = CosyVoice3Config.read(TINY)
-    skip = draws_before_source(config.flow, config.vocoder)
-    noise = SourceNoise(HARMONICS, skip, torch.full((samples, HARMONICS), 0.25))
-    window = noise.window(max(0, samples - 3), samples + 4)
-    assert (window[:-4] == 0.25).all()
-    assert torch.equal(window[-4:], first_samples()[samples : samples + 4])
-    assert noise.window(0, 0).shape == (0, HARMONICS)

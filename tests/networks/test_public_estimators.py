@@ -1,5 +1,5 @@
-"""Estimators and encoders of other families against the results of their public code, and in half
-precision.
+"""Estimators and encoders of all families against the results of their public code, and in half
+precision; the conformer's table of distances.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from torch import nn
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill
 from token2wav.config.block_grid import BlockGrid
-from token2wav.networks.conformer import Conformer, SequenceAttention
+from token2wav.networks.conformer import Conformer, RelativeAttention, SequenceAttention
+from token2wav.networks.dit import DiT
 from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.networks.unet import UNet
-from token2wav.published.sizes import ConformerConfig, UNetConfig
+from token2wav.published.sizes import ConformerConfig, EstimatorConfig, UNetConfig
 
 TOLERANCE = 2e-5  # of both velocities, with values up to 5
 TIME, END = torch.tensor([0.3]), torch.tensor([0.8])
@@ -84,3 +85,24 @@ def test_public_conditions_and_velocities(family: str, kind: str, block: int, si
     rounded = estimator.velocity(noise, conditions, modulation, bias)
     assert rounded.dtype == torch.float32
     assert 0 < float((rounded - velocity).abs().max()) < 0.01 * float(velocity.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["streaming", "full"])
+def test_public_velocity_with_a_long_skip_connection_and_in_half_precision(kind: str) -> None:
+    golden = FamilyGolden("cosyvoice3", "long_skip")
+    estimator = fill(DiT(EstimatorConfig(**golden.sizes)))
+    inputs = {name: golden[name] for name in ("x", "mask", "mu", "t", "spks", "cond")}
+    exact = estimator(**inputs, streaming=kind == "streaming")
+    torch.testing.assert_close(exact, golden[f"velocity_{kind}"], atol=TOLERANCE, rtol=0)
+    estimator.halve()
+    rounded = estimator(**inputs, streaming=kind == "streaming")
+    assert (rounded.dtype, estimator.score_dtype) == (torch.float32, torch.float16)
+    assert 0 < float((rounded - exact).abs().max()) < 0.01 * float(exact.abs().max())
+
+
+def test_the_table_of_distances_grows_at_both_ends() -> None:
+    """A short chunk late in a stream comes before a long one early in another stream."""
+    attention = fill(RelativeAttention(16, heads=2))
+    for nearest, farthest in ((-4, 9), (-4, 100), (-30, 30), (-300, 5)):
+        expected = attention._project(farthest, nearest)
+        torch.testing.assert_close(attention._projected(nearest, farthest), expected)
