@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from testkit.models.codec_models import CODECS, drawn_tokens
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.folder_edits import set_weights, write_folder
-from testkit.models.published_codecs import SNAC_24KHZ, SNAC_44KHZ, VOXCPM2, VOXCPM_1_5
+from testkit.models.published_codecs import SNAC_44KHZ, VOXCPM2, VOXCPM_1_5
 from testkit.utterances import off
 from tests.families.test_published_sizes import DOCUMENTS
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav
@@ -108,18 +108,6 @@ def test_streams_of_a_batch_with_and_without_noise(
         assert off(in_batch, alone) <= PARITY * float(noisy.std())
 
 
-def test_the_order_of_codes_of_snac(tmp_path: Path) -> None:
-    places = config_of("snac", tmp_path, SNAC_24KHZ).sizes.code_places()
-    assert places == [[0, 0, 0, 0], [1, 1, 4, 4], [2, 3, 5, 6]]
-    config = config_of("snac", tmp_path, {**SNAC_24KHZ, "vq_strides": [8, 4, 2, 1]})
-    places = config.sizes.code_places()
-    assert config.tokens.shape == (15,)
-    assert places[0] == [0] * 8
-    assert places[1] == [1] * 4 + [8] * 4
-    assert places[2] == [2, 2, 5, 5, 9, 9, 12, 12]
-    assert places[3] == [3, 4, 6, 7, 10, 11, 13, 14]
-
-
 def test_windows_of_snac(tmp_path: Path) -> None:
     """Chunks end one token after a window of 4 tokens. A step has whole windows."""
     config = config_of("snac_attention", tmp_path, SNAC_44KHZ)
@@ -160,6 +148,15 @@ def test_the_activation_of_nanocodec_can_be_trained() -> None:
     with torch.no_grad():
         layer.freeze()
         torch.testing.assert_close(layer(x), trained)
+
+
+def test_an_entry_of_mimi_without_any_use_is_finite(tmp_path: Path) -> None:
+    """Files store sums of vectors and their number; the entry is the quotient."""
+    book = "quantizer.acoustic_residual_vector_quantizer.layers.1.codebook"
+    folder = write_folder("mimi", tmp_path)
+    uses = load_file(folder / "model.safetensors")[f"{book}.cluster_usage"]
+    set_weights("model.safetensors", {f"{book}.cluster_usage": torch.zeros_like(uses)})(folder)
+    check_folder(folder)
 
 
 def test_latents_of_vibevoice_are_scaled_by_the_factors_of_the_folder(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from testkit.batches import spoken_together
 from testkit.models.codec_models import CODECS
 from testkit.rigs.server_rig import Rig
 from testkit.utterances import chunks_of, joined, off, portions
@@ -109,11 +108,6 @@ def test_without_networks_it_is_neither_exported_nor_planned(folder: Path) -> No
         flow_networks(read_config(folder), "float32")
 
 
-def test_family_is_found_and_its_folder_checked(folder: Path) -> None:
-    check_folder(folder)
-    assert read_config(folder).sample_rate == 2000
-
-
 def test_a_folder_of_no_family_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
@@ -128,25 +122,6 @@ def test_chunks_equal_the_whole(model: Token2Wav, prompt_tokens: int, portion: i
     chunks = chunks_of(model, portions(TOKENS, [portion]), a_voice(prompt_tokens))
     assert len(chunks) > 1
     assert off(joined(chunks), by_hand(TOKENS)) <= AUDIO
-
-
-def test_batches_equal_each_alone(model: Token2Wav) -> None:
-    lengths = (47, 3, 20)
-    audio = spoken_together(
-        model.pipeline, [(a_voice(length % 7), TOKENS[:length], 0) for length in lengths]
-    )
-    for length, heard in zip(lengths, audio, strict=True):
-        assert np.abs(heard - by_hand(TOKENS[:length])).max() <= AUDIO
-    assert model.pipeline.open_streams == 0
-
-
-def test_bad_input_is_refused_by_the_numbers_of_the_model(model: Token2Wav) -> None:
-    with pytest.raises(
-        InputError, match="tokens: 100 at index 0 is outside the vocabulary 0 to 99"
-    ):
-        model.synthesize([100], a_voice(0))
-    with pytest.raises(InputError, match=r"speaker_embedding: shape \(2,\), expected \(3,\)"):
-        model.stream(Voice([], np.zeros((0, 1)), np.ones(2)))
 
 
 @pytest.mark.usefixtures("_environment")
@@ -168,7 +143,6 @@ def test_family_is_served(folder: Path, tmp_path: Path) -> None:
 
 
 CODES = np.random.default_rng(1).integers(0, 16, (53, 2)).astype(np.int32)
-NOBODY = Voice(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0))  # inside of the library
 
 
 @pytest.fixture(scope="module")

@@ -449,6 +449,7 @@ hidden_act = "gelu"                  | hidden_act: 'gelu' is not one of silu
 quantization_levels = [4096, 4096]   | quantization_levels: 16777216 codes; at most 1048576
 input_sampling_rate = 1700           | input_sampling_rate: 1700 does not divide input_samples
 downsampling_ratios = [2, 5, 5]      | downsampling_ratios: 75 is odd; the samples of a code
+downsampling_ratios = [4096, 4]      | downsampling_ratios: ... samples of a code; at most 2
 rope_parameters = {"rope_type": "yarn"} | rope_parameters.rope_type: 'yarn' is not supported
 [pocket_tts: config.json]
 hidden_act = "relu"                  | hidden_act
@@ -506,6 +507,9 @@ decoder.model.2.block.2.linear.parametrizations.weight.original1 = -
     | missing: decoder.block.0.noise.linear.weight
 decoder.model.0.bias = ones 3 | wrongly shaped: decoder.conv0.bias (3,)
 decoder.model.77.bias = ones 1 | unexpected: decoder.model.77.bias
+decoder.model.2.alpha = ones 1 | unexpected: decoder.model.2.alpha
+decoder.model.2.block.77.bias = ones 1 | unexpected: decoder.model.2.block.77.bias
+decoder.model.2.block.3.block.77.bias = ones 1 | unexpected: decoder.model.2.block.3.block.77.bias
 decoder.model.1.bias = path | nothing was executed
 [moss: model.safetensors]
 quantizer.quantizers.1.out_proj.bias = - | codebook 1 lacks out_proj.bias
@@ -801,7 +805,10 @@ EDITS: dict[str, list[tuple[Edit, str]]] = {
         (removed("model.pth"), "contains none of model.pth"),
     ],
     "mimi_of_moshi": [(weights_twice, "2 files match ... set mimi_name in config.json")],
-    "snac": [(removed("pytorch_model.bin"), f"{NONE_OF}pytorch_model.bin")],
+    "snac": [
+        (removed("pytorch_model.bin"), f"{NONE_OF}pytorch_model.bin"),
+        (into("model"), "its subfolder model is one; use "),
+    ],
     "nanocodec": [
         (content("codec.nemo", b"no archive"), "cannot be read"),
         (archive({"../model_config.yaml": YAML}), "unexpected member"),

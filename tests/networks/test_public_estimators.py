@@ -1,5 +1,5 @@
 """Estimators and encoders of all families against the results of their public code, and in half
-precision; the conformer's table of distances.
+precision; the conformer's table of distances, and the bias of a mask.
 """
 
 from __future__ import annotations
@@ -106,3 +106,11 @@ def test_the_table_of_distances_grows_at_both_ends() -> None:
     for nearest, farthest in ((-4, 9), (-4, 100), (-30, 30), (-300, 5)):
         expected = attention._project(farthest, nearest)
         torch.testing.assert_close(attention._projected(nearest, farthest), expected)
+
+
+def test_scores_that_are_not_allowed_get_no_weight() -> None:
+    """Not even in float16, and a query in padding, without any key, gets no NaN."""
+    allowed = torch.tensor([[True, False], [False, False]])
+    weights = (torch.randn(2, 2) + attention_bias(allowed)).half().softmax(dim=1)
+    assert weights[0].tolist() == [1.0, 0.0]
+    assert weights.isfinite().all()

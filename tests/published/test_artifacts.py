@@ -1,4 +1,6 @@
-"""Engine folders: which are found, which are refused and why, and protection from other writers."""
+"""Engine folders: artefacts that are refused and why, and protection from other writers. The tests
+of `exporters` add artefacts, and find them.
+"""
 
 from __future__ import annotations
 
@@ -48,22 +50,6 @@ def refusal(engines: EngineFolder, **machine: dict[str, str]) -> str:
     return message
 
 
-def test_an_added_artefact_is_found_with_its_weights(engines: EngineFolder) -> None:
-    path = add(engines)
-    assert find(engines) == path
-    assert path.read_bytes() == b"graph"
-    assert path.with_name("graph.onnx.data").read_bytes() == b"weights"
-    (artifact,) = engines.artifacts()
-    assert dataclasses.replace(artifact, file=ARTIFACT.file, sizes={}) == ARTIFACT
-    assert artifact.size == len(b"graphweights")
-
-
-def test_the_default_folder_lies_in_the_model(model: Path) -> None:
-    assert EngineFolder(model).path == model / "engines"
-    add(EngineFolder(model))
-    assert find(EngineFolder(model)).is_relative_to(model)
-
-
 def test_nothing_there(engines: EngineFolder) -> None:
     assert engines.artifacts() == []
     assert refusal(engines) == (
@@ -80,16 +66,6 @@ def test_a_later_artefact_replaces_an_earlier_one(engines: EngineFolder) -> None
     assert find(engines) == second
     assert not first.parent.exists()
     assert len(engines.artifacts()) == 1
-
-
-def test_other_precisions_graphs_and_gpus_lie_side_by_side(engines: EngineFolder) -> None:
-    half = dataclasses.replace(ARTIFACT, precision="float16")
-    full = dataclasses.replace(ARTIFACT, graph="estimator-full")
-    paths = {
-        add(engines, artifact) for artifact in (ARTIFACT, half, full, engine("8.9"), engine("12.0"))
-    }
-    assert len(paths) == 5
-    assert {engines.path / artifact.file for artifact in engines.artifacts()} == paths
 
 
 # Changes that make an artefact unusable.

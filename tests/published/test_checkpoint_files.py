@@ -15,7 +15,7 @@ from testkit.models.shards import divide
 from testkit.models.tiny_model import one_line
 from token2wav.errors import CheckpointError
 from token2wav.networks.weights import read_state
-from token2wav.published.checkpoint_files import weight_files, weights_file
+from token2wav.published.checkpoint_files import weights_file
 
 INDEX = "model.safetensors.index.json"
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -37,17 +37,6 @@ def test_an_index_reads_no_other_shard(folder: Path) -> None:
         (folder / name).write_bytes(b"not read")
     (folder / SHARDS[0]).unlink()
     assert list(read_state(weights_file(folder), ("decoder.",))) == ["decoder.c"]
-
-
-@pytest.mark.parametrize("index", [True, False])
-def test_all_shards_are_one_state(index: bool, folder: Path) -> None:
-    if not index:
-        (folder / INDEX).unlink()
-    path = weights_file(folder)
-    assert [file.name for file in weight_files(path)] == SHARDS
-    state = read_state(path)
-    assert state.keys() == WEIGHTS.keys()
-    assert all(torch.equal(state[name], weight) for name, weight in WEIGHTS.items())
 
 
 Edit = Callable[[Path], object]

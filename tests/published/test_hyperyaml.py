@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from testkit.models.tiny_model import one_line
 from token2wav import ConfigError
@@ -29,8 +27,6 @@ def refusal(tmp_path: Path, text: str, key: str = "x") -> str:
     assert str(tmp_path / "file.yaml") in message
     return message
 
-
-# References.
 
 BASE = (
     "a: 7\nb: 2\nf: 0.5\nn: -3\nnest: !new:some.Class {inner: {deep: 11}, flat: 5}\nlist: [1, 2]\n"
@@ -68,50 +64,9 @@ def test_references_and_arithmetic(tmp_path: Path, expression: str, value: float
     assert type(number) is type(value)
 
 
-@given(
-    st.integers(-1000, 1000),
-    st.integers(-1000, 1000),
-    st.sampled_from(["+", "-", "*", "/", "//", "%"]),
-)
-def test_arithmetic_is_that_of_python(
-    tmp_path_factory: pytest.TempPathFactory, a: int, b: int, operator: str
-) -> None:
-    folder = tmp_path_factory.mktemp("yaml")
-    text = f"a: {a}\nb: {b}\nx: !ref <a> {operator} <b>\n"
-    if operator in ("/", "//", "%") and not b:
-        assert "zero" in refusal(folder, text)
-    else:
-        assert read(folder, text).resolve("x") == eval(f"({a}) {operator} ({b})")
-
-
-def test_references_follow_references_and_keep_types(tmp_path: Path) -> None:
-    document = read(
-        tmp_path, "a: &name [1, 'two', null, true]\nb: !ref <a>\nc: {k: !ref <b>, l: *name}\n"
-    )
-    assert document.resolve("c") == {"k": [1, "two", None, True], "l": [1, "two", None, True]}
-
-
-def test_a_tag_is_only_a_label(tmp_path: Path) -> None:
-    document = read(
-        tmp_path, "r: 3\nx: !new:pkg.mod.Class {k: !ref <r>}\ny: !name:pkg.f\nz: !apply:pkg.g [1]\n"
-    )
-    assert document.resolve("x") == Tagged("new", "pkg.mod.Class", {"k": 3})
-    assert document.resolve("y") == Tagged("name", "pkg.f", "")
-    assert document.resolve("z") == Tagged("apply", "pkg.g", [1])
-
-
 def test_numbers_of_yaml_1_2_are_numbers(tmp_path: Path) -> None:
     document = read(tmp_path, "x: [1e-06, -2E+3, 1e5, 1.5e-3, '1e5', 1e, e5]\n")
     assert document.resolve("x") == [1e-6, -2000.0, 1e5, 1.5e-3, "1e5", "1e", "e5"]
-
-
-def test_unused_keys_may_have_invalid_values(tmp_path: Path) -> None:
-    document = read(
-        tmp_path, "x: 1\nbad: !ref <nowhere>\nworse: !ref <a>.b()\ncircle: !ref <circle>\n"
-    )
-    assert document.resolve("x") == 1
-    assert "bad" in document
-    assert "nowhere" not in document
 
 
 @pytest.mark.parametrize(
@@ -294,13 +249,3 @@ def test_numbers_that_grow_without_end_stay_numbers(tmp_path: Path) -> None:
     text = "k0: 1000000\n" + "".join(f"k{i}: !ref <k{i - 1}> * <k{i - 1}>\n" for i in range(1, 6))
     assert read(tmp_path, text).resolve("k5") == 10 ** (6 * 2**5)
     assert math.isinf(read(tmp_path, "x: .inf\n").resolve("x"))
-
-
-def test_mappings_that_merge_each_other_are_refused(tmp_path: Path) -> None:
-    """The file has eleven lines of nine merges each, which would become nine billion pairs."""
-    levels = [
-        f"k{level}: &k{level} {{<<: [{', '.join([f'*k{level - 1}'] * 9)}]}}"
-        for level in range(1, 11)
-    ]
-    text = "\n".join(["k0: &k0 {a: 1}", *levels, "x: 1\n"])
-    assert "line 2: merge keys (<<) are not allowed" in refusal(tmp_path, text)

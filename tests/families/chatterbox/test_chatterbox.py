@@ -57,19 +57,6 @@ def test_mean_flow_by_its_weights(tmp_path: Path) -> None:
     assembly.check_folder(folder)
 
 
-def test_whole_utterances_under_full_attention(tmp_path: Path) -> None:
-    """As in public code, no audio comes before the end, and all audio comes then."""
-    golden = FamilyGolden("chatterbox", "tiny")
-    model = Token2Wav.load(
-        write_model(tmp_path, golden), stream=StreamConfig(reference=True), runtime=CPU
-    )
-    voice, tokens = a_voice(30), some_tokens(130)
-    with model.stream(voice) as stream:
-        assert not stream.push(tokens)
-        [chunk] = stream.finish()
-    assert snr_db(chunk.audio, model.vocode(model.mel(tokens, voice, streaming=False))) > SNR_DB
-
-
 def test_whole_utterances_prepare_pieces_of_hops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

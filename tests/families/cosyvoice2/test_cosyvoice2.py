@@ -1,4 +1,5 @@
-"""CosyVoice2 in the library: planned memory, early audio, and blocks of the settings.
+"""CosyVoice2 and MOSS-Speech: their model files, planned memory, early audio, and blocks of the
+settings.
 
 `test_public_mels.py` compares its mel with the public code. `test_streams.py` tests its streams.
 """
@@ -12,18 +13,73 @@ from pathlib import Path
 import pytest
 
 from testkit.batches import WHOLE_BLOCKS
+from testkit.models.cosyvoice2_model import write_model, write_moss_speech_yaml, write_yaml
+from testkit.models.family_golden import FamilyGolden
 from testkit.models.yaml_edits import edit_text
 from testkit.utterances import a_voice, joined, off, portions, some_tokens, streamed_mels
-from tests.families.cosyvoice2.conftest import CPU
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.errors import ConfigError
+from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.cosyvoice2 import read
+from token2wav.published.checkpoint_files import weights_file
+from token2wav.published.registry import read_config
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav_server.plan_memory import stream_needs
 
+TINY = FamilyGolden("cosyvoice2", "tiny")
+CPU = RuntimeConfig(device="cpu", cache_mib=400)
 MEL = 2e-5  # tolerance between float32 results with values up to 5
 AUDIO = 1e-4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny model."""
+    return write_model(tmp_path_factory.mktemp("cosyvoice2"), TINY)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Token2Wav:
+    return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
+
+
+def test_files_of_the_first_release(tmp_path: Path) -> None:
+    new, old = write_yaml(tmp_path / "new", TINY), write_yaml(tmp_path / "old", TINY)
+    edit_text(
+        old,
+        ("CausalConditionalDecoder", "ConditionalDecoder\n            causal: True"),
+        ("static_chunk_size: !ref <chunk_size>\n", "\n"),
+        ("static_chunk_size: !ref <chunk_size> * <token_mel_ratio>\n", "\n"),
+        name="cosyvoice.yaml",
+    )
+    assert read(old.parent) == read(new.parent)
+
+
+def test_a_folder_of_moss_speech(tmp_path: Path) -> None:
+    write_moss_speech_yaml(tmp_path, TINY)
+    for name in ("flow.pt", "flow-chunk-25.pt", "flow-chunk-5.pt"):
+        (tmp_path / name).touch()
+    config = read_config(tmp_path)
+    assert (config.block_tokens, config.lookahead_tokens, config.token_mel_ratio) == (5, 3, 4)
+    assert (config.token_frame_rate, config.samples_per_token) == (12.5, 1920)
+    assert weights_file(tmp_path, config.weights_names("flow")).name == "flow-chunk-5.pt"
+    assert config.hops(StreamConfig()) == (10, 50)
+    longer = config.with_stream_settings(StreamConfig(block_tokens=25))
+    assert weights_file(tmp_path, longer.weights_names("flow")).name == "flow-chunk-25.pt"
+    assert (longer.block_tokens, longer.hops(StreamConfig())) == (25, (25, 50))
+    with pytest.raises(
+        ConfigError,
+        match=r"^stream\.block_tokens: 10, but the folder has weights for blocks of 5, 25 tokens",
+    ):
+        config.with_stream_settings(StreamConfig(block_tokens=10))
+    (tmp_path / "flow-chunk-5.pt").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"contains none of flow-chunk-5.safetensors, flow-chunk-5.pt$"
+    ):
+        weights_file(tmp_path, config.weights_names("flow"))
+    (tmp_path / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"contains none of cosyvoice2\.yaml, .*config\.yaml$"):
+        read_config(tmp_path)
 
 
 def test_planned_memory_equals_the_memory_of_a_stream(folder: Path) -> None:
@@ -92,25 +148,6 @@ def test_blocks_of_the_settings(
         chunks = [chunk for part in portions(tokens, [7, 30]) for chunk in stream.push(part)]
         audio = joined([*chunks, *stream.finish()])
     assert off(audio, chosen.synthesize(tokens, voice)) <= AUDIO
-
-
-@pytest.mark.parametrize("stream", [StreamConfig(), StreamConfig(lookahead_frames=8)])
-def test_early_audio_with_blocks_of_the_settings(
-    stream: StreamConfig, folder: Path, dynamic: Path, tmp_path: Path
-) -> None:
-    """Provisional chunks equal those of a model whose file has these blocks."""
-    edited = with_chunks(folder, tmp_path / "edited", "chunk_size: 25", "chunk_size: 10")
-    chunks = []
-    for path, its_stream in ((edited, stream), (dynamic, replace(stream, block_tokens=10))):
-        model = Token2Wav.load(path, stream=its_stream, runtime=CPU)
-        with model.stream(a_voice(41)) as opened:
-            pushed = [
-                chunk for part in portions(some_tokens(93), [7]) for chunk in opened.push(part)
-            ]
-            chunks.append([*pushed, *opened.finish()])
-    expected, chosen = chunks
-    assert [len(chunk.audio) for chunk in chosen] == [len(chunk.audio) for chunk in expected]
-    assert off(joined(chosen), joined(expected)) == 0
 
 
 def test_no_graph_is_exported_for_blocks_of_the_settings(dynamic: Path) -> None:

@@ -1,37 +1,32 @@
-"""BigVGAN folders: every form of a good one gives the same module."""
+"""BigVGAN folders: every form of a good one gives the same module. Model folders that name one.
+
+`tests/families/test_streams.py` tests their streams.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from testkit.models.bigvgan import GOLDEN, LEAST, a_mel, changed, load_bigvgan, random_bigvgan
-from token2wav.families.cosyvoice3.bigvgan import check_mel, read_bigvgan
+from testkit.models.bigvgan import GOLDEN, LEAST, changed, load_bigvgan, random_bigvgan
+from testkit.models.bigvgan_model import write_folder, write_model
+from testkit.models.yaml_edits import edit_text
+from token2wav import CheckpointError, Token2Wav
+from token2wav.families.cosyvoice3.bigvgan import read_bigvgan
 from token2wav.networks.bigvgan import BigVGAN
-from token2wav.published.sizes import BigVGANConfig, MelSettings
-from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import WaveformStage
+from token2wav.published.artifacts import fingerprint
 
 Weights = dict[str, Any]
-TRAINING = {
-    "batch_size": 32,
-    "n_fft": 1024,
-    "fmax": None,
-    "discriminator": "mrd",
-}  # keys that the loader ignores
-
-
-def config_file(config: BigVGANConfig) -> dict[str, Any]:
-    """Returns a configuration of v1, which lacks the keys of the final layer."""
-    return {
-        name: value for name, value in vars(config).items() if not name.startswith("use_")
-    } | TRAINING
+# Keys that the loader ignores.
+TRAINING = {"batch_size": 32, "n_fft": 1024, "fmax": None, "discriminator": "mrd"}
 
 
 def normed(bigvgan: BigVGAN) -> Weights:
@@ -53,7 +48,9 @@ def least() -> BigVGAN:
 
 @pytest.fixture
 def folder(tmp_path: Path, least: BigVGAN) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(config_file(LEAST)))
+    """Folder of v1, whose configuration lacks the keys of the final layer."""
+    config = {name: value for name, value in vars(LEAST).items() if not name.startswith("use_")}
+    (tmp_path / "config.json").write_text(json.dumps(config | TRAINING))
     save_file(normed(least), tmp_path / "generator.safetensors")
     return tmp_path
 
@@ -78,11 +75,6 @@ FORMS: dict[str, Callable[[BigVGAN], dict[str, Any]]] = {
 }
 
 
-def test_safetensors(folder: Path, least: BigVGAN) -> None:
-    assert_same(load_bigvgan(folder), least)
-    assert_same(load_bigvgan(str(folder)), least)
-
-
 @pytest.mark.parametrize("name", ["bigvgan_generator.pt", "generator.pt"])
 @pytest.mark.parametrize("form", FORMS)
 def test_pickles(folder: Path, least: BigVGAN, name: str, form: str) -> None:
@@ -100,43 +92,35 @@ def test_weights_do_not_hold_on_to_their_file(folder: Path, least: BigVGAN) -> N
     assert_same(network, least)
 
 
-def test_the_golden_folder_has_the_names_of_public_checkpoints() -> None:
-    names = load_file(GOLDEN / "generator.safetensors").keys()
-    assert {
-        "ups.0.0.weight_g",
-        "resblocks.17.convs2.2.weight_v",
-        "activation_post.act.beta",
-    } <= names
-    assert "conv_post.bias" not in names
-    load_bigvgan(GOLDEN)
-
-
 def test_v1_files_leave_out_how_it_ends(folder: Path) -> None:
     config = read_bigvgan(folder)
     assert (config.use_tanh_at_final, config.use_bias_at_final) == (True, True)
 
 
-def test_odd_channels_are_halved_as_integers() -> None:
-    """The public code does the same: 48 channels and five stages end with one channel."""
-    five = changed(
-        upsample_initial_channel=48,
-        upsample_rates=(2,) * 5,
-        upsample_kernel_sizes=(4,) * 5,
-        hop_size=32,
-    )
-    bigvgan = random_bigvgan(five)
-    assert [up[0].out_channels for up in bigvgan.ups] == [24, 12, 6, 3, 1]  # type: ignore[index]
-    with torch.inference_mode():
-        audio = bigvgan(a_mel(5)[None])
-    assert audio.shape == (1, 1, 5 * 32)
-    assert audio.std() > 0
+def test_a_public_folder_beside_the_yaml(tmp_path: Path) -> None:
+    """The golden files, with weight norm and public names, in the model folder itself."""
+    rates = {"num_mels": 100, "hop_size": 256, "sampling_rate": 24_000}
+    vocoder = changed(upsample_rates=(16, 16), upsample_kernel_sizes=(32, 32), **rates)
+    folder = write_folder(tmp_path / "model", vocoder, 2)
+    shutil.rmtree(folder / "bigvgan")
+    edit_text(folder / "cosyvoice3.yaml", ("    folder: bigvgan\n", ""))
+    for name in ("config.json", "generator.safetensors"):
+        shutil.copy(GOLDEN / name, folder)
+    model = Token2Wav.load(folder)
+    assert model.config.token_frame_rate == 46.875
+    mel = np.random.default_rng(0).standard_normal((100, 30)).astype(np.float32)
+    assert model.vocode(mel).shape == (30 * 256,)
 
 
-# The vocoder and the flow before it.
-
-
-def test_a_vocoder_that_fits(folder: Path, least: BigVGAN) -> None:
-    check_mel(read_bigvgan(folder), MelSettings(8000, 8, 10))
-    engine = WaveformStage(load_bigvgan(folder))
-    [audio] = engine.advance([(engine.open(), FrameChunk(torch.zeros(10, 4), last=True))])
-    assert audio.shape == (4 * least.config.hop_size,)
+def test_graphs_are_of_one_generator(tmp_path: Path) -> None:
+    copied = write_model(tmp_path / "model")
+    before, flow = fingerprint(copied, "vocoder"), fingerprint(copied, "flow")
+    path = copied / "bigvgan" / "generator.safetensors"
+    path.rename(path.with_suffix(".old"))
+    with pytest.raises(CheckpointError, match=r"bigvgan: contains none of generator\.safetensors"):
+        fingerprint(copied, "vocoder")
+    content = bytearray(path.with_suffix(".old").read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert fingerprint(copied, "vocoder") != before
+    assert fingerprint(copied, "flow") == flow
