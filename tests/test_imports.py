@@ -185,15 +185,8 @@ def test_only_families_know_families(package: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "config",
-        "published.hyperyaml",
-        "config.model_config",
-        "errors",
-        "published.artifacts",
-        "families.cosyvoice3",
         "serving.door.sequences",
         "serving.door.voice_registry",
-        "voice",
     ],
 )
 def test_modules_without_tensors_do_not_import_torch(name: str) -> None:

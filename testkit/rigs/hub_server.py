@@ -88,7 +88,7 @@ class HubServer:
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **more}
 
     def sha256(self, path: Path) -> str:
-        """Returns the listed checksum of a file, which a test may have set in `checksums`."""
+        """Returns the listed checksum of a file."""
         name = path.relative_to(self.root).as_posix()
         if name not in self.checksums:
             self.checksums[name] = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""The demo voice of the repository: its size, its copy of a recording, and the demo itself."""
+"""The demo of the repository: its voice and its codec copy a recording, and the demo itself."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
+from numpy.typing import NDArray
+
+pytest.importorskip("piper", reason="the recipe's tools are in the extra 'demo'")
+pytest.importorskip("pocketsphinx", reason="the recipe's dictionary is in the extra 'demo'")
 
 from examples import demo
+from examples.demo_codec.codes import Encoder, features
+from examples.demo_codec.encode import CodecEncoder
 from examples.demo_voice.recordings import SENTENCE
-from testkit.models.golden import DATA
+from testkit.models.golden import ROOT
 from testkit.patience import PATIENCE_SECONDS
 from token2wav import StreamConfig, Token2Wav, Voice
+from token2wav.families.nanocodec import NanoCodecSizes
+from token2wav.layers.scalar_codes import ScalarCodes
 from token2wav_voice import FrontEnd, PromptVoice, Recording
 from token2wav_voice.features import prompt_mel
 
-ROOT = DATA.parents[1]
-MAX_BYTES = 20_000_000
-# mean distance between the log-mels of the spoken audio and of the recording; it is 2 between
-# unlike sentences
+RECORDING = Recording.load(SENTENCE)
+# Mean distance between the log-mels of the spoken audio and of the recording. It is 2 between
+# unlike sentences.
 BANDS_APART = 0.6
 
 
@@ -31,22 +39,51 @@ def voice(demo_prompt: PromptVoice) -> Voice:
     return Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
 
 
-def test_demo_model_is_small() -> None:
-    assert sum(path.stat().st_size for path in demo.MODEL.iterdir()) < MAX_BYTES
+@pytest.mark.parametrize(
+    ("model", "most_bytes"), [(demo.MODEL, 20_000_000), (demo.CODEC, 8_000_000)]
+)
+def test_the_models_are_small(model: Path, most_bytes: int) -> None:
+    assert sum(path.stat().st_size for path in model.iterdir()) < most_bytes
 
 
-def test_log_mel_resembles_the_recording(front_end: FrontEnd, voice: Voice) -> None:
-    model, recording = Token2Wav.load(demo.MODEL), Recording.load(SENTENCE)
-    recording_mel = prompt_mel(recording.samples)
-    spoken_mel = prompt_mel(model.synthesize(front_end.tokens(recording), voice))
-    assert spoken_mel.shape == recording_mel.shape
-    assert np.abs(spoken_mel - recording_mel).mean() < BANDS_APART
-    assert np.abs(spoken_mel[::-1] - recording_mel).mean() > 2 * BANDS_APART
+def assert_resembles_the_recording(audio: NDArray[np.float32]) -> None:
+    recorded, spoken = prompt_mel(RECORDING.samples), prompt_mel(audio)
+    frames = min(len(recorded), len(spoken))
+    recorded, spoken = recorded[:frames], spoken[:frames]
+    assert np.abs(spoken - recorded).mean() < BANDS_APART
+    assert np.abs(spoken[::-1] - recorded).mean() > 2 * BANDS_APART
+
+
+def test_the_voice_resembles_the_recording(front_end: FrontEnd, voice: Voice) -> None:
+    model, tokens = Token2Wav.load(demo.MODEL), front_end.tokens(RECORDING)
+    assert_resembles_the_recording(model.synthesize(tokens, voice))
+
+
+def test_the_codec_resembles_the_recording() -> None:
+    codes = CodecEncoder(demo.CODEC)(RECORDING.samples)
+    assert_resembles_the_recording(Token2Wav.load(demo.CODEC).synthesize(codes))
+
+
+@pytest.mark.parametrize("levels", [(8, 7, 6, 6), (3,), (2, 5)])
+def test_codes_are_those_of_the_rounded_values(levels: tuple[int, ...]) -> None:
+    """The decoder's table gives back each value that the encoder rounded."""
+    config = NanoCodecSizes(
+        sample_rate=16000, num_groups=2, num_levels_per_group=levels, input_dim=2 * len(levels)
+    )
+    torch.manual_seed(0)
+    encoder = Encoder(config)
+    torch.nn.init.normal_(encoder.values.weight)
+    heard = features(3 * torch.randn(1, 40, 80) - 6, 100 + 50 * torch.rand(1, 40))
+    with torch.no_grad():
+        rounded, codes = encoder(heard).round(), encoder.codes(heard)
+    assert codes.shape == (1, 2, 20)
+    assert len(codes.unique()) > 2
+    torch.testing.assert_close(ScalarCodes(levels)(codes) * encoder.middle, rounded)
 
 
 def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
     """Its vocoder has other stages and windows than the public one, so its own look-ahead."""
-    tokens = front_end.tokens(Recording.load(SENTENCE))
+    tokens = front_end.tokens(RECORDING)
     model = Token2Wav.load(demo.MODEL, stream=StreamConfig(first_tokens=0, max_hop_tokens=25))
     mel = model.mel(tokens, voice)
     with model.stream(voice) as stream:
@@ -59,19 +96,6 @@ def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
     assert len(chunks) > 2
     whole, streamed = model.vocode(mel), np.concatenate(chunks)
     assert 20 * np.log10(np.std(whole) / np.std(whole - streamed)) > 40
-
-
-def test_leading_silence_can_be_trimmed(front_end: FrontEnd, voice: Voice) -> None:
-    tokens = front_end.tokens(Recording.load(SENTENCE))
-    whole = Token2Wav.load(demo.MODEL).synthesize(tokens, voice)
-    with Token2Wav.load(demo.MODEL, stream=StreamConfig(trim_silence_ms=500)).stream(
-        voice
-    ) as stream:
-        chunks = stream.push(tokens) + stream.finish()
-    trimmed = chunks[-1].samples_trimmed
-    assert 0.03 * 24_000 <= trimmed <= 0.15 * 24_000
-    assert chunks[0].sound_s == 0
-    assert np.array_equal(np.concatenate([chunk.audio for chunk in chunks]), whole[trimmed:])
 
 
 def run_demo(wav: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
