@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from testkit.batches import WHOLE_BLOCKS
 from testkit.echo_mark import Audio, Echo, EchoStream, echoed
 from testkit.models.tiny_model import ODE_STEPS, TINY, demo_tokens
-from testkit.replies import FIRST, Expected, Make, RecordingReply
-from testkit.replies import joined as joined_replies
+from testkit.replies import FIRST, Expected
 from testkit.rigs.plugins import installed
 from testkit.utterances import joined, off, random_portions
 from token2wav import (
@@ -96,24 +95,6 @@ def test_the_mark_follows_the_resampler_and_precedes_the_encoder(
     assert np.array_equal(spoken(marked, "float32"), samples)
     pcm = np.rint(np.clip(samples, -1, 1) * np.float32(32767)).astype(np.int16)
     assert np.array_equal(spoken(marked, "int16"), pcm)
-
-
-def test_streams_of_a_server(
-    marked: Token2Wav, make: Make, voice: Voice, expected: Expected
-) -> None:
-    """Streams interleave, and one of them is cancelled."""
-    pool = make(marked).utterances
-    opened = [pool.open(voice) for _ in range(3)]
-    first, rest = ([RecordingReply() for _ in opened] for _ in range(2))
-    for utterance, reply in zip(opened, first, strict=True):
-        pool.push(utterance, demo_tokens(FIRST), reply, end=False)
-    for reply in first:
-        reply.succeeded()
-    pool.cancel(opened.pop())
-    for number, (utterance, reply) in enumerate(zip(opened, rest[:2], strict=True)):
-        pool.push(utterance, demo_tokens(60 + number)[FIRST:], reply, end=True)
-    for number, replies in enumerate(zip(first[:2], rest[:2], strict=True)):
-        assert off(joined_replies(*replies), echoed(expected(60 + number))) < ROUNDING
 
 
 def test_the_ensemble_marks_in_its_vocoder_alone(marked: Token2Wav) -> None:

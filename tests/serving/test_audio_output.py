@@ -156,14 +156,6 @@ def test_trimmed_in_portions_equals_the_whole(
     assert np.array_equal(output, whole[: len(output)])
 
 
-@pytest.mark.parametrize("trim_ms", [0, 9, 10, 290, 5000])
-def test_as_much_is_trimmed_as_may_be(trim_ms: int) -> None:
-    [only] = taken(
-        AudioOutput(CONFIG, trim_silence_ms=trim_ms), np.zeros(130 * TOKEN, np.float32), []
-    )
-    assert only.samples_trimmed == trim_ms // 10 * WINDOW
-
-
 def test_nothing_but_silence_is_sent_as_an_end() -> None:
     [only] = taken(
         AudioOutput(CONFIG, trim_silence_ms=5000), np.zeros(10 * TOKEN, np.float32), [100, 5000]

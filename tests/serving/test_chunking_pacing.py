@@ -12,7 +12,7 @@ from testkit.models.tiny_model import TINY
 from testkit.replies import FakeClock
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3 import CosyVoice3Config
-from token2wav.serving.chunking import Chunker
+from token2wav.serving.chunking import Chunker, TokenBuffer
 from token2wav.serving.clocks import PipelineLoad, Playback
 from token2wav.serving.hops import HopSchedule
 
@@ -149,3 +149,13 @@ def test_a_first_chunk_without_audio_then_another_soon() -> None:
     chunker.push(tokens(12))
     assert chunker.next_chunk is not None
     assert chunker.next_chunk.stop == 99
+
+
+def test_an_endless_stream_keeps_only_the_needed_tokens() -> None:
+    buffer = TokenBuffer(np.arange(30, dtype=np.int32), FLOW)
+    room = len(buffer._tokens)
+    for start in range(30, 100_000, 7):
+        needed = max(0, start - 50)
+        buffer.add(np.arange(start, start + 7, dtype=np.int32), needed)
+        assert np.array_equal(buffer.copy(needed, start + 7), np.arange(needed, start + 7))
+    assert len(buffer._tokens) == room

@@ -58,17 +58,12 @@ def test_any_cut_gives_the_frames(delays: tuple[int, ...], count: int, size: int
     assert not len(pattern.frames(frames_of(20))) or not count  # rows after the end
 
 
-def test_a_mark_inside_a_frame_is_the_highest_code() -> None:
-    rows = rows_of(frames_of(4), (0, 1, 2))
-    rows[4, 1] = END
-    assert DelayPattern((0, 1, 2), CONFIG).frames(rows)[1, 1] == 15
-
-
-def test_the_highest_code_is_that_of_the_codebook() -> None:
+def test_a_mark_inside_a_frame_is_the_highest_code_of_its_codebook() -> None:
     rows = rows_of(frames_of(4) % 5, (0, 1, 2))
     rows[4, 1] = END
-    config = with_tokens(TokenFormat.uneven_codes((16, 9, 5)))
-    assert DelayPattern((0, 1, 2), config).frames(rows)[1, 1] == 8
+    uneven = with_tokens(TokenFormat.uneven_codes((16, 9, 5)))
+    for config, highest in ((CONFIG, 15), (uneven, 8)):
+        assert DelayPattern((0, 1, 2), config).frames(rows)[1, 1] == highest
 
 
 def test_rows_that_are_refused_change_nothing() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -181,14 +179,6 @@ def test_silence_ends_a_stream(model: Token2Wav, voice: Voice, all_silent: None)
     assert chunks[-1].end_reason is EndReason.SILENCE
     samples = round(SILENCE_S * CONFIG.sample_rate)
     assert np.array_equal(joined(chunks), model.synthesize(tokens, voice)[:samples])
-
-
-def test_whole_utterances_end_too(model: Token2Wav, voice: Voice, all_silent: None) -> None:
-    tokens = runaway(30)
-    assert len(model.synthesize(tokens, voice, GUARDED)) == 960 * (30 + REPEATS - 1)
-    assert len(model.synthesize(tokens, voice, SILENCED)) == SILENCE_S * CONFIG.sample_rate
-    both = replace(GUARDED, end_after_silence_s=0.5)
-    assert len(model.synthesize(tokens, voice, both)) == 0.5 * CONFIG.sample_rate
 
 
 def test_settings_are_the_default_and_a_request_may_choose(voice: Voice) -> None:

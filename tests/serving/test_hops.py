@@ -1,18 +1,21 @@
-"""Schedule of hops, from settings and sizes of a model; end of the next chunk, one row for each of
-its kinds.
+"""End of the next chunk, and what it depends on: schedule of hops, plan of provisional chunks,
+arrivals of tokens, playback, and load of the workers.
 """
 
 from __future__ import annotations
 
+import itertools
 from math import inf
 from typing import Any
 
 import pytest
 
 from testkit.models.tiny_model import TINY
+from testkit.replies import FakeClock
 from token2wav import ConfigError, StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.families.cosyvoice3 import CosyVoice3Config
+from token2wav.serving.clocks import SLOW_SECONDS, Arrivals, PipelineLoad, Playback
 from token2wav.serving.hops import (
     ChunkTime,
     Estimates,
@@ -22,6 +25,7 @@ from token2wav.serving.hops import (
     next_stop,
     waiting_seconds,
 )
+from token2wav.serving.provisional import Pace, next_end
 
 CONFIG = CosyVoice3Config.read(TINY)
 
@@ -123,15 +127,104 @@ def test_a_stream_waits_until_its_listener_needs_the_complete_blocks() -> None:
     assert next_stop(facts(60, lead=3.0 - seconds - 0.001, **HEARD)) == Stop(50)
 
 
+# Plan of provisional chunks.
+
+
+def ends(audio_left: int, wait_for_block: int, block: int = 25) -> list[int]:
+    """Returns the ends of the chunks of one block, at the pace of speech.
+
+    Args:
+        audio_left: tokens of audio that the listener has left when a chunk could end at the
+            listener's position.
+        wait_for_block: tokens for which the audio of the whole block comes later than that of a
+            provisional chunk with the same end.
+        block: tokens of a block.
+    """
+    pace = Pace(TOKEN_S, TOKEN_S, 0.0)
+    chunk_ends: list[int] = []
+    spoken = 0
+    # The listener and the language model both advance by one token.
+    for arrived in itertools.count():
+        lead = (spoken + audio_left - arrived) * TOKEN_S
+        assert lead >= 0
+        if arrived == block:
+            return chunk_ends
+        whole = (block + wait_for_block - arrived) * TOKEN_S
+        end = next_end(pace, spoken, arrived, lead, whole)
+        if spoken < end <= arrived:
+            chunk_ends.append(end)
+            spoken = end
+    raise AssertionError
+
+
+def test_chunks_end_early_in_their_block_and_never_too_late() -> None:
+    # one token more than in the example of the docstring, because of the slack
+    assert ends(audio_left=8, wait_for_block=2) == [6, 13, 20]
+    assert ends(audio_left=20, wait_for_block=2) == [8]
+
+
+def test_no_chunk_is_needed_if_the_audio_lasts_until_the_block() -> None:
+    pace = Pace(TOKEN_S, TOKEN_S, 0.05)
+    assert next_end(pace, spoken=8, arrived=10, lead=0.5, block_seconds=0.5) == 8
+    assert next_end(pace, spoken=8, arrived=10, lead=0.5, block_seconds=0.51) > 8
+    assert next_end(pace, spoken=8, arrived=10, lead=float("inf"), block_seconds=9.0) == 8
+
+
+@pytest.mark.parametrize("token_seconds", [0.08, 0.2])
+def test_tokens_that_come_too_slowly_have_no_plan(token_seconds: float) -> None:
+    pace = Pace(token_seconds, TOKEN_S, 0.05)
+    assert next_end(pace, spoken=0, arrived=0, lead=0.1, block_seconds=25 * token_seconds) == 0
+
+
+# Clocks, and the load of the workers.
+
+
+def test_playback_clock_from_the_first_audio_and_its_buffer() -> None:
+    clock = FakeClock()
+    playback = Playback(clock, buffer_seconds=0.3)
+    assert (playback.sent(1.0), playback.plays_until) == (0.0, 5001.3)
+    clock.now += 1.2
+    assert (playback.sent(1.0), playback.plays_until) == (0.0, 5002.3)
+    clock.now += 1.5
+    assert playback.sent(0.5) == pytest.approx(0.4)  # the listener was silent for as long
+    assert playback.plays_until == pytest.approx(5003.2)
+    assert (playback.started, playback.seconds_sent, playback.underruns) == (5000.0, 2.5, 1)
+
+
+class Stream:
+    """Stream that asks for provisional chunks."""
+
+
 @pytest.mark.parametrize(
-    ("tokens", "provisional", "seconds"),
-    [
-        pytest.param(50, False, 0.4, id="twice the tokens of the known chunk"),
-        pytest.param(5, False, 0.2, id="a shorter chunk takes as long"),
-        pytest.param(8, True, 0.1, id="provisional"),
-        pytest.param(1, True, 0.05, id="no less than the mean of all streams"),
-    ],
+    ("batches", "most"), [({1: 0.02}, 2), ({1: 0.02, 3: 0.04}, 3), ({1: 0.005, 9: 0.006}, 100)]
 )
-def test_time_to_compute(tokens: int, provisional: bool, seconds: float) -> None:
-    estimates = Estimates(TOKEN_S, TOKEN_S, ChunkTime(0.2, 25), ChunkTime(0.025, 2), 0.05)
-    assert estimates.seconds_to_compute(tokens, provisional=provisional) == pytest.approx(seconds)
+def test_streams_that_the_workers_compute_in_time(batches: dict[int, float], most: int) -> None:
+    load = PipelineLoad()
+    load.record_batch(1, 3.0)  # the first measurement does not count
+    for _ in range(100):
+        for chunks, seconds in batches.items():
+            load.record_batch(chunks, seconds)
+    streams = [Stream() for _ in range(100)]
+    assert sum(load.try_admit_provisional(stream) for stream in streams) == most
+    assert load.provisional_streams == most
+    del streams
+    assert load.try_admit_provisional(Stream())  # the others are gone
+
+
+def test_no_stream_is_admitted_while_chunks_take_long() -> None:
+    load, stream = PipelineLoad(), Stream()
+    assert load.try_admit_provisional(stream)
+    for _ in range(30):
+        load.delayed(2 * SLOW_SECONDS)
+    assert not load.try_admit_provisional(stream)
+
+
+def test_arrivals_tell_pace_and_rhythm() -> None:
+    arrivals = Arrivals()
+    assert arrivals.token_seconds(3.0) == 0
+    for at in (1.0, 1.2, 1.4):
+        arrivals.add(5, at)
+    assert arrivals.token_seconds(1.4) == pytest.approx(0.04)
+    assert arrivals.token_seconds(1.8) == pytest.approx(0.08)  # a stall slows them down
+    assert arrivals.seconds_until_next(1.5) == pytest.approx(0.1)
+    assert arrivals.seconds_until_next(2.0) == 0

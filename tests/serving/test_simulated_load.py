@@ -13,6 +13,7 @@ from testkit.simulation.listener import Listener
 from testkit.simulation.server import Costs, Events, ServerKind, SimulatedServer
 from token2wav import StreamConfig
 from token2wav.config import LimitConfig
+from token2wav.serving.policy import Policy
 
 RATE, MESSAGE = 25, 5  # tokens of a second, and of a message
 LIMITS = LimitConfig(streams=128, idle_seconds=1000.0, player_buffer_seconds=0.3)
@@ -151,3 +152,35 @@ def test_newcomers_do_not_wait_for_long_utterances() -> None:
     newcomers = [load.paced(20.0 + 2.3 * number) for number in range(8)]
     load.events.run(60.0)
     assert max(listener.first_s for listener in newcomers) < 1.8  # of which 1 s for the tokens
+
+
+# As on an H200: 150 ms for 25 tokens of 64 streams, 15 ms for a first chunk with its prompt.
+H200 = Costs(batch_s=0.011, token_s=0.139 / 1600, open_s=0.001)
+BATCH_AT = 2.0  # time at which 63 streams get the tokens of a chunk
+
+
+def waited(offset: float) -> float:
+    """Returns the seconds that a stream waits for its first audio. Its tokens arrive `offset`
+    seconds after those of the others.
+    """
+    events = Events()
+    stream = StreamConfig(first_tokens=0, max_hop_tokens=25)
+    kind = ServerKind(public_configs()["CosyVoice3"], H200, stream, LimitConfig(batch_streams=64))
+    server = SimulatedServer(kind, events)
+    arrivals = [[(0.0, 78), (BATCH_AT, 25), (10.0, 1)]] * 63 + [[(BATCH_AT + offset, 28)]]
+    listeners = [Listener(coming, events, buffer_s=0.2) for coming in arrivals]
+    for listener in listeners:
+        events.at(listener.begins, partial(listener.connect, server))
+        listener.feed()
+    events.run(8.0)
+    assert not any(listener.playback.underruns for listener in listeners)
+    return listeners[-1].first_s
+
+
+def test_a_late_first_chunk_waits_for_two_steps_and_not_for_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offsets = [0.02 * number for number in range(1, 9)]
+    assert max(map(waited, offsets)) < 0.05
+    monkeypatch.setattr(Policy, "may_interrupt", lambda *_: False)
+    assert max(map(waited, offsets)) > 0.13

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from testkit.models.tiny_model import TINY, FaultyVocoder, demo_tokens, one_line
+from testkit.models.golden import snr_db
+from testkit.models.tiny_model import ODE_STEPS, TINY, FaultyVocoder, demo_tokens, one_line
 from testkit.patience import run_elsewhere
-from testkit.replies import Expected
+from testkit.replies import LIMITS, Expected, speak
 from testkit.utterances import joined
 from token2wav import (
     AudioChunk,
@@ -18,13 +20,18 @@ from token2wav import (
     InputError,
     RuntimeConfig,
     StreamClosedError,
+    StreamConfig,
     Token2Wav,
     Voice,
 )
+from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.utterance import Utterance
+from token2wav.serving.worker import WorkerPool
 
 HOP = 25  # of the first chunk, with the prompt of the fixture `voice`
 FIRST = HOP + 3  # tokens until it runs
 HELD_BACK = 4 * 480 + 4  # samples, by the vocoder
+SAME_DB = 55  # phase integrates the float rounding of the mel
 
 
 # Lengths and portions.
@@ -44,6 +51,32 @@ def test_chunks_come_as_soon_as_their_lookahead_is_there(model: Token2Wav, voice
         [last] = stream.finish()
         assert (last.index, last.final) == (2, True)
         assert len(last.audio) == 960 * 3 + HELD_BACK
+
+
+# Around the first early piece, and around the ends of blocks, with and without the look-ahead.
+LENGTHS = [(1, 2, 3, 7, 8, 9, 11, 15), (22, 24, 25, 26, 28, 29), (47, 49, 50, 51, 53, 60)]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_an_utterance_whose_tokens_come_at_once_is_not_spoken_early(
+    voice: Voice, lengths: tuple[int, ...]
+) -> None:
+    """Else its audio would have early pieces, 2 dB from the audio of the whole mel."""
+    stream = StreamConfig(steps=(ODE_STEPS,))
+    model = Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu"))
+    with model.stream(voice) as early:
+        assert early.push(demo_tokens(15)), "more tokens could follow"
+    workers = WorkerPool(model.pipeline, LIMITS)
+    for count in lengths:
+        tokens = demo_tokens(count)
+        expected = model.vocode(model.mel(tokens, voice))
+        with model.stream(voice) as finished:
+            in_one_call = joined(finished.finish(tokens))
+        in_one_request = joined(speak(workers, voice, count).succeeded())
+        for audio in (model.synthesize(tokens, voice), in_one_call, in_one_request):
+            assert audio.shape == expected.shape
+            assert snr_db(audio, expected) > SAME_DB, f"{count} tokens"
+    workers.close()
 
 
 # Tokens that are taken.
@@ -273,3 +306,54 @@ def test_a_cancelled_stream_makes_room_for_early_audio(voice: Voice) -> None:
         assert not other.push(demo_tokens(11))
         cancelled.cancel()
         assert other.push(demo_tokens(1))
+
+
+# Dropped streams, and errors of the pipeline.
+
+
+def an_open_utterance(pipeline: Pipeline, voice: Voice, tokens: int) -> Utterance:
+    """Opens an utterance whose last tokens have arrived."""
+    utterance = pipeline.utterance(voice)
+    pipeline.open(utterance)
+    utterance.chunker.push(demo_tokens(tokens), end=True)
+    return utterance
+
+
+def test_a_dropped_request_is_closed_by_the_next_call(model: Token2Wav, voice: Voice) -> None:
+    pipeline = model.pipeline
+    dropped, utterance = (an_open_utterance(pipeline, voice, 4) for _ in range(2))
+    pipeline.close(pipeline.utterance(voice))  # an utterance that was never opened
+    pipeline.drop(dropped)
+    assert dropped.handles  # the garbage collector must never wait for a stage
+    pipeline.advance([utterance])
+    assert not dropped.handles
+    pipeline.drop(utterance)
+    assert pipeline.open_streams == 0
+
+
+def test_a_dropped_stream_closed_by_another_thread(model: Token2Wav, voice: Voice) -> None:
+    pipeline = model.pipeline
+
+    class Contended(deque[Any]):
+        def popleft(self) -> Any:
+            if len(self) == 1:
+                run_elsewhere(super().popleft)
+            return super().popleft()
+
+    dropped, pipeline._dropped = pipeline._dropped, Contended([pipeline.utterance(voice)])
+    try:
+        with model.stream(voice) as stream:
+            assert len(joined(stream.finish([1]))) == 960
+    finally:
+        pipeline._dropped = dropped
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+def test_errors_of_torch_become_one_short_sentence(
+    model: Token2Wav, error: type[Exception]
+) -> None:
+    with pytest.raises(BackendError) as caught, model.pipeline.running():
+        raise error("out\n  of memory" + 500 * "!")
+    assert str(caught.value) == "backend: out of memory" + 287 * "!"
+    with pytest.raises(ValueError, match="a bug"), model.pipeline.running():
+        raise ValueError("a bug")

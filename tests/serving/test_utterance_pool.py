@@ -1,20 +1,20 @@
-"""Pool of requests: refusals before any work starts, cancellation, and the calls at the end."""
+"""Pool of requests: refusals, merged requests, order of replies, and the calls of an observer."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
-from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from testkit.models.tiny_model import WAIT_SECONDS, demo_tokens
 from testkit.patience import until
 from testkit.replies import (
     FIRST,
     LIMITS,
-    SECOND,
     Counter,
     Expected,
     FakeClock,
@@ -24,9 +24,9 @@ from testkit.replies import (
     assert_serves,
     joined,
     refused,
+    speak,
 )
 from token2wav import (
-    InputError,
     LimitError,
     StreamClosedError,
     Token2Wav,
@@ -34,44 +34,12 @@ from token2wav import (
 )
 from token2wav.serving.observer import Observer
 from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
-from token2wav.serving.turn import Computed
+from token2wav.serving.turn import Computed, Turn
 from token2wav.serving.utterance import Utterance
 from token2wav.serving.utterance_pool import UtterancePool
 from token2wav.serving.worker import WorkerPool
 
 WORKER = 0
-
-
-@pytest.mark.parametrize(
-    ("tokens", "end", "words"),
-    [
-        (
-            np.zeros(901, np.int32),
-            False,
-            "tokens: the utterance would exceed 900 tokens, the limit of one stream",
-        ),
-        ([6561, 0], False, "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
-        ([-1], True, "tokens: -1 at index 0 is outside the vocabulary 0 to 6560"),
-        ([], True, "tokens: 0 sent; an utterance needs at least 1"),
-    ],
-)
-def test_a_bad_request_ends_its_utterance_alone(
-    workers: WorkerPool, voice: Voice, expected: Expected, tokens: object, end: bool, words: str
-) -> None:
-    closed, other = Counter(), workers.utterances.open(voice)
-    utterance, kept = workers.utterances.open(voice, closed), RecordingReply()
-    workers.utterances.push(utterance, [], kept, end=False, keep_open=True)
-    error = refused(workers, utterance, tokens, end=end)
-    assert isinstance(error, InputError)
-    assert kept.failed() is error
-    assert words in str(error)
-    assert utterance.over
-    assert closed.count == 1
-    assert isinstance(refused(workers, utterance, [1]), StreamClosedError)
-    assert closed.count == 1
-    reply = RecordingReply()
-    workers.utterances.push(other, demo_tokens(4), reply, end=True)
-    assert np.array_equal(joined(reply), expected(4))
 
 
 @pytest.mark.parametrize("keep_open", [True, False])
@@ -146,40 +114,6 @@ def test_a_merged_message_that_stays_open_is_not_finished(make: Make, voice: Voi
     assert stays_open.succeeded() == []
 
 
-def test_a_stream_keeps_its_worker_until_its_replies_are_finished(make: Make, voice: Voice) -> None:
-    """Else another worker could compute the stream at the same time."""
-    workers, owners = make(), list[int | None]()
-    utterance = workers.utterances.open(voice)
-
-    class Finished(RecordingReply):
-        def finish(self) -> None:
-            owners.append(utterance.owner)
-            super().finish()
-
-    workers.utterances.push(utterance, demo_tokens(FIRST), reply := Finished(), end=False)
-    reply.wait()
-    workers.utterances.push(utterance, [], last := RecordingReply(), end=True)
-    last.wait()
-    assert None not in owners
-    assert len(owners) == 1
-
-
-@pytest.mark.parametrize("late", [[1], [], [-1], [0.5]])
-def test_tokens_after_the_end_are_refused_and_cost_nothing(
-    workers: WorkerPool, voice: Voice, expected: Expected, late: object
-) -> None:
-    running = GatedReply()
-    utterance = workers.utterances.open(voice)
-    workers.utterances.push(utterance, demo_tokens(SECOND), running, end=True)
-    assert running.reached.wait(WAIT_SECONDS)
-    for end in (False, True):
-        error = refused(workers, utterance, late, end=end)
-        assert isinstance(error, StreamClosedError)
-        assert str(error) == "stream: it has ended, so it accepts no more tokens"
-    running.gate.set()
-    assert np.array_equal(joined(running), expected(SECOND))
-
-
 @pytest.mark.parametrize("most", [3, 1])  # by default half of 5, rounded up
 def test_streams_and_those_of_named_clients_are_limited(
     make: Make, voice: Voice, expected: Expected, most: int
@@ -201,24 +135,6 @@ def test_streams_and_those_of_named_clients_are_limited(
     assert_serves(workers, voice, expected)
     for utterance in opened:
         cancel(utterance)
-
-
-def test_cancel_of_waiting_and_of_ended_requests(
-    workers: WorkerPool, model: Token2Wav, voice: Voice
-) -> None:
-    running, waiting, closed = GatedReply(), RecordingReply(), Counter()
-    utterance = workers.utterances.open(voice, closed)
-    workers.utterances.push(utterance, demo_tokens(SECOND), running, end=False)
-    workers.utterances.push(utterance, [1], waiting, end=True)
-    assert running.reached.wait(WAIT_SECONDS)
-    workers.utterances.cancel(utterance)
-    running.gate.set()
-    for reply in (running, waiting):
-        assert isinstance(reply.failed(), StreamClosedError)
-    workers.utterances.cancel(utterance)
-    assert closed.count == 1
-    assert len(running.chunks) == 1
-    until(lambda: model.pipeline.open_streams == 0)  # the worker that was sending frees it
 
 
 @pytest.mark.parametrize("how", ["ended", "cancelled", "failed"])
@@ -275,28 +191,6 @@ def test_an_observer_sees_utterances_admitted_started_and_ended(
     assert reasons == ["cancelled", "finished", "LimitError"]
 
 
-@pytest.mark.parametrize("moment", ["open", "advance"])
-def test_observer_sees_no_open_stream_after_a_cancellation(
-    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, moment: str
-) -> None:
-    """Else a gauge would show a stream that is gone, until another one comes or ends."""
-    model, vocoder = faulty
-    counts: list[int] = []
-
-    class Onlooker(Observer):
-        def changed(self, open_utterances: int) -> None:
-            counts.append(model.pipeline.open_streams)
-
-    workers, reply = make(model, observer=Onlooker()), RecordingReply()
-    utterance = workers.utterances.open(voice)
-    vocoder.meanwhile[moment] = lambda: workers.utterances.cancel(utterance)
-    workers.utterances.push(utterance, demo_tokens(SECOND), reply, end=True)
-    assert isinstance(reply.failed(), StreamClosedError)
-    until(lambda: counts[-1:] == [0])
-    workers.close()
-    assert counts[-1] == 0
-
-
 def test_a_worker_that_hangs_in_an_interruption_is_one_worker(
     model: Token2Wav,
     voice: Voice,
@@ -345,3 +239,54 @@ def test_a_message_wakes_no_worker_unless_a_chunk_is_ready(
     pool.push(utterance, demo_tokens(FIRST), RecordingReply(), end=False)
     assert woken.count == 2
     pool.cancel(utterance)
+
+
+def test_requests_are_answered_in_order_with_their_chunks(
+    workers: WorkerPool, model: Token2Wav, voice: Voice, expected: Expected
+) -> None:
+    tokens, journal = demo_tokens(80), list[str]()
+    a, b, c, d = (RecordingReply(name, journal) for name in "abcd")
+    utterance = workers.utterances.open(voice)
+    workers.utterances.push(utterance, tokens[:10], a, end=False)
+    workers.utterances.push(utterance, tokens[10:FIRST], b, end=False)
+    workers.utterances.push(utterance, tokens[FIRST:], c, end=False)
+    c.wait()
+    assert model.pipeline.open_streams == 1
+    workers.utterances.push(utterance, [], d, end=True)
+    assert np.array_equal(joined(a, b, c, d), expected(80))
+    assert journal == ["a finished", "b0", "b finished", "c1", "c finished", "d2", "d finished"]
+    assert utterance.over
+
+
+def test_a_reply_that_is_kept_open_finishes_last(workers: WorkerPool, voice: Voice) -> None:
+    tokens, journal = demo_tokens(30), list[str]()
+    kept, middle, end = (RecordingReply(name, journal) for name in ("kept", "middle", "end"))
+    utterance = workers.utterances.open(voice)
+    workers.utterances.push(utterance, tokens[:FIRST], kept, end=False, keep_open=True)
+    workers.utterances.push(utterance, tokens[FIRST:], middle, end=False)
+    middle.succeeded()
+    workers.utterances.push(utterance, [], end, end=True)
+    kept.succeeded()
+    assert journal == ["kept0", "middle finished", "end1", "end finished", "kept finished"]
+
+
+def test_the_scheduler_gets_the_time_of_each_opening(
+    make: Make, model: Token2Wav, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_open(utterance: Utterance) -> None:
+        clock.now += 2.0
+        open_utterance(utterance)
+
+    def noted(turn: Turn, results: Any, seconds: float, now: float) -> Any:
+        if turn.opens:
+            opened.append(seconds)
+        return finish_turn(turn, results, seconds, now)
+
+    clock, opened = FakeClock(), list[float]()
+    workers, open_utterance = make(clock=clock), model.pipeline.open
+    finish_turn = workers.utterances.scheduler.finish_turn
+    monkeypatch.setattr(model.pipeline, "open", slow_open)
+    monkeypatch.setattr(workers.utterances.scheduler, "finish_turn", noted)
+    speak(workers, voice, 3).succeeded()
+    speak(workers, voice, 3).succeeded()
+    assert opened == [2.0, 2.0]

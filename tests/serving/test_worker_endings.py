@@ -27,6 +27,7 @@ from testkit.replies import (
 )
 from token2wav import BackendError, LimitError, StreamClosedError, Token2Wav, Voice
 from token2wav.errors import ExpiredError, IdleError
+from token2wav.serving.observer import Observer
 
 
 def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice) -> None:
@@ -154,12 +155,22 @@ def test_a_cancellation_while_the_engine_works_frees_all(
     expected: Expected,
     moment: str,
 ) -> None:
+    """The observer is called again. Else a gauge would show a stream that is gone, until another
+    one comes or ends.
+    """
     model, vocoder = faulty
-    workers, reply, closed = make(model), RecordingReply(), Counter()
+    seen: list[int] = []
+
+    class Onlooker(Observer):
+        def changed(self, open_utterances: int) -> None:
+            seen.append(model.pipeline.open_streams)
+
+    workers, reply, closed = make(model, observer=Onlooker()), RecordingReply(), Counter()
     utterance = workers.utterances.open(voice, closed)
     vocoder.meanwhile[moment] = lambda: workers.utterances.cancel(utterance)
     workers.utterances.push(utterance, demo_tokens(SECOND), reply, end=True)
     assert isinstance(reply.failed(), StreamClosedError)
+    until(lambda: seen[-1:] == [0])
     assert_serves(workers, voice, expected)  # after it, the cancelled turn is over
     assert reply.chunks == []
     assert reply.outcomes == ["failed"]

@@ -33,41 +33,6 @@ from token2wav.serving.turn import Answer, Turn
 from token2wav.serving.worker import WorkerPool
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [RuntimeError("out of memory\non two lines"), ValueError("a bug"), float("nan")],
-    ids=["backend", "bug", "NaN"],
-)
-def test_an_engine_failure_ends_one_utterance_and_no_other(
-    make: Make,
-    faulty: tuple[Token2Wav, FaultyVocoder],
-    voice: Voice,
-    expected: Expected,
-    fault: BaseException | float,
-) -> None:
-    model, vocoder = faulty
-    workers = make(model)
-    other, started = workers.utterances.open(voice), RecordingReply()
-    workers.utterances.push(other, demo_tokens(FIRST), started, end=False)
-    started.succeeded()
-
-    vocoder.fault = fault
-    closed, reply, open_reply = Counter(), RecordingReply(), RecordingReply()
-    utterance = workers.utterances.open(voice, closed)
-    workers.utterances.push(utterance, [1], open_reply, end=False, keep_open=True)
-    workers.utterances.push(utterance, demo_tokens(FIRST), reply, end=False)
-    error = reply.failed()
-    assert isinstance(error, BackendError)
-    assert str(error).startswith("backend: ")
-    assert open_reply.failed() is error
-    assert closed.count == 1
-
-    rest = RecordingReply()
-    workers.utterances.push(other, demo_tokens(40)[FIRST:], rest, end=True)
-    assert np.array_equal(joined(started, rest), expected(40))
-    assert model.pipeline.open_streams == 0
-
-
 def test_a_lost_device_is_reported_after_failed_utterances(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,15 +111,19 @@ def subject(
 
 
 def test_streams_side_by_side_in_random_portions(subject: Subject) -> None:
-    """Flows get their voice by name, as tensors, or by its id. If a decoder adds noise, every third
-    stream turns it off. Every second stream ends with a message without tokens.
+    """Flows get their voice by name, as tensors, or by its id, and every stream has another speed.
+    If a decoder adds noise, every third stream turns it off. Every second stream ends with a
+    message without tokens.
     """
     voice, config = subject.voice, subject.door.model.config
     voices: list[Voice | VoiceInputs | str | None] = [None]
     if voice is not None:
         voices = ["anna", voice, named(voice.content_hash)]
-    noise = [{"decoder_noise": on} for on in (True, False)] if config.adds_noise else []
-    options: list[dict[str, Any]] = [{}, *noise]
+    options: list[dict[str, Any]] = [{}]
+    if voice is not None:
+        options += [{"speed": 0.7}, {"speed": 1.9}]
+    elif config.adds_noise:
+        options += [{"decoder_noise": on} for on in (True, False)]
     streams = STREAMS if voice is None else 3  # flows take more time
     utterances = [subject.tokens[seed % 4 :] for seed in range(streams)]
     sent = at_once(

@@ -14,7 +14,10 @@ from testkit.door import Door, audio_of
 from testkit.models.golden import snr_db
 from testkit.models.tiny_model import TINY, demo_tokens
 from testkit.utterances import joined, portions
-from token2wav import StreamConfig, Token2Wav, UtteranceOptions, Voice
+from token2wav import InputError, StreamConfig, Token2Wav, UtteranceOptions, Voice
+from token2wav.config.values import shown
+from token2wav.serving.door.message import Message, Parameters
+from token2wav.serving.door.sequences import Owner
 from token2wav_client.audio import decoded
 
 STEPS = (4, 2)
@@ -84,3 +87,57 @@ def test_requests_after_the_end_by_a_limit(door: Door, voice: Voice, keep_open: 
         assert door.refusal([1], None, "loops", end=end) == ENDED
     again = door.send(LOOP[:30], voice, "loops", start=True, end=True)
     assert len(audio_of([again])) == 960 * 30
+
+
+# Refused parameters of a message.
+
+
+def message(
+    *, start: bool = True, parameters: Parameters | None = None, **voice_inputs: object
+) -> Message:
+    tokens = np.zeros(0, np.int32)
+    return Message(7, start, False, Owner(), parameters or {}, tokens, voice_inputs)  # type: ignore[arg-type]
+
+
+COUNTS = "is not 0 or an integer from 2 to 1000000"
+SILENCE = "is not a number from 0 to 3600"
+SPEED = "is not a number from 0.5 to 2"
+FORMATS = "is not one of float32, int16, mulaw, alaw"
+RATES = "is not one of 8000, 16000, 22050, 24000, 44100, 48000"
+DELAYS = "is not a text of integers such as '0,1,2'"
+# name of a parameter, its refused values, and the end of the message about each
+REFUSED: list[tuple[str, list[Any], str]] = [
+    ("speed", [2.5, "1", True, float("nan")], SPEED),
+    ("keep_open", [1], "is not a boolean"),
+    ("steps", [0], "is not an integer of at least 1"),
+    ("decoder_noise", [0], "is not a boolean"),
+    ("delays", [3, "0,-1", "0,1,"], DELAYS),
+    ("end_after_repeats", [1, -1, 1_000_001, 2.0, "8", True], COUNTS),
+    ("end_after_silence_s", [-0.1, 3601, float("nan"), float("inf"), "3", True], SILENCE),
+    ("voice", [""], "is not a valid voice name"),
+    ("audio_format", ["mp3", ["int16"]], FORMATS),
+    ("sample_rate", [11_025, 8000.0, True], RATES),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [(name, value, words) for name, values, words in REFUSED for value in values],
+)
+def test_bad_options_are_raised_once_the_stream_is_found(name: str, value: Any, words: str) -> None:
+    sent = message(start=False, parameters={name: value})
+    with pytest.raises(InputError) as refused:
+        sent.options()
+    assert str(refused.value) == f"{name}: {shown(value)} {words}"
+
+
+def test_an_unknown_parameter_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^parameters: 'pitch' is not a request parameter"):
+        message(parameters={"pitch": 2}).options()
+
+
+def test_only_the_first_request_may_carry_a_voice() -> None:
+    voice_id = np.zeros(32, np.uint8)
+    message(voice_id=voice_id).options()
+    with pytest.raises(InputError, match=r"^voice_id: only the first request"):
+        message(start=False, voice_id=voice_id).options()

@@ -11,9 +11,11 @@ import pytest
 
 from testkit.door import Door, audio_of
 from testkit.models.tiny_model import demo_tokens
-from testkit.replies import FIRST, Expected
+from testkit.replies import FIRST, Expected, FakeClock
 from testkit.takeover import ATTACKS, IDENTITIES, NOBODY, Attack, Identity
 from token2wav import Token2Wav, Voice
+from token2wav.errors import InputError, StreamClosedError
+from token2wav.serving.door.sequences import Owner, Sequences
 
 TOKENS = 40
 REFUSED = "is in use by an open stream of another client; choose another id at random"
@@ -106,3 +108,74 @@ def test_an_id_is_free_as_soon_as_the_last_request_is_there(door: Door, voice: V
         for _ in range(4)
     ]
     assert [len(audio_of(stream)) for stream in streams] == [60 * 960] * 4
+
+
+# Registry of the open streams.
+
+ALICE, ANYBODY = Owner("alice", "key"), Owner()
+
+
+def test_a_key_may_be_any_text_and_is_never_printed() -> None:
+    assert not ALICE.owns(Owner("alice", "ключ"))
+    assert "key" not in repr(ALICE).replace("stream_key", "")
+
+
+def test_one_warning_of_streams_that_anybody_can_continue(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sequences: Sequences[str] = Sequences(30.0)
+    for sequence_id, owner in (
+        (1, ALICE),
+        (2, Owner("", "key")),
+        (3, Owner("alice")),
+        (0, ANYBODY),
+    ):
+        sequences.add(sequence_id, owner, "stream")
+    assert not caplog.records
+    for sequence_id in (4, 5):
+        sequences.add(sequence_id, ANYBODY, "stream")
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "without the request parameter stream_key" in record.message
+
+
+def test_reasons_of_a_thousand_closed_streams_are_kept() -> None:
+    sequences: Sequences[int] = Sequences(30.0)
+    for number in range(1, 3001):
+        sequences.add(number, ALICE, number)
+        sequences.remove(number, number, "it ended")
+    with pytest.raises(StreamClosedError, match="it ended"):
+        sequences.find(3000, ALICE)
+    with pytest.raises(StreamClosedError, match="closed long ago"):
+        sequences.find(1, ALICE)
+
+
+def test_a_contested_id_is_refused_while_requests_arrive() -> None:
+    """Tokens of the first client must not become audio of a client that starts the id later."""
+    clock = FakeClock()
+    sequences: Sequences[str] = Sequences(30.0, clock)
+    sequences.add(1, ANYBODY, "first")
+    assert sequences.started_by(1, ANYBODY) == "first"
+    error = sequences.start_twice(1, ANYBODY)
+    sequences.remove(1, "first", str(error))
+    for _ in range(3):
+        clock.now += 20
+        with pytest.raises(InputError, match="choose another id"):
+            sequences.started_by(1, ANYBODY)
+        clock.now += 20
+        with pytest.raises(StreamClosedError, match="choose another id"):
+            sequences.find(1, ANYBODY)  # the first client still sends tokens
+    # The tokens of the first client cannot reach a stream that has a key.
+    assert sequences.started_by(1, ALICE) is None
+    assert sequences.started_by(2, ANYBODY) is None
+    clock.now += 31
+    assert sequences.started_by(1, ANYBODY) is None
+
+
+def test_contested_ids_are_bounded() -> None:
+    sequences: Sequences[int] = Sequences(30.0, FakeClock())
+    for number in range(1, 10_001):
+        sequences.start_twice(number, ANYBODY)
+    assert sequences.started_by(1, ANYBODY) is None
+    with pytest.raises(InputError, match="'10000' was started a second time"):
+        sequences.started_by(10_000, ANYBODY)
