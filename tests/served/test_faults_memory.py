@@ -15,7 +15,7 @@ from testkit.models.golden import TINY, GoldenSet
 from testkit.rigs.serve_command import Serving, speak
 from testkit.rigs.server_rig import Rig
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.server.launcher.test_http_ports import asked
+from tests.server.launcher.test_front import status_of
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_server.launcher.ports import Ports
@@ -47,7 +47,7 @@ def test_a_flood_of_headers(
             f" MiB of memory, more than --memory-mib={bound_mib}; draining: new streams are refused"
             in line
         )
-        assert asked(status_port) == (404, b"draining\n")
+        assert status_of(status_port) == (404, b"draining\n")
         speaker.may_end.set()
         speaker.join()
         assert speaker.audio is not None, speaker.error

@@ -20,7 +20,7 @@ from tests.served.test_faults_shm import with_shm
 from tests.test_commands import run_without
 from token2wav.commands import main
 from token2wav.execution import cuda_facts, device
-from token2wav_server import Ports, doctor, gpu_findings
+from token2wav_server import doctor, gpu_findings
 from token2wav_server.findings import Finding, examine
 from token2wav_server.model_findings import examine_model
 
@@ -73,13 +73,6 @@ def test_front(
 def test_a_gpu_needs_code_for_it(capability: str, architectures: str, runs: str) -> None:
     major, minor = map(int, capability.split("."))
     assert gpu_findings.runs_on((major, minor), architectures.split()) == (runs == "yes")
-
-
-def test_missing_packages_and_their_extra() -> None:
-    assert doctor.packages().state == "ok"
-    finding = doctor.packages(["torch", "nowhere_to_be_found"])
-    assert finding.state == "error"
-    assert finding.message == ("nowhere_to_be_found: missing; run: pip install 'token2wav[server]'")
 
 
 def test_a_gpu_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,15 +186,6 @@ def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     *_, finding = model_findings(TINY, None)
     assert finding.state == "error"
     assert finding.message.startswith("the weights take 3 MiB, but 1 MiB are free on cpu; ")
-
-
-def test_a_sound_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    ports = Ports.free()
-    options = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}"]
-    assert main(["doctor", *options, f"--metrics-port={ports.metrics}"]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("token2wav doctor: 0 errors, ")
-    assert {line.split()[0] for line in lines} <= {"ok", "warning"}
 
 
 def test_json_and_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

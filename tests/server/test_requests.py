@@ -14,25 +14,7 @@ from token2wav.serving.door.sequences import CLIENT_HEADER, Owner
 from token2wav.serving.options import UtteranceOptions
 from token2wav_server.requests import message_of
 
-START, END = 1, 2
-
-
-@pytest.mark.parametrize(
-    ("sequence_id", "flags", "start", "end"),
-    [
-        (7, START, True, False),
-        (7, 0, False, False),
-        ("seven", END, False, True),
-        (7, START | END, True, True),
-        (0, 0, True, True),  # a request without an id is a whole utterance
-        ("", 0, True, True),
-    ],
-)
-def test_position_in_the_utterance(
-    sequence_id: int | str, flags: int, start: bool, end: bool
-) -> None:
-    message = message_of(sequence_id, flags, "", {})
-    assert (message.sequence_id, message.start, message.end) == (sequence_id, start, end)
+START = 1
 
 
 def test_all_values_of_a_first_request() -> None:
@@ -44,7 +26,9 @@ def test_all_values_of_a_first_request() -> None:
         "steps": 4,
         "decoder_noise": False,
         "delays": "0,1,12",
-        "speed": 2,
+        "end_after_repeats": 5,
+        "end_after_silence_s": 2,
+        "speed": 1.5,
         "voice": "anna",
         "stream_key": "secret",
         CLIENT_HEADER: "alice",
@@ -60,14 +44,8 @@ def test_all_values_of_a_first_request() -> None:
     options = message.options()
     assert (options.keep_open, options.voice) == (True, "anna")
     assert options.utterance == UtteranceOptions(
-        4, False, (0, 1, 12), AudioFormat("int16", 16000), speed=2
+        4, False, (0, 1, 12), AudioFormat("int16", 16000), 5, 2, 1.5
     )
-
-
-def test_a_request_may_have_neither_tokens_nor_parameters() -> None:
-    message = message_of(7, 0, "", {})
-    assert (message.tokens.shape, message.owner, message.voice_inputs) == ((0,), Owner(), {})
-    assert message.options().utterance == UtteranceOptions()
 
 
 @pytest.mark.parametrize(

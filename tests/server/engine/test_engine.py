@@ -154,16 +154,6 @@ def test_the_audio_is_that_of_the_library(front: Front, voice: Voice, expected: 
     assert outputs["final"].tolist() == [True]
 
 
-@pytest.mark.parametrize("sequence_id", [7, "seven"])
-def test_requests_continue_the_utterance_of_their_id(
-    front: Front, voice: Voice, expected: Expected, sequence_id: int | str
-) -> None:
-    first = front.send(demo_tokens(4), voice, sequence_id, START)
-    assert front.end_of(first) is None
-    last = front.send([], None, sequence_id, END)
-    assert (front.samples(last) == expected(4)).all()
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [

@@ -13,20 +13,15 @@ from hypothesis import strategies as st
 
 from token2wav_server.engine import frames
 from token2wav_server.engine.frames import (
-    FailedFrame,
     FrameBuffer,
     FrameError,
     RequestFrame,
     audio_frame,
-    cancelled_frame,
-    failed_frame,
-    finished_frame,
     parse_audio,
     parse_failed,
     parse_ready,
     parse_request,
     parse_slot,
-    ready_frame,
     request_frame,
 )
 
@@ -71,26 +66,6 @@ def test_a_request_arrives_as_it_was_sent(sequence_id: int | str, parameters: st
         assert (request.inputs[name] == array).all()
         assert request.inputs[name].shape == array.shape
     request.inputs["tokens"][0] = 1  # torch warns of arrays that cannot be written
-
-
-def test_other_frames_arrive_as_they_were_sent() -> None:
-    slot, outputs = parse_audio(payload(audio_frame(9, INPUTS)))
-    assert slot == 9
-    assert [array.tolist() for array in outputs.values()] == [
-        array.tolist() for array in INPUTS.values()
-    ]
-    assert parse_slot(payload(cancelled_frame(2**64 - 1))) == 2**64 - 1
-    assert parse_ready(payload(ready_frame())) == frames.VERSION
-    assert parse_slot(payload(finished_frame(3))) == 3
-    failed = FailedFrame(4, 3, "tokens: é")
-    assert parse_failed(payload(failed_frame(failed))) == failed
-
-
-@pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_frames_arrive_in_pieces_of_any_size(size: int) -> None:
-    sent = [ready_frame(), request_frame(REQUEST), finished_frame(2)]
-    arrived = received(b"".join(sent), size)
-    assert [struct.pack("<I", len(frame)) + frame for frame in arrived] == sent
 
 
 @pytest.mark.parametrize("length", [0, frames.LARGEST_FRAME + 1, 2**32 - 1])

@@ -1,4 +1,6 @@
-"""The library of the native front: compiled once for its sources, or taken from the package."""
+"""Command `token2wav setup`: it installs tritonserver, and compiles the native front once for its
+sources. The library of the front may also come with the package.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import pytest
 from token2wav.commands import main
 from token2wav_server import setup
 from token2wav_server.front import build
+from token2wav_server.launcher import binaries
 
 LESS = "so the server uses the Python front, which takes in fewer messages a second"
 
@@ -100,3 +103,25 @@ def test_a_library_of_the_package_is_used(sources: Path, tmp_path: Path) -> None
     library.unlink()
     (compiled / library.name).rename(compiled / "libtriton_token2wav-0000.so")
     assert build.native_front() is None, "of other sources"
+
+
+def test_setup_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """The environment of the tests has tritonserver already."""
+    assert main(["setup"]) == 0
+    assert capsys.readouterr().out.startswith(
+        f"token2wav setup: {binaries.WHEEL} is already in {binaries.WHEEL_FOLDER}\n"
+    )
+
+
+def test_setup_with_a_pip_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setup, "WHEEL_FOLDER", tmp_path / "triton")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert main(["setup"]) == 3
+    shown = capfd.readouterr()
+    assert shown.out.startswith(f"token2wav setup: installing {binaries.WHEEL} into {tmp_path}")
+    assert shown.err.endswith(
+        f"token2wav setup: error: {binaries.WHEEL} was not installed, see above\n"
+    )

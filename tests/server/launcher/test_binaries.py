@@ -72,21 +72,17 @@ def test_the_named_installation_is_preferred_to_all_others(
     assert find_tritonserver(tmp_path).backends == installation / "backends"
 
 
-def test_named_installation_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(tmp_path / "none"))
-    with pytest.raises(
-        TritonNotFoundError, match=r"TOKEN2WAV_TRITONSERVER=.*none is not an installation of Triton"
-    ):
-        find_tritonserver(tmp_path)
-
-
-def test_installation_without_python_backend(
+def test_a_named_installation_that_cannot_be_used(
     installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (installation / STUB).unlink()
-    monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(installation))
-    with pytest.raises(TritonNotFoundError, match="has no Python backend"):
-        find_tritonserver(tmp_path)
+    for path, message in (
+        (tmp_path / "none", "TOKEN2WAV_TRITONSERVER=.*none is not an installation of Triton"),
+        (installation, "has no Python backend"),
+    ):
+        monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(path))
+        with pytest.raises(TritonNotFoundError, match=message):
+            find_tritonserver(tmp_path)
 
 
 def test_installation_for_another_python(
@@ -109,23 +105,21 @@ def test_installation_for_another_python(
                 find_tritonserver(tmp_path)
 
 
-def test_no_tritonserver_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binaries, "WHEEL_FOLDER", tmp_path / "nowhere")
-    with pytest.raises(TritonNotFoundError, match=r"run `token2wav setup` .*, or set TOKEN2"):
-        find_tritonserver(tmp_path)
-
-
-def test_python_without_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binaries, "_PYTHON", "3.99")
-    with pytest.raises(
-        TritonNotFoundError, match=r"Python 3\.99; use Python 3\.10, 3\.11 or 3\.12"
-    ):
-        find_tritonserver(tmp_path)
-
-
-def test_missing_libpython(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binaries, "_LIBPYTHON", "libpython3.99.so.1.0")
-    with pytest.raises(
-        TritonNotFoundError, match=r"libpython3\.99\.so\.1\.0.* cannot be loaded: install it"
-    ):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("WHEEL_FOLDER", Path("/nowhere"), r"run `token2wav setup` .*, or set TOKEN2"),
+        ("_PYTHON", "3.99", r"Python 3\.99; use Python 3\.10, 3\.11 or 3\.12"),
+        (
+            "_LIBPYTHON",
+            "libpython3.99.so.1.0",
+            r"libpython3\.99\.so\.1\.0.* cannot be loaded: install it",
+        ),
+    ],
+)
+def test_a_machine_without_a_part(
+    name: str, value: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binaries, name, value)
+    with pytest.raises(TritonNotFoundError, match=message):
         find_tritonserver(tmp_path)

@@ -1,15 +1,21 @@
-"""Front: waiting utterances leave some slots to other requests, and metrics need Triton."""
+"""Front and status port of the launcher: waiting utterances leave some slots to other requests,
+metrics need Triton, and load balancers get the latest status.
+"""
 
 from __future__ import annotations
 
 import socket
+import urllib.error
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
+
+import pytest
 
 from testkit.patience import PATIENCE_SECONDS
 from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.front import _UTTERANCES, Front
-from token2wav_server.launcher.http_ports import CONNECTIONS
+from token2wav_server.launcher.http_ports import CONNECTIONS, Status, StatusPort
 from token2wav_server.launcher.metrics_folder import MetricsFolder
 from token2wav_server.launcher.ports import LOOPBACK, Ports
 
@@ -53,3 +59,28 @@ def test_metrics_are_unavailable_while_triton_does_not_answer(tmp_path: Path) ->
     ):
         connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
         assert b" 503 " in connection.recv(1000)
+
+
+def status_of(port: int) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/", timeout=PATIENCE_SECONDS
+        ) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_status_port_answers_with_the_latest_status() -> None:
+    port = Ports.free().http
+    with StatusPort("127.0.0.1", port) as status:
+        assert status_of(port) == (503, b"starting\n")
+        for state, answer in (
+            (Status.READY, (200, b"ready\n")),
+            (Status.DRAINING, (404, b"draining\n")),
+            (Status.STARTING, (503, b"starting\n")),
+        ):
+            status.set_status(state)
+            assert status_of(port) == answer
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))

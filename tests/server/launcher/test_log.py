@@ -52,14 +52,10 @@ DETAILS = (
 LAST = "error: creating server: Internal - failed to load all models"
 
 
-@pytest.mark.parametrize("line", [*NOISE, *CHATTER, *USAGE, DETAILS])
-def test_noise_is_hidden(line: str) -> None:
-    assert not is_relevant(line)
-
-
-@pytest.mark.parametrize("line", [*MODELS_OWN, SUMMARY, WRONG_CONFIG, UNKNOWN_OPTION, LAST])
-def test_relevant_lines_are_shown(line: str) -> None:
-    assert is_relevant(line)
+def test_noise_is_hidden_and_relevant_lines_are_shown() -> None:
+    hidden = [*NOISE, *CHATTER, *USAGE, DETAILS]
+    shown = [*MODELS_OWN, SUMMARY, WRONG_CONFIG, UNKNOWN_OPTION, LAST]
+    assert [line for line in [*hidden, *shown] if is_relevant(line)] == shown
 
 
 @pytest.mark.parametrize("show_all", [True, False])
@@ -76,41 +72,36 @@ def test_a_summary_is_shown_without_the_head_of_its_log(show_all: bool) -> None:
         assert shown == ["token2wav: backend  torch, float32", MODELS_OWN[0]]
 
 
-def test_failure_of_a_model_is_the_reason() -> None:
-    assert failure_reason([*NOISE, LOAD_FAILURE, *CHATTER, LAST]) == (
-        "model 'bad' failed to load: ValueError: flow: not found"
-    )
-
-
-def test_other_errors_are_the_reason() -> None:
-    reason = failure_reason([*NOISE, WRONG_CONFIG, WRONG_CONFIG, *CHATTER, LAST])
-    assert reason == f"Poll failed for model directory 'x': bad; {LAST}"
-
-
-def test_unknown_option_is_the_reason() -> None:
-    assert failure_reason([UNKNOWN_OPTION, *USAGE]) == UNKNOWN_OPTION
-
-
-def test_a_signal_that_kills_the_server_is_the_reason() -> None:
-    assert (
-        failure_reason([*NOISE, WRONG_CONFIG], status=139) == "tritonserver was killed by SIGSEGV"
-    )
-    assert failure_reason(["reaper: the model process ended with status 1"], status=134) == (
-        "the model process ended with status 1"
-    )
-
-
-def test_a_reaper_that_was_killed_is_the_reason() -> None:
-    """Its status is negative, as of any child that a signal ended; Triton's tables explain nothing
-    then.
-    """
-    assert failure_reason([*NOISE, *CHATTER], status=-9) == (
-        "the reaper, which is the parent of tritonserver, was killed by SIGKILL"
-    )
-
-
-def test_last_lines_are_better_than_no_reason() -> None:
-    assert failure_reason(["tritonserver: cannot open shared object file"]) == (
-        "tritonserver: cannot open shared object file"
-    )
-    assert failure_reason([]) == "it printed nothing"
+@pytest.mark.parametrize(
+    ("lines", "status", "reason"),
+    [
+        (
+            [*NOISE, LOAD_FAILURE, *CHATTER, LAST],
+            None,
+            "model 'bad' failed to load: ValueError: flow: not found",
+        ),
+        (
+            [*NOISE, WRONG_CONFIG, WRONG_CONFIG, *CHATTER, LAST],
+            None,
+            f"Poll failed for model directory 'x': bad; {LAST}",
+        ),
+        ([UNKNOWN_OPTION, *USAGE], None, UNKNOWN_OPTION),
+        ([*NOISE, WRONG_CONFIG], 139, "tritonserver was killed by SIGSEGV"),
+        (
+            ["reaper: the model process ended with status 1"],
+            134,
+            "the model process ended with status 1",
+        ),
+        # The status of the reaper is negative, as of any child that a signal ended. Triton's tables
+        # explain nothing then.
+        (
+            [*NOISE, *CHATTER],
+            -9,
+            "the reaper, which is the parent of tritonserver, was killed by SIGKILL",
+        ),
+        (["cannot open shared object file"], None, "cannot open shared object file"),
+        ([], None, "it printed nothing"),
+    ],
+)
+def test_reason_of_a_failure(lines: list[str], status: int | None, reason: str) -> None:
+    assert failure_reason(lines, status=status) == reason

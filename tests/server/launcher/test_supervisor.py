@@ -162,23 +162,6 @@ def test_a_server_that_cannot_start_is_not_tried_again() -> None:
     assert server.calls == ["start"]
 
 
-def test_a_server_that_ends_is_started_again_at_once() -> None:
-    server = Script(waits=[None, 137, None, KeyboardInterrupt()])
-    assert (
-        serve(server)[1][0]
-        == "the server ended by itself (status 137): no reason; restarting the server"
-    )
-    run = ["start", "wait", "wait"]
-    assert server.calls == [*run, "stop at once", *run, "drain 30", "stop"]
-
-
-def test_a_server_that_cannot_be_started_again_is_given_up() -> None:
-    server = Script(waits=[None, 1], starts=[None, ServerError("no GPU")])
-    with pytest.raises(ServerError, match="no GPU"):
-        serve(server)
-    assert server.calls == ["start", "wait", "wait", "stop at once", "start"]
-
-
 def test_endless_restarts_of_servers_that_spoke_before() -> None:
     """One client that can crash a server must not end it for all."""
     server = Script(waits=[None, 139] * 20 + [KeyboardInterrupt()])
@@ -255,13 +238,6 @@ def test_an_engine_that_ends_is_restarted_alone() -> None:
         "drain 30",
         "stop",
     ]
-
-
-def test_an_engine_that_works_no_more_is_restarted_alone() -> None:
-    server = Script(waits=[None] * 4 + [KeyboardInterrupt()], engine=[])
-    _, log = serve(server, canary=Answers("", "first", "second", ""))
-    assert log[0] == "the model does not work: second; restarting the engine"
-    assert "start" not in server.calls[1:]
 
 
 @pytest.mark.parametrize(
@@ -360,22 +336,6 @@ def test_a_server_of_too_much_memory_is_drained_and_restarted() -> None:
         *[*once, "wait", "memory", "wait", "memory", "drain 30", "stop at once"],
         *[*once, "wait", "drain 30", "stop"],
     ]
-
-
-@pytest.mark.parametrize("model", ["token2wav", "token2wav_ensemble"])
-def test_the_canary_uses_any_model_of_the_server(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from token2wav_client import Client
-
-    asked: list[str] = []
-    monkeypatch.setattr(Client, "health", lambda self, **_: asked.append(self._model))
-    unknown = Canary(1.0, 1.0, ["other"])
-    assert unknown.unavailable_reason == "no model token2wav or token2wav_ensemble is loaded"
-    canary = Canary(1.0, 1.0, ["other", model])
-    assert canary.unavailable_reason == ""
-    assert canary.start("localhost:1").result() is None
-    assert asked == [model]
 
 
 @pytest.mark.parametrize(

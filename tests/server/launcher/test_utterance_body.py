@@ -10,32 +10,29 @@ import pytest
 from token2wav_server.launcher.utterance_body import problem_of
 
 
-def test_an_utterance_passes() -> None:
-    utterance = {
-        "tokens": [0, 2**31 - 1, -(2**31)],
-        "prompt_tokens": 5,
-        "prompt_mel": [-1.5, 2, 1e-3],
-        "steps": 3,
-    }
-    assert (
-        problem_of(json.dumps(utterance | {"voice_id": [0, 255], "voice": "änna"}).encode()) == ""
-    )
-
-
 def tensor(**change: object) -> dict[str, object]:
     return {"name": "count", "shape": [1, 2], "datatype": "INT32", "data": [[3, 4]], **change}
 
 
-def test_tensors_pass() -> None:
-    inputs = [
-        tensor(),
-        tensor(data=[3, 4]),
-        tensor(shape=[3, 2, 1], data=[[[1], [2]], [[3], [4]], [[5], [6]]]),
-        tensor(shape=[0, 2], data=[]),
-        tensor(datatype="FP32", data=[[0.5, -1]]),
-        tensor(datatype="BYTES", shape=[1], data=["a: b"]),
-    ]
-    assert problem_of(json.dumps({"inputs": inputs}).encode()) == ""
+@pytest.mark.parametrize(
+    "body",
+    [
+        {
+            "tokens": [0, 2**31 - 1, -(2**31)],
+            "prompt_tokens": 5,
+            "prompt_mel": [-1.5, 2, 1e-3],
+            "steps": 3,
+            "voice_id": [0, 255],
+            "voice": "änna",
+        },
+        {"inputs": [tensor(), tensor(data=[3, 4])]},
+        {"inputs": [tensor(shape=[3, 2, 1], data=[[[1], [2]], [[3], [4]], [[5], [6]]])]},
+        {"inputs": [tensor(shape=[0, 2], data=[]), tensor(datatype="FP32", data=[[0.5, -1]])]},
+        {"inputs": [tensor(datatype="BYTES", shape=[1], data=["a: b"])]},
+    ],
+)
+def test_utterances_and_tensors_pass(body: dict[str, object]) -> None:
+    assert problem_of(json.dumps(body).encode()) == ""
 
 
 @pytest.mark.parametrize(
