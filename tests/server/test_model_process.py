@@ -29,16 +29,6 @@ def test_only_the_launcher_can_name_itself_canary(
     assert is_canary(client) is known
 
 
-def test_ends_itself_when_its_gpu_is_lost() -> None:
-    code = (
-        "import time; from token2wav_server.model_process import end_process; "
-        "end_process(); time.sleep(600)"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], check=False).returncode == DEVICE_LOST_STATUS
-    )
-
-
 def test_a_stage_of_the_ensemble_that_hangs_ends_its_process() -> None:
     code = """
 import time

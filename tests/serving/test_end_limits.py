@@ -81,12 +81,6 @@ def test_repeats_end_at_the_first_run_however_tokens_are_portioned(
     assert end == (runs[0] if runs else None)
 
 
-def test_a_run_counts_once_for_each_token() -> None:
-    assert RepeatLimit(2).end(np.array([5, 5], np.int32)) == 2
-    assert RepeatLimit(2).end(np.array([5], np.int32)) is None
-    assert RepeatLimit(0).end(np.full(1000, 5, np.int32)) is None
-
-
 @given(
     silent=st.lists(st.booleans(), min_size=1, max_size=60),
     cuts=st.lists(st.integers(0, 60 * 240), max_size=6),

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
-from testkit.replies import FIRST, HOP, LIMITS, SECOND, FakeClock, RecordingReply
-from token2wav import BackendError, LimitError, StreamClosedError
+from testkit.replies import FIRST, HOP, LIMITS, FakeClock, RecordingReply
+from token2wav import LimitError, StreamClosedError
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import IdleError
 from token2wav.families.cosyvoice3 import CosyVoice3Config
@@ -204,22 +204,6 @@ def test_a_defect_of_one_request_ends_no_other(
     assert (failing.status, failing.owner) == (Status.FAILED, None)
     assert rig.scheduler.utterances == [other]
     assert rig.scheduler.settle(turn, now) == []
-
-
-def test_a_turn_that_is_given_up_loses_the_requests_that_its_worker_still_has() -> None:
-    rig, error = Rig(), BackendError("backend: a bug")
-    utterances = released, owned, cancelled = [rig.opened() for _ in range(3)]
-    for utterance in utterances:
-        rig.push(utterance, SECOND if utterance is released else FIRST)
-    turn, sent = rig.computes(*utterances), [Sample()] * 3
-    rig.scheduler.finish_turn(turn, sent, 0.1, rig.clock())
-    answers = rig.scheduler.settle(turn, rig.clock(), sent)
-    assert [answer.utterance for answer in answers] == [owned, cancelled]
-    rig.scheduler.fail(cancelled, StreamClosedError("stream: it was cancelled"))
-    answers = rig.scheduler.give_up(turn, error, rig.clock())
-    assert answers == [Answer(owned, [], error, "BackendError"), Answer(cancelled, [])]
-    assert [utterance.owner for utterance in utterances] == [None] * 3
-    assert (rig.scheduler.utterances, rig.scheduler.idle_workers) == ([released], 1)
 
 
 def test_only_as_many_turns_are_computed_as_there_are_workers() -> None:

@@ -16,7 +16,7 @@ from testkit.replies import RecordingReply
 from token2wav import Token2Wav, Voice
 from token2wav.cache.block_pool import OutOfBlocksError
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig, StreamConfig
-from token2wav.errors import IdleError, InputError, LimitError
+from token2wav.errors import IdleError, InputError
 from token2wav.serving.door.message import Message
 from token2wav.serving.observer import Observer
 
@@ -63,23 +63,6 @@ def test_a_full_cache_counts_as_a_refusal(
     faulty[1].open_fault = OutOfBlocksError("cache: 3 pages needed, 0 of 64 free; try again later")
     assert door.send(demo_tokens(4), voice).failed() is faulty[1].open_fault
     assert door.refusals.errors == [faulty[1].open_fault]
-
-
-def test_no_utterance_starts_while_the_server_drains(
-    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
-) -> None:
-    refusals: list[LimitError] = []
-
-    def check_admission() -> None:
-        if refusals:
-            raise refusals[0]
-
-    with Door.open(faulty[0], check_admission=check_admission) as door:
-        opened = door.send(demo_tokens(4), voice, 7, start=True)
-        refusals.append(LimitError("server: it is shutting down; try another one"))
-        assert door.send(demo_tokens(4), voice, 8, start=True).failed() is refusals[0]
-        assert door.send(demo_tokens(4), None, 7, end=True).succeeded()
-        assert opened.succeeded() == []
 
 
 def test_an_utterance_that_ends_while_it_is_opened_frees_its_id(
