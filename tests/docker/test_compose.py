@@ -25,7 +25,6 @@ from testkit.rigs.container import (
 )
 from token2wav_client.cli import health_parser
 from token2wav_server.cli import parser as serve_parser
-from token2wav_server.launcher.ports import Ports
 
 SERVERS = ("server", "server-cpu")
 COMPOSE_WITH_RESET = (2, 24)
@@ -97,14 +96,12 @@ def test_docker_waits_until_a_server_has_stopped(file: Path) -> None:
         assert float(services[name]["stop_grace_period"].removesuffix("s")) >= stopping + 10
 
 
-@pytest.mark.parametrize("name", SERVERS)
-def test_health_check_ends_before_its_timeout(name: str, compose: dict[str, Any]) -> None:
-    check = compose["services"][name]["healthcheck"]
-    kind, program, command, *arguments = check["test"]
-    assert (kind, program, command) == ("CMD", "token2wav", "health")
-    parsed = health_parser().parse_args(arguments)
-    assert parsed.url == f"127.0.0.1:{Ports.grpc}"
-    assert int(check["timeout"].removesuffix("s")) > parsed.timeout
+def test_a_health_check_ends_before_its_timeout(compose: dict[str, Any]) -> None:
+    """`tests/served/test_entrypoint.py` runs it."""
+    for name in SERVERS:
+        check = compose["services"][name]["healthcheck"]
+        parsed = health_parser().parse_args(check["test"][3:])
+        assert int(check["timeout"].removesuffix("s")) > parsed.timeout
 
 
 def test_containers_are_confined(compose: dict[str, Any]) -> None:
