@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from examples import demo
 from testkit.batches import WHOLE_BLOCKS
 from testkit.models.codec_models import CODECS
 from testkit.models.family_golden import FamilyGolden
@@ -145,6 +146,20 @@ def test_the_vocoder_needs_no_pages_for_the_window_of_the_flow(
     with pytest.raises(ConfigError, match="500 past blocks and a chunk of 5000 tokens need"):
         load_flow(TINY, server)
     assert isinstance(load_vocoder(TINY, server), VocoderStage)
+
+
+def test_the_vocoder_trims_as_much_silence_as_the_settings_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    server = ServerConfig(stream=StreamConfig(trim_silence_ms=500))
+    stage = load_vocoder(demo.MODEL, server)
+    silence = FrameChunk(torch.full((80, 50), -12.0), last=True)  # a second
+    state = stage.open(LABEL, silence)
+    [chunk] = stage.advance([(state, silence)])
+    stage.close(state)
+    assert isinstance(chunk, AudioChunk)
+    assert (chunk.samples_trimmed, len(chunk.audio)) == (12_000, 12_000)
 
 
 def test_a_process_reads_the_weights_of_its_stage_alone(
