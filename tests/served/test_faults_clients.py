@@ -1,7 +1,10 @@
-"""Clients that misuse a stream within the rules: others are not harmed, and nothing is left."""
+"""Clients that misuse streams and voices within the rules: others are not harmed, and nothing is
+left.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +16,15 @@ from testkit.rigs.raw_stream import SMALL_WINDOW, Answers, RawStream
 from testkit.rigs.server_rig import Rig
 from testkit.rigs.traces import Traces
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
+from token2wav import Voice
 from token2wav_client import Client, ClientVoice
 from token2wav_client.wire import Opening
 
 ONE_TOKEN_REQUESTS, TOKENS_OF_A_STREAM = 600, 40
 FAR_TOO_MANY = 10_000_000
+PROMPT_TOKENS = 625  # 25 s, in a voice of 400 kB
+# The server with small limits keeps 8 voices. All others after the first ones would be over 90 MiB.
+FIRST_VOICES, VOICES, GROWTH_MIB = 16, 250, 60.0
 
 
 def test_a_client_that_stops_reading(
@@ -79,6 +86,32 @@ def test_too_large_requests_take_shared_memory_once(rig: Rig, golden: GoldenSet)
         connection.send(golden.tokens, golden.voice)
         assert connection.answers().audio.shape == (960 * len(golden.tokens),)
     assert taken[-1] < taken[0] + 2 * 2**20
+
+
+def test_many_voices_take_bounded_memory(limited: Rig, golden: GoldenSet) -> None:
+    """Large voices, each with an utterance that is refused: to compute their prompts would take
+    minutes.
+    """
+    voice, process = golden.voice, limited.server.engine_pid
+    prompt = np.resize(voice.prompt_tokens, PROMPT_TOKENS)
+    mel = np.resize(voice.prompt_mel, (2 * PROMPT_TOKENS, voice.prompt_mel.shape[1]))
+    before = 0.0
+    with limited.connect() as connection:
+        for number in range(FIRST_VOICES + VOICES):
+            embedding = voice.speaker_embedding + np.float32(number / 64)
+            connection.send([100_000], Voice(prompt, mel, embedding))
+            [error] = connection.answers().errors
+            assert "is outside the vocabulary" in error
+            if number == FIRST_VOICES:
+                before = anonymous_mib(process)
+    assert anonymous_mib(process) - before <= GROWTH_MIB
+
+
+def anonymous_mib(process: int) -> float:
+    """Returns the memory of a process without file-backed and shared memory."""
+    status = Path(f"/proc/{process}/status").read_text()
+    [kilobytes] = re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(kilobytes) / 1024
 
 
 def resources(rig: Rig) -> dict[str, int]:

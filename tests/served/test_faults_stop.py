@@ -33,44 +33,6 @@ from token2wav_server.launcher.ports import Ports
 STREAMS = 4
 
 
-@contextmanager
-def serving_until_it_has_stopped(*arguments: str) -> Iterator[Serving]:
-    """Runs a server, and checks at the end that nothing is left of the server."""
-    with Serving.ready(TINY, *arguments) as serving:
-        traces = serving.traces
-        yield serving
-        serving.wait()
-        assert traces.remaining() == []
-        for port in vars(serving.ports).values():
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", port))
-
-
-def test_drain(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
-    tokens: NDArray[np.int32] = golden.tokens[:70]
-    with serving_until_it_has_stopped("--grace-seconds=300") as serving:
-        speakers = speak(serving.url, voice, tokens, STREAMS, ends=False)
-        serving.process.send_signal(signal.SIGTERM)
-        serving.wait_for_line("draining: new streams are refused, and open streams have 300 s")
-        # the line comes a moment before the refusals
-        while (completed := serving.health()).returncode == 0:
-            pass
-        assert completed.returncode == 6
-        with (
-            Client(serving.url) as client,
-            pytest.raises(ServerError, match=r"^server: it is shutting down; try anot"),
-        ):
-            list(client.synthesize([[1]], voice))
-        for speaker in speakers:
-            speaker.may_end.set()
-        for speaker in speakers:
-            speaker.join()
-            assert speaker.audio is not None, speaker.error
-            expected = model.synthesize(tokens, golden.voice)
-            assert np.abs(speaker.audio - expected).max() <= SERVER_EQUALS_LIBRARY
-        assert serving.wait() == 0
-
-
 def take_terminal() -> None:
     """Makes standard input the controlling terminal of this process, as under a shell."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -87,7 +49,9 @@ def killed_in_the_end(arguments: list[str], **options: Any) -> Iterator[subproce
 
 
 def test_a_closed_terminal_drains(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
-    """After SIGHUP, with output that can no longer be written, open streams play to their end."""
+    """After SIGHUP, with output that can no longer be written, new streams are refused, and open
+    streams play to their end.
+    """
     tokens: NDArray[np.int32] = golden.tokens[:70]
     terminal, launchers_end = pty.openpty()
     ports = Ports.free()
@@ -111,6 +75,11 @@ def test_a_closed_terminal_drains(golden: GoldenSet, model: Token2Wav, voice: Cl
         while (completed := serving.health()).returncode == 0:
             pass
         assert completed.returncode == 6
+        with (
+            Client(serving.url) as client,
+            pytest.raises(ServerError, match=r"^server: it is shutting down; try anot"),
+        ):
+            list(client.synthesize([[1]], voice))
         process.send_signal(signal.SIGHUP)  # as of a shell that ends, after the kernel's
         for speaker in speakers:
             speaker.may_end.set()
@@ -123,17 +92,33 @@ def test_a_closed_terminal_drains(golden: GoldenSet, model: Token2Wav, voice: Cl
     assert traces.remaining() == []
 
 
-def test_a_server_under_nohup_outlives_its_terminal() -> None:
-    """Its start is followed and summed up."""
-    with Serving.start(TINY, "--canary-seconds=0", inside=["nohup"]) as serving:
+def test_a_server_under_nohup_ends_after_its_grace_time(
+    golden: GoldenSet, voice: ClientVoice
+) -> None:
+    """Its start is summed up. It outlives its terminal, and cuts off streams that take too long."""
+    options = ["--canary-seconds=0", "--grace-seconds=1"]
+    with Serving.start(TINY, *options, inside=["nohup"]) as serving:
         printed = [serving.wait_for_line("")]
         while not printed[-1].startswith("token2wav: ready, "):
             printed.append(serving.wait_for_line(""))
+        traces = serving.traces
         serving.process.send_signal(signal.SIGHUP)
         assert serving.health().returncode == 0
+        speakers = speak(serving.url, voice, np.tile(golden.tokens, 10), STREAMS)
+        began = time.monotonic()
         serving.process.send_signal(signal.SIGTERM)
-        serving.wait_for_line("draining: ")
-        assert serving.wait() == 0
+        serving.wait_for_line("draining: new streams are refused, and open streams have 1 s")
+        for speaker in speakers:
+            speaker.join()
+            assert isinstance(speaker.error, ServerUnavailable), speaker.error
+        cut_off = f"token2wav serve: error: streams that were cut off: {STREAMS}"
+        assert serving.wait_for_line("error") == cut_off
+        assert serving.wait() == 5
+        assert time.monotonic() - began >= 1
+    assert traces.remaining() == []
+    for port in vars(serving.ports).values():
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
     lines = [line.removeprefix("token2wav: ") for line in printed if line.startswith("token2wav: ")]
     start, loading, warm_up, *parts, limits, ports = [
         line for line in lines if not line.startswith("not ready yet, after ")
@@ -151,26 +136,19 @@ def test_a_server_under_nohup_outlives_its_terminal() -> None:
     assert not [line for line in printed if "configuration" in line]
 
 
-@pytest.mark.parametrize("used", [False, True])
-def test_idle_connections_do_not_hold_up_the_end(
-    used: bool, golden: GoldenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_idle_connection_does_not_hold_up_the_end(
+    golden: GoldenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Idle gRPC streams must not delay the end of the server.
-
-    Triton waits for every open gRPC stream, and never unloads a model that a used stream holds.
-    """
+    """Triton waits for every open gRPC stream, and never unloads a model that a used one holds."""
     monkeypatch.setattr(process_module, "_GRACE_S", 2 * PATIENCE_SECONDS)
     monkeypatch.setattr(process_module, "_EXIT_TIMEOUT_S", int(2 * PATIENCE_SECONDS))
     with Rig.start(TINY, tmp_path) as rig, rig.connect() as connection:
         traces = Traces.of(rig.server.pid)
         assert connection.client.is_server_ready()
-        if used:
-            keep_open = {"keep_open": True}
-            connection.send(
-                golden.tokens, golden.voice, sequence=1, start=True, end=True, parameters=keep_open
-            )
-            assert connection.answers().chunks
-            rig.wait_until_empty()
+        keep_open = {"keep_open": True}
+        connection.send(golden.tokens, golden.voice, 1, start=True, end=True, parameters=keep_open)
+        assert connection.answers().chunks
+        rig.wait_until_empty()
         assert rig.server.drain(PATIENCE_SECONDS) == 0
         began = time.monotonic()
         rig.server.stop()
@@ -178,20 +156,3 @@ def test_idle_connections_do_not_hold_up_the_end(
     assert traces.remaining() == []
     log = (tmp_path / "triton.log").read_text()
     assert "failed to stop server" not in log
-
-
-def test_grace_time_that_is_over(golden: GoldenSet, voice: ClientVoice) -> None:
-    with serving_until_it_has_stopped("--grace-seconds=1", "--canary-seconds=0") as serving:
-        speakers = speak(serving.url, voice, np.tile(golden.tokens, 10), STREAMS)
-        began = time.monotonic()
-        serving.process.send_signal(signal.SIGTERM)
-        serving.wait_for_line("draining: new streams are refused, and open streams have 1 s")
-        for speaker in speakers:
-            speaker.join()
-            assert isinstance(speaker.error, ServerUnavailable), speaker.error
-        assert (
-            serving.wait_for_line("error")
-            == f"token2wav serve: error: streams that were cut off: {STREAMS}"
-        )
-        assert serving.wait() == 5
-        assert time.monotonic() - began >= 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 import queue
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ DEMO = ROOT / "examples" / "demo_voice"
 MODELS = ("token2wav", "cosyvoice3", "cosyvoice3_offline")
 REFERENCE_TEXT = "the words of the prompt"
 TEXT = " one two three four five six"
+TOKENS_OF_FIRST_AUDIO = 25 + 24 + 3  # the rest of a block of the prompt, a block, the look-ahead
 SAME_AUDIO = 1e-4  # as in test_gateway: batches sum in another order
 
 
@@ -50,9 +50,10 @@ def speaker() -> LanguageModel:
     return LanguageModel(said)
 
 
-@contextmanager
-def started(speaker: LanguageModel, folder: Path, settings: str = "") -> Iterator[Rig]:
-    """Starts the recipe's models and the model `token2wav` beside a language model server."""
+@pytest.fixture(scope="module")
+def recipe(speaker: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """The recipe's models and the model `token2wav`, beside a language model server."""
+    folder = tmp_path_factory.mktemp("recipe")
     with serving(speaker.app()) as port, pytest.MonkeyPatch.context() as patch:
         gateway = {
             "language_model": {"url": f"http://127.0.0.1:{port}/v1", "template": "cosyvoice3"},
@@ -63,14 +64,8 @@ def started(speaker: LanguageModel, folder: Path, settings: str = "") -> Iterato
         (folder / "gateway.yaml").write_text(yaml.safe_dump(gateway))
         patch.setenv("TOKEN2WAV_GATEWAY", str(folder / "gateway.yaml"))
         access = Access(http_inference=True)
-        with Rig.start(DEMO / "model", folder, settings, access=access, models=MODELS) as rig:
+        with Rig.start(DEMO / "model", folder, access=access, models=MODELS) as rig:
             yield rig
-
-
-@pytest.fixture(scope="module")
-def recipe(speaker: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with started(speaker, tmp_path_factory.mktemp("recipe")) as rig:
-        yield rig
 
 
 @pytest.fixture(scope="module")
@@ -142,13 +137,6 @@ def streamed(
             heard()
 
 
-def test_numbers_are_spoken_as_words(
-    recipe: Rig, speaker: LanguageModel, recording: NDArray[np.float32]
-) -> None:
-    streamed(recipe, inputs_of(recording, REFERENCE_TEXT, "It costs $5."))
-    assert "It costs five dollars." in str(speaker.bodies[-1])
-
-
 def test_streamed_audio_equals_the_library(
     recipe: Rig,
     speaker: LanguageModel,
@@ -167,12 +155,13 @@ def test_streamed_audio_equals_the_library(
     assert (body["stream"], body["top_k"], body["stop"]) == (True, 50, ["<|eos1|>", "<|eos|>"])
 
 
-def test_instructions_may_come_with_the_reference_text(
+def test_the_prompt_has_instructions_and_words_for_numbers(
     recipe: Rig, speaker: LanguageModel, recording: NDArray[np.float32]
 ) -> None:
     reference = f"Whisper.<|endofprompt|>{REFERENCE_TEXT}"
-    assert streamed(recipe, inputs_of(recording, reference, " one"))
-    assert speaker.bodies[-1]["messages"][0]["content"] == f"{reference} one"
+    assert streamed(recipe, inputs_of(recording, reference, " It costs $5."))
+    prompt = speaker.bodies[-1]["messages"][0]["content"]
+    assert prompt == f"{reference} It costs five dollars."
 
 
 def test_the_whole_over_http_equals_the_library(
@@ -226,15 +215,17 @@ def test_a_client_that_leaves_cancels_both_requests(
     until(lambda: recipe.ended()["cancelled"] == ended + 1)
 
 
-def test_first_audio_comes_after_eight_tokens(
-    recording: NDArray[np.float32], tmp_path: Path
+def test_audio_comes_while_the_language_model_speaks(
+    recipe: Rig,
+    speaker: LanguageModel,
+    recording: NDArray[np.float32],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the default settings. The language model waits after 8 tokens until audio arrives."""
-    speaker = LanguageModel(said, holds_after=8)
-    inputs = inputs_of(recording, REFERENCE_TEXT, TEXT)
-    with started(speaker, tmp_path, "stream: {}") as rig:
-        chunks = streamed(rig, inputs, heard=speaker.goes_on.set)
-    assert sum(map(len, chunks)) == 960 * TOKENS_OF_A_WORD * len(TEXT.split())
+    """The language model waits after the tokens of the first chunk until audio arrives."""
+    monkeypatch.setattr(speaker, "holds_after", TOKENS_OF_FIRST_AUDIO)
+    inputs = inputs_of(recording, REFERENCE_TEXT, " one" * 20)
+    chunks = streamed(recipe, inputs, heard=speaker.goes_on.set)
+    assert sum(map(len, chunks)) == 960 * TOKENS_OF_A_WORD * 20
 
 
 @pytest.mark.parametrize(

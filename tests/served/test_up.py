@@ -22,8 +22,7 @@ from token2wav_server import Ports, demo, up
 UP = [str(Path(sys.executable).with_name("token2wav")), "up"]
 
 
-@pytest.mark.parametrize("end", ["ctrl-c", "death"])
-def test_a_sentence_is_spoken_until_a_part_ends(tmp_path: Path, end: str) -> None:
+def test_a_sentence_is_spoken_until_a_part_ends(tmp_path: Path) -> None:
     port = Ports.free().http
     with subprocess.Popen(
         [*UP, f"--port={port}"],
@@ -43,10 +42,7 @@ def test_a_sentence_is_spoken_until_a_part_ends(tmp_path: Path, end: str) -> Non
             json={"input": "Good morning, and welcome.", "response_format": "wav"},
             timeout=PATIENCE_SECONDS,
         )
-        if end == "ctrl-c":
-            running.send_signal(signal.SIGINT)
-        else:
-            os.kill(_gateway(parts), signal.SIGKILL)
+        os.kill(_gateway(parts), signal.SIGKILL)
         errors = running.stderr.read()
     assert len(parts) == 3
     assert not any(Path(f"/proc/{part}").exists() for part in parts)
@@ -54,14 +50,10 @@ def test_a_sentence_is_spoken_until_a_part_ends(tmp_path: Path, end: str) -> Non
     assert rate == 24_000
     assert 1.0 < len(audio) / rate < 5.0
     assert audio.std() > 0.01
-    if end == "ctrl-c":
-        assert running.returncode == 0
-    else:
-        assert running.returncode == 3
-        last = errors.splitlines()[-1]
-        assert last == (
-            "token2wav up: error: the gateway has ended with status -9; everything else is stopped"
-        )
+    assert running.returncode == 3
+    assert errors.splitlines()[-1] == (
+        "token2wav up: error: the gateway has ended with status -9; everything else is stopped"
+    )
 
 
 def test_a_killed_command_ends_its_parts_after_it_said_what_is_not_ready(tmp_path: Path) -> None:
@@ -90,7 +82,7 @@ def test_a_killed_command_ends_its_parts_after_it_said_what_is_not_ready(tmp_pat
     assert merged["speech_server"]["response_timeout_s"] == 12
 
 
-def test_a_second_signal_kills_a_part_that_hangs(tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_parts_and_a_second_one_kills_a_part_that_hangs(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*UP, f"--port={Ports.free().http}"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as running:
