@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.processes import children, program
 from testkit.rigs.settings import FRONT
 from testkit.rigs.traces import Traces
-from token2wav_client import Client, ClientError, ClientVoice, Tls
+from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_server.launcher import reaper
 from token2wav_server.launcher.ports import Ports
 
@@ -194,7 +194,6 @@ class Speaker(threading.Thread):
         *,
         at_once: int = 60,
         ends: bool = True,
-        tls: Tls | None = None,
     ) -> None:
         super().__init__(daemon=True)
         self.audio: NDArray[Any] | None = None
@@ -203,13 +202,13 @@ class Speaker(threading.Thread):
         self.heard, self.may_end = threading.Event(), threading.Event()
         if ends:
             self.may_end.set()
-        self._url, self._voice, self._tls = url, voice, tls
+        self._url, self._voice = url, voice
         self._portions = [tokens[:at_once], *np.split(tokens[at_once:], len(tokens) - at_once)]
 
     def run(self) -> None:
         chunks = []
         try:
-            with Client(self._url, tls=self._tls) as client:
+            with Client(self._url) as client:
                 for chunk in client.synthesize(self._paced(), self._voice):
                     chunks.append(chunk.audio)
                     self.heard.set()
@@ -237,31 +236,6 @@ def speak(
     for speaker in speakers:
         assert speaker.heard.wait(PATIENCE_SECONDS), speaker.error
     return speakers
-
-
-@contextmanager
-def speaking_beside(
-    url: str, voice: ClientVoice, tokens: NDArray[np.int32], tls: Tls | None = None
-) -> Iterator[Callable[[], NDArray[Any]]]:
-    """Context manager beside whose body a stream is open. It has received its first audio.
-
-    Yields:
-        Function that ends the stream, and returns all of its audio.
-    """
-    speaker = Speaker(url, voice, tokens, at_once=160, ends=False, tls=tls)
-
-    def ended() -> NDArray[Any]:
-        speaker.may_end.set()
-        speaker.join(PATIENCE_SECONDS)
-        assert speaker.audio is not None, speaker.error
-        return speaker.audio
-
-    speaker.start()
-    assert speaker.heard.wait(PATIENCE_SECONDS)
-    try:
-        yield ended
-    finally:
-        speaker.may_end.set()
 
 
 def command(model: Path, ports: Ports, python: Path = Path(sys.executable)) -> list[str]:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from testkit.batches import WHOLE_BLOCKS
-from testkit.models.front_end import demo_prompt, front_end, spoken
 from testkit.models.golden import TINY, GoldenSet
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_fixtures import _gateway_is_idle, gateway, speaker
@@ -19,7 +18,7 @@ from token2wav_client import ClientVoice
 from token2wav_client.base import BaseClient
 from token2wav_server.launcher.access import Access
 
-__all__ = ["_gateway_is_idle", "demo_prompt", "front_end", "gateway", "speaker", "spoken"]
+__all__ = ["_gateway_is_idle", "gateway", "speaker"]
 
 RESPONSE_SECONDS = 120.0
 IDLE_SECONDS = 5  # of the server with small limits

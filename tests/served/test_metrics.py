@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ import pytest
 
 from testkit.door import named
 from testkit.models.golden import ROOT, TINY, GoldenSet
-from testkit.patience import PATIENCE_SECONDS, until
+from testkit.patience import until
 from testkit.rigs.server_rig import Connection, Rig
 from token2wav import Voice
 from token2wav_client.audio import SAMPLES_PER_TOKEN
@@ -76,11 +74,6 @@ class Seen:
     def families(self) -> dict[str, str]:
         """Returns the kinds of our families, by name."""
         return dict(re.findall(r"^# TYPE token2wav_(\w+) (\w+)$", self.after, re.MULTILINE))
-
-    def samples(self, family: str) -> dict[str, float]:
-        """Returns the values of a family, by their labels in the original text."""
-        matches = re.findall(rf"^token2wav_{family}(\{{.*\}})? (\S+)$", self.after, re.MULTILINE)
-        return {labels: float(value) for labels, value in matches}
 
     def by_label(self, family: str, text: str | None = None) -> dict[str, float]:
         """Returns all values of a family with one label, by the value of the label."""
@@ -167,67 +160,32 @@ def test_all_metric_families_are_exported_and_documented(seen: Seen) -> None:
     assert names <= set(re.findall(r"`token2wav_(\w+)`", (ROOT / "docs/deployment.md").read_text()))
 
 
-def test_promtool_has_no_complaints(seen: Seen) -> None:
-    """Checks our metrics alone.
-
-    Triton's metrics share the port, and promtool complains about several of their names.
-    """
-    if (promtool := shutil.which("promtool")) is None:
-        pytest.skip("needs promtool: apt-get install prometheus")
-    ours = "".join(
-        line
-        for line in seen.after.splitlines(keepends=True)
-        if re.match(r"(# (HELP|TYPE) )?token2wav_", line)
-    )
-    done = subprocess.run(
-        [promtool, "check", "metrics"],
-        input=ours,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-
-def test_open_streams(seen: Seen) -> None:
-    assert seen.by_label("open_streams", seen.during) == {"scheduler": 1, "engine": 1}
-    assert seen.by_label("open_streams") == {"scheduler": 0, "engine": 0}
-
-
-def test_cache(seen: Seen) -> None:
+def test_values_while_a_stream_is_open(seen: Seen) -> None:
     """One block of the prompt of 30 tokens is shared; a stream reserves three pages to open."""
-    assert seen.by_label("cache_pages", seen.during) == {
-        "capacity": CAPACITY,
-        "used": 4,
-        "shared": 1,
-        "idle": 0,
-    }
-    assert seen.by_label("cache_pages") == {"capacity": CAPACITY, "used": 1, "shared": 1, "idle": 1}
+    assert seen.by_label("open_streams", seen.during) == {"scheduler": 1, "engine": 1}
+    pages = {"capacity": CAPACITY, "used": 4, "shared": 1, "idle": 0}
+    assert seen.by_label("cache_pages", seen.during) == pages
+
+
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("open_streams", {"scheduler": 0, "engine": 0}),
+        ("cache_pages", {"capacity": CAPACITY, "used": 1, "shared": 1, "idle": 1}),
+        # New voices: two of the load, and one of the probe before the server is ready.
+        ("voice_prompts_total", {"hit": len(STREAMS) - 2, "miss": 3}),
+        ("streams_ended_total", Counter(reason for reason, _ in STREAMS.values())),
+        ("refused_total", {"tokens": 1, "sequence_id": 1, "voice_id": 1, "streams": 1}),
+    ],
+)
+def test_values_after_the_load(seen: Seen, family: str, values: dict[str, float]) -> None:
+    assert seen.by_label(family) == values
+
+
+def test_cached_bytes_and_audio_seconds_are_exact(seen: Seen) -> None:
     assert seen.value("cache_used_bytes") == PAGE_BYTES
-
-
-def test_voice_prompts(seen: Seen) -> None:
-    """Three voices were new: two of the load, and one of the probe before the server is ready."""
-    assert seen.by_label("voice_prompts_total") == {"hit": len(STREAMS) - 2, "miss": 3}
-
-
-def test_audio_seconds_are_exact(seen: Seen) -> None:
     spoken = sum(tokens for reason, tokens in STREAMS.values() if reason == "finished")
     assert seen.value("audio_seconds_total") == pytest.approx(spoken / 25, abs=1e-9)
-
-
-def test_streams_ended(seen: Seen) -> None:
-    assert seen.by_label("streams_ended_total") == Counter(reason for reason, _ in STREAMS.values())
-
-
-def test_refused(seen: Seen) -> None:
-    assert seen.by_label("refused_total") == {
-        "tokens": 1,
-        "sequence_id": 1,
-        "voice_id": 1,
-        "streams": 1,
-    }
 
 
 def test_batches_and_stages(seen: Seen) -> None:
@@ -263,9 +221,6 @@ def test_first_audio_and_real_time_factor(seen: Seen) -> None:
         assert seen.value(f"{family}_sum") == pytest.approx(
             sum(logged.values()), abs=0.0005 * len(finished) + 1e-6
         )
-
-
-def test_first_sound_is_not_before_the_first_audio(seen: Seen) -> None:
     audio, sound = seen.logged("first_audio_s"), seen.logged("first_sound_s")
     # audio of the tiny model is loud from its first sample
     assert all(0 <= sound[stream] - audio[stream] < 0.1 for stream in audio)

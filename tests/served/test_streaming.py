@@ -17,7 +17,7 @@ from testkit.rigs.server_rig import Rig, voice_inputs
 from testkit.utterances import random_portions
 from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.served.conftest import ANNA, FIRST, LOOKAHEAD
-from token2wav import Token2Wav, Voice
+from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, audio
 
 # Where chunks end depends on when tokens came, so sums have another order, which F0 takes into the
@@ -66,12 +66,6 @@ def test_a_voice_is_sent_once_and_named_afterwards(
         assert np.abs(speak(speaker) - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
-def test_a_speaker_without_a_recording(speak: Speak, golden: GoldenSet, model: Token2Wav) -> None:
-    voice = Voice([], np.zeros((0, 80)), golden.voice.speaker_embedding)
-    heard = speak(ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding))
-    assert np.abs(heard - model.synthesize(golden.tokens, voice)).max() <= SERVER_EQUALS_LIBRARY
-
-
 def test_requests_finish_when_their_tokens_are_consumed(
     rig: Rig, name: str, golden: GoldenSet, whole: NDArray[np.float32]
 ) -> None:
@@ -87,16 +81,6 @@ def test_requests_finish_when_their_tokens_are_consumed(
         connection.send([1], golden.voice, "patient", start=True, end=True)  # the id is free again
         assert connection.answers().audio.shape == (960,)
     assert np.abs(np.concatenate((first.audio, rest.audio)) - whole).max() <= SERVER_EQUALS_LIBRARY
-
-
-def test_the_first_request_may_stay_open_to_the_end(rig: Rig, name: str, golden: GoldenSet) -> None:
-    with rig.connect(name) as connection:
-        kept = {"keep_open": True}
-        connection.send(golden.tokens[:60], golden.voice, "kept", start=True, parameters=kept)
-        connection.send(golden.tokens[60:70], None, "kept")
-        assert len(connection.answers().chunks) == 1  # the second request finished
-        connection.send([], None, "kept", end=True)
-        assert len(connection.answers(requests=2).chunks) == 1
 
 
 def test_a_whole_utterance_in_one_request(

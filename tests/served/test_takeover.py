@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from testkit.models.golden import GoldenSet
 from testkit.rigs.server_rig import Rig
-from testkit.takeover import ATTACKS, IDENTITIES, NOBODY, Attack, Identity
+from testkit.takeover import ATTACKS, IDENTITIES, Attack, Identity
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from token2wav_client import Client, ClientVoice
 
@@ -90,18 +90,6 @@ def test_no_audio_for_attackers_and_no_loss_for_victims(
     assert not outcome.stolen
     assert len(outcome.refusals) == len(attack.tokens)
     assert all("an open stream of another client" in refusal for refusal in outcome.refusals)
-
-
-def test_two_clients_without_name_and_key_with_one_id(
-    rig: Rig, name: str, golden: GoldenSet, whole: NDArray[np.float32]
-) -> None:
-    """The server refuses the id afterwards."""
-    outcome = attempt(rig, golden, ATTACKS[0], (NOBODY, NOBODY), sequence=f"31 {name}", model=name)
-    assert np.abs(outcome.audio - whole[: len(outcome.audio)]).max() <= SERVER_EQUALS_LIBRARY
-    assert not outcome.stolen
-    for errors in (outcome.errors, outcome.refusals):
-        assert errors
-        assert all("was started a second time" in error for error in errors)
 
 
 def test_our_client_sends_a_random_key(rig: Rig, golden: GoldenSet, voice: ClientVoice) -> None:

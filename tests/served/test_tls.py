@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import socket
 import ssl
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -297,51 +294,25 @@ def test_protocols_that_clients_dont_need_are_closed(
     getattr(direct, name)(request, metadata=_admin(admin_key))
 
 
-@pytest.mark.parametrize("call", SHARED_MEMORY)
-def test_nobody_shares_memory(call: str, direct: Any, admin_key: Path) -> None:
-    name, request = SHARED_MEMORY[call]
-    for metadata in ((), _admin(admin_key)):
-        with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
-            getattr(direct, name)(request, metadata=metadata)
+UNLOAD = service_pb2.RepositoryModelUnloadRequest(model_name="token2wav")
 
 
-def test_nobody_loads_or_unloads_models(direct: Any, admin_key: Path) -> None:
-    unload = service_pb2.RepositoryModelUnloadRequest(model_name="token2wav")
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        *((call, "This protocol is restricted") for call in SHARED_MEMORY.values()),
+        (("RepositoryModelUnload", UNLOAD), "explicit model load / unload is not allowed"),
+    ],
+)
+def test_nobody_shares_memory_or_unloads_models(
+    call: tuple[str, Any], reason: str, direct: Any, admin_key: Path
+) -> None:
+    name, request = call
     with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
-        direct.RepositoryModelUnload(unload)
-    with pytest.raises(grpc.RpcError, match="explicit model load / unload is not allowed"):
-        direct.RepositoryModelUnload(unload, metadata=_admin(admin_key))
+        getattr(direct, name)(request)
+    with pytest.raises(grpc.RpcError, match=reason):
+        getattr(direct, name)(request, metadata=_admin(admin_key))
     assert direct.ModelReady(service_pb2.ModelReadyRequest(name="token2wav")).ready
-
-
-def test_http_tells_its_health_and_nothing_that_matters(server: Serving, admin_key: Path) -> None:
-    def status(path: str, body: bytes | None = None, key: str = "") -> int:
-        request = urllib.request.Request(
-            f"http://{ADDRESS}:{server.ports.http}/v2/{path}", body, headers={"admin-key": key}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-
-    assert status("health/ready") == status("models/token2wav") == 200
-    key = admin_key.read_text().strip()
-    for path in (
-        "logging",
-        "trace/setting",
-        "systemsharedmemory/status",
-        "cudasharedmemory/status",
-    ):
-        assert status(path) == status(path, key=key) == 403, path
-    for path in (
-        "repository/index",
-        "repository/models/token2wav/unload",
-        "systemsharedmemory/region/a/register",
-    ):
-        assert status(path, b"{}") == status(path, b"{}", key) == 403, path
-    for path in ("models/token2wav/infer", "models/token2wav/generate_stream"):
-        assert status(path, json.dumps({}).encode()) == 403, path
 
 
 def test_a_token_lets_in(
