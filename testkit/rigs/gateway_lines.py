@@ -46,12 +46,14 @@ class Line(ABC):
         times: the words of the last text with their starts and ends in milliseconds.
         error: sentence of the last error; empty for none.
         end_reason: limit that cut the last text off; empty for none.
+        spoken: the last text as the door says that it was spoken; empty for a door without texts.
         heard: text that was heard before an interruption.
     """
 
     has_words: ClassVar[bool] = False
     error = ""
     end_reason = ""
+    spoken = ""
     heard = ""
 
     def __init__(
@@ -176,6 +178,8 @@ class Events(Http):
             if event["type"] == "speech.audio.delta":
                 yield base64.b64decode(event["audio"])
                 self.times += times_of(event)
+                for segment in event.get("segments", ()):
+                    self.spoken = segment["text"]
             elif event["type"] == "speech.audio.error":
                 self.error = event["error"]["message"]
             self.end_reason = event.get("end_reason", "")
@@ -233,6 +237,10 @@ class Socket(ReportingLine):
             if kind == "audio.chunk":
                 yield base64.b64decode(event["audio_b64"])
                 self.times += times_of(event)
+            elif kind == "audio.start":
+                self.spoken = event["sentence_text"]
+            elif kind == "audio.done":
+                assert event["error"] == bool(self.error)
             elif kind == "audio.cancelled":
                 self.heard = event["heard_text"]
             if kind == "error":
@@ -297,15 +305,15 @@ class Realtime(ReportingLine):
             elif event.type == "response.done":
                 response = event.response
                 self._item = response.output[0].id
+                self.spoken = response.output[0].content[0].transcript
                 if response.status == "failed":
                     self.error = response.status_details.error.message
                 elif response.status == "cancelled":
                     self.heard = response.status_details.heard
                 elif response.status == "incomplete":
                     reason = response.status_details.reason
-                    spoken = response.output[0].content[0].transcript
-                    assert spoken
-                    assert self._text.startswith(spoken)
+                    assert self.spoken
+                    assert self._text.startswith(self.spoken)
                     self.end_reason = {"max_output_tokens": "length"}.get(reason, reason)
                 return
 
@@ -319,6 +327,8 @@ class Riva(CancellableLine):
 
     has_words = True
 
+    _call: Any
+
     def _connect(self, gateway: GatewayRig) -> None:
         metadata = [list(header) for header in self.headers.items()]
         self._service = riva.client.SpeechSynthesisService(
@@ -331,13 +341,18 @@ class Riva(CancellableLine):
         )
 
     def begin(self, text: str) -> None:
-        self._call: Any = self._service.synthesize_online(
-            text,
-            self._voice,
-            encoding=_ENCODINGS[self._format],
-            sample_rate_hz=self._rate_hz,
-            enable_word_time_offsets=self._words,
-        )
+        self._call = self._service.synthesize_online(text, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "voice_name": self._voice,
+            "encoding": _ENCODINGS[self._format],
+            "sample_rate_hz": self._rate_hz,
+            "enable_word_time_offsets": self._words,
+        }
+
+    def _responses(self) -> Iterator[Any]:
+        return iter(self._call)
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -345,8 +360,9 @@ class Riva(CancellableLine):
     def pieces(self) -> Iterator[bytes]:
         self.times = []
         try:
-            for piece in self._call:
+            for piece in self._responses():
                 yield piece.audio
+                self.spoken = piece.meta.processed_text or self.spoken
                 words = piece.meta.words
                 self.times += [(word.word, word.start_time, word.end_time) for word in words]
         except grpc.RpcError:
@@ -355,6 +371,16 @@ class Riva(CancellableLine):
 
     def close(self) -> None:
         self._service.auth.channel.close()
+
+
+class WholeRiva(Riva):
+    """Whole audio of a text over gRPC."""
+
+    def begin(self, text: str) -> None:
+        self._call = self._service.synthesize(text, future=True, **self._options())
+
+    def _responses(self) -> Iterator[Any]:
+        yield self._call.result()
 
 
 def _bounded_socket(gateway: GatewayRig) -> socket.socket:
@@ -382,4 +408,5 @@ DOORS: dict[str, type[Line]] = {
     "socket": Socket,
     "realtime": Realtime,
     "riva": Riva,
+    "whole riva": WholeRiva,
 }

@@ -63,10 +63,6 @@ class GatewayRig:
     def http(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=PATIENCE_SECONDS, **options)
 
-    def asynchronous_http(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=None)
-        return httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_SECONDS, limits=limits)
-
     def value(self, name: str, **labels: str) -> float:
         """Returns the value of a metric."""
         return self.registry.get_sample_value(f"token2wav_gateway_{name}", labels) or 0.0

@@ -14,6 +14,8 @@ from testkit.rigs.gateway_rig import PROMPT_TEXT, VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_socket import opened
 from testkit.rigs.gateway_speech import error_of
 from testkit.rigs.language_model import LanguageModel
+from token2wav_gateway.doors.requests import SpeechRequest
+from token2wav_gateway.voices.voice_folder import Voice
 
 TEXT = "Hello, how are you?"
 RECORDING = "data:audio/wav;base64," + base64.b64encode(PROMPT.read_bytes()).decode()
@@ -168,3 +170,25 @@ def test_a_clone_that_cannot_be_made(
         answer = http.post("/v1/audio/speech", json={"input": TEXT, **CLONE, **fields})
     error = error_of(answer, 413 if "1001" in message else 400)
     assert error["message"].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("language", "name", "code"),
+    [
+        (None, "Auto", "en"),
+        ("Auto", "Auto", "en"),
+        ("english", "English", "en"),
+        ("de", "German", "de"),
+        ("pt-BR", "Portuguese", "pt"),
+        ("nl", "nl", "nl"),
+    ],
+)
+def test_the_name_of_a_language(language: str | None, name: str, code: str) -> None:
+    body = SpeechRequest.model_validate({"input": "It rains.", "language": language})
+    assert (body.text("", Voice("")).language, body.language_code) == (name, code)
+
+
+def test_sampling_outside_extra_params_goes_first() -> None:
+    sampling = {"top_p": 0.5, "extra_params": {"top_p": 0.9, "temperature": 0.7}, "seed": 3}
+    body = SpeechRequest.model_validate({"input": "It rains.", **sampling})
+    assert body.sampling == {"top_p": 0.5, "temperature": 0.7, "seed": 3}

@@ -41,9 +41,11 @@ def test_a_response_has_the_events_of_openai(
         )
         [updated] = events_until(connection, "session.updated")
         assert updated.session.audio.output.voice == VOICE
-        connection.session.update(session={"type": "realtime", "audio": {"output": {"voice": ""}}})
+        # An empty name is absent, and so is null.
+        absent: Any = {"input": None, "output": {"voice": "", "speed": None}}
+        connection.session.update(session={"type": "realtime", "audio": absent})
         [updated] = events_until(connection, "session.updated")
-        assert updated.session.audio.output.voice == VOICE  # an empty name is absent
+        assert updated.session.audio.output.voice == VOICE
         assert updated.session.audio.output.speed == 1.25
         assert updated.session.instructions == "slowly"
         say(connection, TEXT, metadata={"turn": "1"})

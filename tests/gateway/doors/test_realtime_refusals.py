@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -20,6 +21,7 @@ from testkit.rigs.realtime import (
     opened,
     say,
 )
+from token2wav_gateway.doors.realtime_events import ItemCreate
 
 FEW_KEYS = ["few", "cheap", "wrong", "empty"]
 SETTINGS = realtime.SETTINGS | {
@@ -222,3 +224,11 @@ def test_a_reader_that_does_not_read_is_dropped(gateway: GatewayRig) -> None:
                 deaf.send(json.dumps({"type": "response.create"}))
                 deaf.send(json.dumps({"type": "input_audio_buffer.append", "audio": "x" * 500_000}))
         until(lambda: gateway.value("sockets") == 0)
+
+
+def test_few_mistakes_are_reported_for_any_number_of_wrong_parts() -> None:
+    flood = {f"field{index}": 1 for index in range(100)}
+    item = {"type": "message", "role": "user", "content": [flood] * 64}
+    with pytest.raises(ValidationError) as caught:
+        ItemCreate.model_validate({"type": "conversation.item.create", "item": item})
+    assert caught.value.error_count() == 3  # type and text are missing too

@@ -20,7 +20,6 @@ from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import key_settings
 from tests.gateway.voices.test_voice_folder import TENSORS
 from token2wav_client import AudioChunk
-from token2wav_gateway import access
 from token2wav_gateway.app import create_app
 from token2wav_gateway.doors.session import Session
 from token2wav_gateway.edge.connections import Connection
@@ -126,35 +125,6 @@ def test_the_idle_clock_starts_when_the_last_sentence_has_ended(
     assert (first["sentence_index"], second["sentence_index"]) == (0, 1)
     assert idle["error"]["message"] == "socket: no message for 0.2 s"
     assert closed - ended >= idle_s
-
-
-def test_sentences_count_as_requests_of_a_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(access, "_MINUTE_S", PATIENCE_SECONDS)
-    save_file(TENSORS, tmp_path / "anna.safetensors")
-    client = Reader(
-        {"voice": "anna"},
-        {"type": "input.text", "text": "One.\nTwo.\nThree.\nFour.\n"},
-        {"type": "input.done"},
-        {"type": "session.close"},
-    )
-    monkeypatch.setattr(Turn, "_speak", fail_after(0))
-    serve(
-        client,
-        {
-            "voices": {"folder": tmp_path},
-            # The socket itself is a request too.
-            "keys": [key_settings("shop", "secret", requests_per_minute=3)],
-        },
-        headers=[(b"authorization", b"Bearer secret")],
-    )
-    kinds = [event["error"]["type"] for _, event in client.errors]
-    assert kinds == ["server_error"] * 2 + ["rate_limit_error"] * 2
-    message = client.errors[-1][1]["error"]["message"]
-    assert message == "key shop: 3 requests a minute are allowed"
-    done = {"type": "session.done", "utterance_index": 0, "total_sentences": 4}
-    assert client.events[-1][1] == done
 
 
 def test_further_configurations_count_as_requests_of_a_key(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
+import threading
 import wave
 from typing import Any
 
@@ -11,15 +13,25 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_socket import CONFIG, Socket, opened
 from testkit.rigs.gateway_speech import assert_same, expected
+from testkit.rigs.language_model import LanguageModel
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
+from token2wav_gateway.words.normaliser import Normaliser
 
 TEXT = "One two three. Four five! Six seven eight nine"
 SENTENCES = ["One two three.", "Four five!", "Six seven eight nine"]
 SLOW = "slow " * 790  # nearly the longest input
+SETTINGS = {"aligner": {"name": "Letters", "timeout_s": 60}}
+
+
+@pytest.fixture(scope="module")
+def speaker(made_up_aligners: object) -> LanguageModel:
+    """Language model of a gateway that can import the aligners."""
+    return LanguageModel(pace=1000.0)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -123,6 +135,25 @@ def test_an_empty_utterance_and_the_end_of_the_session(gateway: GatewayRig) -> N
     assert len(socket.of("audio.done")) == 1
 
 
+def test_a_sentence_that_is_cancelled_before_it_begins_has_no_position(
+    gateway: GatewayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = threading.Event()
+
+    async def change(*_: object) -> None:
+        changing.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Normaliser, "__call__", change)
+    with opened(gateway) as socket:
+        socket.send(type="input.text", text="It rains. Now.")
+        assert changing.wait(PATIENCE_SECONDS)
+        socket.send(type="cancel")
+        cancelled = socket.until("audio.cancelled")
+    assert cancelled["utterance_index"] is cancelled["sentence_index"] is None
+    assert not socket.of("audio.start")
+
+
 def test_cancel_drops_the_text_that_waits(gateway: GatewayRig) -> None:
     with opened(gateway) as socket:
         socket.send(type="cancel")  # nothing is spoken yet
@@ -138,17 +169,25 @@ def test_cancel_drops_the_text_that_waits(gateway: GatewayRig) -> None:
     assert [event["sentence_text"] for event in socket.of("audio.start")][1:] == ["Four five!"]
 
 
-def test_a_sentence_that_fails_does_not_end_the_session(gateway: GatewayRig) -> None:
-    with opened(gateway, response_format="opus") as socket:
-        socket.send(type="input.text", text="nothing\nOne two.")
+def test_words_as_in_vllm_omni(gateway: GatewayRig) -> None:
+    """The audio arrives as chunks without times, and others have the words of the audio before."""
+    with opened(gateway, word_timestamps=True) as socket:
+        socket.send(type="input.text", text=TEXT)
         socket.send(type="input.done")
-        assert socket.until("session.done")["total_sentences"] == 2
-    (error,) = socket.of("error")
-    assert "0 words" in error["error"]["message"]
-    assert error["sentence_index"] == 0
-    assert socket.audio[0][:4] == b"OggS"
-    assert [event["error"] for event in socket.of("audio.done")] == [True, False]
-    assert error["message"] == error["error"]["message"]
+        socket.until("audio.done")
+    chunks = socket.of("audio.chunk")
+    assert [chunk["chunk_id"] for chunk in chunks] == list(range(len(chunks)))
+    audio, last = [chunk for chunk in chunks if chunk["audio_b64"]], chunks[-1]
+    assert all(chunk["timestamps"] is None for chunk in audio)
+    content = b"".join(base64.b64decode(chunk["audio_b64"]) for chunk in audio)
+    assert last["audio_b64"] == ""
+    assert last["chunk_end_ms"] == audio[-1]["chunk_end_ms"] == round(len(content) / 48)
+    words = [word for chunk in chunks for word in chunk["timestamps"] or ()]
+    assert "".join(word["word"] for word in words) == SENTENCES[0].replace(" ", "")
+    for chunk in chunks:
+        assert all(word["end_ms"] <= chunk["chunk_end_ms"] for word in chunk["timestamps"] or ())
+    [done] = socket.of("audio.done")
+    assert done["total_bytes"] == len(content)
 
 
 def assert_refused(socket: Socket, reason: str) -> None:
@@ -210,6 +249,7 @@ def test_too_many_sentences_end_the_session(gateway: GatewayRig) -> None:
         ({"split_granularity": "word"}, "split_granularity: Input should be"),
         ({"ref_audio": "file:///etc/passwd"}, "ref_audio: must be a data URL in base64"),
         ({"speaker_embedding": [0.5]}, "speaker_embedding: is not a known field"),
+        ({"word_timestamps": True, "stream_audio": False}, "word_timestamps: needs stream_audio"),
     ],
 )
 def test_a_wrong_session_is_refused(

@@ -77,16 +77,6 @@ async def turns(count: int = 200) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_client_that_takes_its_audio_never_waits() -> None:
-    async with spoken() as utterance:
-        for taken in range(BATCH, 20 * LIMIT, BATCH):
-            with utterance.pressure.waiting():
-                while utterance.read < taken:
-                    await asyncio.sleep(0)
-            utterance.pressure.take(chunk(BATCH))
-            assert utterance.read - taken <= LIMIT + 2 * BATCH
-
-
 async def test_a_client_that_does_not_come_back_holds_the_language_model_back() -> None:
     async with spoken() as utterance:
         await turns()

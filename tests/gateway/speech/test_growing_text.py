@@ -60,14 +60,6 @@ def test_little_is_held_of_text_without_an_end(piece: str) -> None:
     assert len(texts) == (256 if has_words(piece) else 0)
 
 
-def test_words_after_an_early_end_begin_another_text() -> None:
-    feeder = WordFeeder(1000)
-    [text] = feeder.feed("one two")
-    text.end()
-    [other] = feeder.feed(" three ")
-    assert (text.text, other.text) == ("one ", "two three ")
-
-
 @pytest.mark.parametrize("bound", ["pause_s", "longest_s"])
 def test_a_text_without_words_is_ended(bound: str) -> None:
     async def work() -> list[str]:
@@ -77,22 +69,3 @@ def test_a_text_without_words_is_ended(bound: str) -> None:
         return received
 
     assert asyncio.run(work()) == ["two "]
-
-
-@pytest.mark.parametrize("ends_early", [False, True])
-def test_the_rest_of_a_text_arrives_in_pieces(ends_early: bool) -> None:
-    async def work() -> list[str]:
-        text = GrowingText("one ")
-        text.add("two ")
-        rest, received = text.rest("one "), []
-        received.append(await anext(rest))
-        if not ends_early:
-            following = asyncio.ensure_future(anext(rest, ""))
-            await asyncio.sleep(0)
-            assert not following.done()
-            text.add("three")
-            received.append(await following)
-        text.end()
-        return [*received, *[piece async for piece in rest]]
-
-    assert asyncio.run(work()) == (["two "] if ends_early else ["two ", "three"])

@@ -14,8 +14,6 @@ from token2wav_gateway.speech.content import Text
 from token2wav_gateway.speech.template import Template, TokenReader, load_template
 from token2wav_gateway.voices.voice_folder import Voice
 
-KNOWN = ["cosyvoice2", "cosyvoice3", "cosyvoice3_ids", "numbers", "orpheus", "stepaudio2"]
-
 
 def pieces(text: str, size: int) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
@@ -66,12 +64,6 @@ def test_a_client_can_only_lower_the_limit_of_tokens(sampling: dict[str, int], s
     body = template.body("speech", text)
     assert (body["seed"], body["max_tokens"], body["temperature"]) == (5, sent, 0.8)
     assert template.is_shortened(sampling) == (sent < 2048)
-
-
-def test_ids_of_text_are_no_tokens() -> None:
-    reader = TokenReader(load_template("cosyvoice3_ids"))
-    assert reader.feed_ids([151924, 5, 151924 + 6560]).tolist() == [0, 6560]
-    assert not reader.skipped
 
 
 @pytest.mark.parametrize(
@@ -169,19 +161,6 @@ def test_the_prompt_has_the_language() -> None:
     text = Text("Hallo.", Voice("anna"))
     assert template.body("speech", replace(text, language="German"))["prompt"] == "(German) Hallo."
     assert template.body("speech", text)["prompt"] == "(Auto) Hallo."
-
-
-def test_orpheus_stops_at_its_end_of_speech() -> None:
-    template = load_template("orpheus")
-    assert read(template, ["<custom_token_2>"]) == []
-    assert template.request["stop"] == ["<custom_token_2>"]
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_every_template_of_the_package_loads(name: str) -> None:
-    template = load_template(name)
-    assert template.description
-    assert template.path in ("chat/completions", "completions")
 
 
 @pytest.mark.parametrize(

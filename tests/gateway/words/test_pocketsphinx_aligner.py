@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from examples.demo_voice.recordings import PROMPT, SENTENCE
 from examples.demo_voice.text import held_out
 from testkit.rigs.aligners import align
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.settings import AlignerSettings
 from token2wav_gateway.words.aligners import Word
 from token2wav_gateway.words.pocketsphinx_aligner import (
     PocketsphinxAligner,
     pronunciation,
     spoken_forms,
 )
+from token2wav_gateway.words.word_times import SpokenText, WordTimes
 from token2wav_server.demo import PROMPT_TEXT
 
 TEXT = held_out()[0]
@@ -78,6 +81,28 @@ def test_times_of_a_recording(aligner: PocketsphinxAligner, sentence: NDArray[np
     later = align(aligner, TEXT, np.concatenate((np.zeros(16_000, np.int16), sentence)))
     moved = np.array([word.start_s for word in later])[1:] - starts[1:]
     assert np.abs(moved - 1).max() < 0.05
+
+
+@pytest.mark.anyio
+async def test_times_from_the_process_of_the_aligner(
+    aligner: PocketsphinxAligner, sentence: NDArray[np.int16]
+) -> None:
+    metrics = Metrics()
+    word_times = WordTimes(AlignerSettings(name="pocketsphinx", timeout_s=60), metrics)
+    word_times.start()
+    try:
+        spoken = SpokenText(word_times, TEXT, 16_000)
+        spoken.add(sentence)
+        words, segments = await spoken.rest()
+    finally:
+        await word_times.close()
+    assert words is not None
+    assert [word["word"] for word in words] == TEXT.split()
+    whole = align(aligner, TEXT, sentence)  # in one piece, which moves times by steps of 10 ms
+    moved = [its["start_ms"] - 1000 * word.start_s for its, word in zip(words, whole, strict=True)]
+    assert np.abs(moved).max() <= 30
+    end_ms = round(len(sentence) / 16)
+    assert segments == [{"text": TEXT, "start_ms": 0, "end_ms": end_ms}]
 
 
 def test_an_unknown_word_leaves_the_others_their_times(
