@@ -1,3 +1,3 @@
-from tests.stages.conftest import engine, parts
+from tests.stages.conftest import parts
 
-__all__ = ["engine", "parts"]
+__all__ = ["parts"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from testkit.batches import WHOLE_BLOCKS
+from testkit.batches import WHOLE_BLOCKS, mels_together
 from testkit.packing import pad_batches
-from testkit.utterances import a_voice, off, some_tokens
-from tests.stages.rig import Parts, Utterance, fill_estimator_state, flow_mel, run_together
+from testkit.utterances import a_voice, off, portions, some_tokens
+from tests.stages.rig import MEL, Parts, flow_mel
 from token2wav.backends import exported_buckets
-from token2wav.execution.batch import BatchSize
+from token2wav.execution import step
+from token2wav.execution.runner import ESTIMATOR
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav.stages.cached_flow import CachedFlow
@@ -19,11 +21,32 @@ from token2wav.stages.cached_flow import CachedFlow
 BATCHED = 1e-5
 PREPARED = exported_buckets(longest=4, past=(4, 8))
 
+Utterance = tuple[int, int]  # prompt tokens, tokens
 UTTERANCES: list[list[Utterance]] = [
     [(0, 30), (0, 30)],
     [(0, 200), (25, 40), (41, 7), (75, 130)],
     [(28, 1), (53, 175), (0, 99), (1, 26), (99, 60)],
 ]
+
+
+def run_together(parts: Parts, engine: CachedFlow, utterances: list[Utterance]) -> list[np.ndarray]:
+    """Returns the mels of utterances with chunks that always run in one batch."""
+    schedule = HopSchedule.of(WHOLE_BLOCKS, parts.config)
+    streams = []
+    for seed, (prompt, length) in enumerate(utterances):
+        voice = a_voice(prompt)
+        chunker = Chunker(voice.prompt_tokens, parts.config, schedule)
+        streams.append((engine.open(voice), chunker, some_tokens(length, seed)))
+    mels = mels_together(engine, streams)
+    return [mel[:, -2 * length :] for mel, (_, length) in zip(mels, utterances, strict=True)]
+
+
+def fill_estimator_state(engine: CachedFlow, handle: int, value: float) -> None:
+    """Overwrites the state of the estimator's convolutions in a stream."""
+    rows = engine.states.rows(ESTIMATOR, 1)
+    for tensor in rows.tensors.values():
+        tensor.fill_(value)
+    engine.states.write(torch.tensor([engine._streams[handle].slot]), rows)
 
 
 @pytest.fixture(params=["row", "packed", "prepared"])
@@ -41,25 +64,6 @@ def test_a_batch_equals_its_streams_alone(
     for seed, ((prompt, length), mel) in enumerate(zip(utterances, together, strict=True)):
         alone = flow_mel(parts, parts.incremental(), [some_tokens(length, seed)], a_voice(prompt))
         assert off(mel, alone) <= BATCHED
-
-
-@pytest.mark.parametrize("left_blocks", [0, 1, 3])
-def test_a_batch_with_a_window_equals_its_streams_alone(parts: Parts, left_blocks: int) -> None:
-    for engine in (
-        parts.incremental(left_blocks=left_blocks),
-        pad_batches(parts.incremental(left_blocks=left_blocks)),
-    ):
-        together = run_together(parts, engine, UTTERANCES[1])
-        for seed, ((prompt, length), mel) in enumerate(zip(UTTERANCES[1], together, strict=True)):
-            assert (
-                off(
-                    mel,
-                    parts.whole(
-                        some_tokens(length, seed), a_voice(prompt), left_blocks=left_blocks
-                    ),
-                )
-                <= 2e-5
-            )
 
 
 def test_a_broken_stream_harms_no_other_of_its_batch(parts: Parts, batching: CachedFlow) -> None:
@@ -81,12 +85,16 @@ def test_a_broken_stream_harms_no_other_of_its_batch(parts: Parts, batching: Cac
         batching.close(handle)
 
 
-def test_a_batch_takes_the_smallest_bucket_that_fits() -> None:
-    assert BatchSize(1, 2, 3).fits(BatchSize(1, 2, 3))
-    assert not BatchSize(1, 2, 4).fits(BatchSize(4, 2, 3))
-    assert exported_buckets(4, (4, 8, 16)) == [
-        BatchSize(streams, length, past)
-        for streams in (1, 2, 4)
-        for length in (1, 2, 4)
-        for past in (4, 8, 16)
-    ]
+@pytest.mark.parametrize("prompt", [0, 41])
+def test_attention_of_all_blocks_of_a_chunk_in_one_call(
+    parts: Parts, prompt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "_LONG_PAST", 0)
+    voice, tokens = a_voice(prompt), some_tokens(260)
+    assert (
+        off(
+            flow_mel(parts, parts.incremental(), portions(tokens, [130]), voice),
+            parts.whole(tokens, voice),
+        )
+        <= MEL
+    )

@@ -1,6 +1,6 @@
 """BigVGAN in pieces gives the samples of the whole, for all kinds of layers.
 
-`tests/stages/test_waveform.py` tests the stage: ends, batches, handles and prepared lengths.
+`tests/families/test_codec_contract.py` tests the stage: ends, batches and prepared lengths.
 """
 
 from __future__ import annotations

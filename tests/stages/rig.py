@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from testkit.batches import WHOLE_BLOCKS, mels_together
+from testkit.batches import WHOLE_BLOCKS
 from testkit.flows import cached_flow
 from testkit.models.golden import TINY
 from testkit.models.tiny_model import ODE_STEPS, tiny_config
 from testkit.stages import two_stages
-from testkit.utterances import Mel, Tokens, a_voice, chunks_of, joined, some_tokens
+from testkit.utterances import Mel, Tokens
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.assembly import load_network
 from token2wav.cache.paged_kv_cache import CacheLayout, Storage
@@ -31,22 +30,16 @@ from token2wav.networks.ode import EulerSolver
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav.stages.cached_flow import CachedFlow
-from token2wav.stages.recompute import RecomputeFlow, RecomputeVocoder
+from token2wav.stages.recompute import RecomputeFlow
 from token2wav.stages.stage import (
-    DEFAULT_OPTIONS,
     FlowStage,
-    FrameChunk,
-    StreamOptions,
     TokenChunk,
-    VocoderStage,
 )
 from token2wav.stages.waveform import WaveformStage
 
 MEL = 2e-5  # tolerance in float32, see tests/families/cosyvoice3/tolerances.py
 AUDIO = 1e-4
 RESERVED = 3  # pages that an exact stream reserves when it opens
-
-Utterance = tuple[int, int]  # prompt tokens, tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,16 +108,10 @@ class Parts:
         """Returns the mel of an utterance computed at once: the oracle."""
         return self.recompute(left_blocks=left_blocks).whole(tokens, voice, streaming=True).numpy()
 
-    def vocode(self, mel: Mel) -> NDArray[np.float32]:
-        """Returns the audio of a mel computed at once: the oracle."""
-        return RecomputeVocoder(self.hift, self.source_noise).whole(torch.from_numpy(mel)).numpy()
-
-    def model(self, flow: FlowStage[Any], stream: StreamConfig | None = None) -> RecordedModel:
-        """Returns a model of a flow engine, a mel recorder and the streaming vocoder."""
-        recorder = MelRecorder(WaveformStage(self.hift, self.source_noise))
-        return RecordedModel(
-            Token2Wav(self.config, two_stages(flow, recorder), stream or WHOLE_BLOCKS), recorder
-        )
+    def model(self, flow: FlowStage[Any], stream: StreamConfig | None = None) -> Token2Wav:
+        """Returns a model of a flow engine and the streaming vocoder."""
+        vocoder = WaveformStage(self.hift, self.source_noise)
+        return Token2Wav(self.config, two_stages(flow, vocoder), stream or WHOLE_BLOCKS)
 
 
 class CountingSolver:
@@ -169,52 +156,6 @@ def _replace(engine: CachedFlow, other: Callable[[Callable[..., Any]], Callable[
     for steps in runners:
         runners[steps] = SimpleNamespace(run=other(runners[steps].run))
         solvers[steps] = SimpleNamespace(solve=other(solvers[steps].solve))
-
-
-class MelRecorder:
-    """Vocoder engine that records every mel and passes it on to another vocoder engine."""
-
-    def __init__(self, engine: VocoderStage[Any]) -> None:
-        self._engine = engine
-        self._mels: dict[int, list[torch.Tensor]] = {}
-
-    def mel(self, index: int = -1) -> Mel:
-        """Returns the mel (bands, frames) of the utterance that was opened as the `index`th."""
-        return torch.cat(list(self._mels.values())[index], dim=1).numpy()
-
-    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
-        handle = self._engine.open(voice, options)
-        self._mels[handle] = []
-        return handle
-
-    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
-        for handle, chunk in batch:
-            self._mels[handle].append(chunk.frames)
-        return self._engine.advance(batch)
-
-    def close(self, handle: int) -> None:
-        self._engine.close(handle)
-
-    def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        return self._engine.whole(mel)
-
-    @property
-    def open_streams(self) -> int:
-        return self._engine.open_streams
-
-    @property
-    def withheld_samples(self) -> int:
-        return self._engine.withheld_samples
-
-
-@dataclass(frozen=True)
-class RecordedModel:
-    model: Token2Wav
-    recorder: MelRecorder
-
-    def run(self, portions: Iterable[Tokens], voice: Voice) -> tuple[NDArray[np.float32], Mel]:
-        """Returns audio and mel of an utterance that is pushed in portions of tokens."""
-        return joined(chunks_of(self.model, portions, voice)), self.recorder.mel()
 
 
 class FlowStream:
@@ -294,28 +235,8 @@ def estimator_state(engine: CachedFlow, handle: int) -> torch.Tensor:
     return state[0]
 
 
-def fill_estimator_state(engine: CachedFlow, handle: int, value: float) -> None:
-    """Overwrites the state of the estimator's convolutions in a stream."""
-    rows = engine.states.rows(ESTIMATOR, 1)
-    for tensor in rows.tensors.values():
-        tensor.fill_(value)
-    engine.states.write(torch.tensor([engine._streams[handle].slot]), rows)
-
-
 def unreferenced_evicted(engine: CachedFlow) -> int:
     """Evicts every prompt without a stream, and returns the number of pages still in use."""
     while engine.prefixes.evict():
         pass
     return engine.pool.used
-
-
-def run_together(parts: Parts, engine: CachedFlow, utterances: list[Utterance]) -> list[np.ndarray]:
-    """Returns the mels of utterances with chunks that always run in one batch."""
-    schedule = HopSchedule.of(WHOLE_BLOCKS, parts.config)
-    streams = []
-    for seed, (prompt, length) in enumerate(utterances):
-        voice = a_voice(prompt)
-        chunker = Chunker(voice.prompt_tokens, parts.config, schedule)
-        streams.append((engine.open(voice), chunker, some_tokens(length, seed)))
-    mels = mels_together(engine, streams)
-    return [mel[:, -2 * length :] for mel, (_, length) in zip(mels, utterances, strict=True)]

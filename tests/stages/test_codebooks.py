@@ -1,4 +1,4 @@
-"""Tokens of several codes: embedding tables, hops in milliseconds, and errors.
+"""Tokens of several codes: embedding tables, and the hash of a flow without them.
 `tests/families/test_streams.py` tests their streams.
 """
 
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,19 +13,16 @@ import torch.nn.functional as F
 from testkit.models.codebook_model import (
     CODEBOOKS,
     VOCABULARY,
-    a_voice,
     some_codes,
     write_model,
 )
 from testkit.models.golden import TINY
-from token2wav import ConfigError, StreamConfig, Token2Wav
+from token2wav import StreamConfig
 from token2wav.assembly import check_folder, load_network
 from token2wav.config import config_hash
 from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.published.artifacts import fingerprint
 
-# 59 was seen, by the sums of another processor; a single wrong frame is 44
-MEL, SNR_DB = 2e-5, 50.0
 CODES = some_codes(75)
 
 
@@ -37,6 +33,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
     config = CosyVoice3Config.read(folder)
+    assert config.hops(StreamConfig()) == (12, 48)
     check_folder(folder)
     flow = load_network(folder, config, "flow")
     tables = flow.input_embedding.weight.split(VOCABULARY)
@@ -55,24 +52,6 @@ def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
     hidden = flow.pre_lookahead_layer(expected[None])[0]
     mu = flow.mu(torch.from_numpy(CODES)[None])[0]
     assert float((mu - hidden.repeat_interleave(4, dim=0).T).abs().max()) <= 1e-6
-
-
-def test_every_code_is_heard(folder: Path) -> None:
-    model, voice = Token2Wav.load(folder), a_voice()
-    mel = model.mel(CODES, voice)
-    for book in range(CODEBOOKS):
-        codes = CODES.copy()
-        codes[30, book] = (codes[30, book] + 1) % VOCABULARY
-        assert np.abs(model.mel(codes, voice) - mel).max() > 100 * MEL
-
-
-def test_hops_are_whole_blocks_of_the_model(folder: Path) -> None:
-    assert CosyVoice3Config.read(folder).hops(StreamConfig()) == (12, 48)
-    with pytest.raises(
-        ConfigError,
-        match=r"stream\.max_hop_tokens: 25 is not a multiple of the attention block or window, 12",
-    ):
-        Token2Wav.load(folder, stream=StreamConfig(max_hop_tokens=25))
 
 
 def test_exports_without_codebooks_stay_usable() -> None:

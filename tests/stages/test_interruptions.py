@@ -114,7 +114,14 @@ def test_a_stream_that_is_cancelled_between_steps_is_released_once(parts: Parts,
     used = engine.pool.used, engine.states.used
 
     kept, cancelled = engine.open(voice), engine.open(voice)
-    with at_boundaries(lambda: engine.close(cancelled)):
+    pages = engine.pool.used
+
+    def cancel() -> None:
+        engine.close(cancelled)
+        assert engine.open_streams == 1
+        assert engine.pool.used >= pages, "the batch still writes to the pages"
+
+    with at_boundaries(cancel):
         [mel, _] = engine.advance([(kept, chunk), (cancelled, chunk)])
     assert np.array_equal(mel, expected)
     engine.close(kept)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ import torch
 from testkit.batches import spoken_together
 from testkit.models.golden import TINY
 from testkit.models.tiny_model import one_line
-from testkit.packing import pad_batches
 from testkit.recomputing import recomputing
 from testkit.utterances import Mel, a_voice, off, some_tokens
 from tests.stages.rig import MEL
@@ -33,8 +31,6 @@ from token2wav import (
 from token2wav.assembly import load_network
 from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_flow_noise
-from token2wav.networks.ode import OdeTables, solver_times, time_grid
-from token2wav.published.sizes import ScheduleConfig
 from token2wav.stages.stage import StreamOptions
 from token2wav_export.verify import stream_mel
 
@@ -113,24 +109,6 @@ def test_streams_equal_the_public_arithmetic_at_their_times(
     assert off(stream_mel(model, TOKENS, voice, 0), model.mel(TOKENS, voice, steps=steps)) <= MEL
 
 
-def test_the_usual_schedule_is_untouched() -> None:
-    assert CosyVoice3Config.read(TINY).schedule == ScheduleConfig()
-    assert torch.equal(time_grid(10), time_grid(10, ScheduleConfig("cosine")))
-    assert time_grid(4, ScheduleConfig("linear")).tolist() == [0, 0.25, 0.5, 0.75, 1]
-    times, widths = solver_times(2, ScheduleConfig(times=(0, 0.25, 1)))
-    assert (times.tolist(), widths.tolist()) == ([0, 0.25], [0.25, 0.75])
-
-
-def test_fewer_times_of_a_schedule_cover_the_same_range() -> None:
-    flow = load_network(TINY, CosyVoice3Config.read(TINY), "flow")
-    few, usual = (OdeTables.of(flow.estimator, 10, 0.7, evaluated=count) for count in (3, 0))
-    assert (few.stored_steps, usual.stored_steps) == ([0, 3, 7], list(range(10)))
-    assert sum(few.widths) == pytest.approx(1)
-    for step, stored in enumerate(few.stored_steps):
-        for one, other in zip(few.modulation[step], usual.modulation[stored], strict=True):
-            assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize(
     ("folder_steps", "setting", "expected"),
     [(10, 0, 3), (10, 4, 4), (25, 0, 8), (5, 0, 3), (2, 0, 2), (2, 1, 1), (2, 5, 2)],
@@ -154,13 +132,6 @@ def model() -> Token2Wav:
     return Token2Wav.load(
         TINY, stream=StreamConfig(steps=(10, 5, 2)), runtime=RuntimeConfig(cache_mib=64)
     )
-
-
-def test_the_first_number_is_the_usual_one(model: Token2Wav) -> None:
-    voice = a_voice(30)
-    usual = Token2Wav.load(TINY)
-    assert np.array_equal(model.synthesize(TOKENS, voice), usual.synthesize(TOKENS, voice))
-    assert off(stream_mel(model, TOKENS, voice, 10), usual.mel(TOKENS, voice)) <= MEL
 
 
 def test_a_batch_of_different_steps_equals_its_streams_alone(model: Token2Wav) -> None:
@@ -192,21 +163,6 @@ def test_prompts_belong_to_a_number_of_steps_and_share_one_pool(model: Token2Wav
     assert flow.open_streams == 0
 
 
-def test_idle_prompts_of_any_steps_make_room(model: Token2Wav) -> None:
-    small = Token2Wav.load(
-        TINY, stream=StreamConfig(steps=(10, 5)), runtime=RuntimeConfig(cache_mib=32)
-    )
-    flow = small.pipeline.flow
-    capacity = flow.usage().capacity
-    for seed in range(capacity):
-        flow.close(flow.open(a_voice(90, seed=seed), StreamOptions(5)))
-    full = flow.usage()
-    assert full.used > capacity - 9
-    # evicts prompts with five ODE steps
-    flow.close(flow.open(a_voice(90, seed=1000), StreamOptions(10)))
-    assert flow.usage().used <= capacity
-
-
 def test_no_guidance_has_no_unconditional_rows(tmp_path: Path) -> None:
     folder = edited(tmp_path / "model", guidance=0)
     with_guidance, without = (
@@ -216,19 +172,6 @@ def test_no_guidance_has_no_unconditional_rows(tmp_path: Path) -> None:
         2 * without.pipeline.flow.usage().page_bytes
         == with_guidance.pipeline.flow.usage().page_bytes
     )
-
-
-@pytest.mark.parametrize("guidance", [0.7, 0])
-def test_padded_batches_without_guidance(tmp_path: Path, guidance: float) -> None:
-    """A stream in padded batches, as GPUs and exported graphs run, has the mel of the whole."""
-    folder, voice = edited(tmp_path / "model", guidance=guidance), a_voice(40)
-    model = Token2Wav.load(
-        folder, stream=StreamConfig(steps=(3,)), runtime=RuntimeConfig(cache_mib=64)
-    )
-    flow: Any = model.pipeline.flow
-    whole = model.mel(TOKENS, voice)
-    pad_batches(flow)
-    assert off(stream_mel(model, TOKENS, voice, 3), whole) <= MEL
 
 
 def test_steps_that_are_not_allowed(model: Token2Wav) -> None:

@@ -18,7 +18,6 @@ from testkit.models.golden import TINY
 from testkit.models.tiny_model import demo_tokens, demo_voice
 from testkit.utterances import Audio, chunks_of, portions, streamed, voice_of
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.errors import StreamClosedError
 from token2wav.serving.options import UtteranceOptions
 from token2wav.stages.pause import Pause, PauseFlow, PauseVocoder
 from token2wav.stages.stage import TokenChunk
@@ -126,16 +125,6 @@ def test_a_batch_takes_a_time_and_each_token_some_more(model: Token2Wav, tmp_pat
     steps = model.config.ode_steps
     of_steps = [seconds / steps for seconds in (0.0078, 0.005) for _ in range(steps)]
     assert slept == pytest.approx([*of_steps, 0.0082, 0.0058])
-
-
-def test_a_closed_stream_is_refused(model: Token2Wav) -> None:
-    for stage in model.pipeline.stages.values():
-        handle = stage.open(NOBODY)
-        assert stage.open_streams == 1
-        stage.close(handle)
-        assert stage.open_streams == 0
-        with pytest.raises(StreamClosedError):
-            stage.advance([(handle, None)])
 
 
 def test_settings_that_do_not_fit_are_refused() -> None:

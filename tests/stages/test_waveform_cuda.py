@@ -4,7 +4,8 @@ and no call waits for the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -12,7 +13,6 @@ import torch
 
 from testkit.models.golden import TINY, snr_db
 from tests.stages.rig import AUDIO, Parts
-from tests.stages.test_waveform import Utterance, run
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cuda_graphs import SWITCH, CudaGraph, GraphPool
 from token2wav.execution.device import keep_arithmetic_exact
@@ -34,6 +34,48 @@ pytestmark = [
 # tests/families/cosyvoice3/tolerances.py.
 SNR_DB = 50
 TF32_DB = 45  # 60 dB on a CPU, and the differences of F0
+
+
+@dataclass
+class Utterance:
+    """Mel that is vocoded in pieces of given lengths, from one turn on."""
+
+    lengths: Sequence[int]
+    start: int = 0
+    seed: int = 0
+    audio: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def mel(self) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randn(80, sum(self.lengths), generator=generator).to("cuda")
+
+    def chunk(self, turn: int) -> FrameChunk | None:
+        index = turn - self.start
+        if not 0 <= index < len(self.lengths):
+            return None
+        return FrameChunk(
+            self.mel.split(list(self.lengths), dim=1)[index], index == len(self.lengths) - 1
+        )
+
+
+def run(engine: WaveformStage, utterances: Sequence[Utterance]) -> None:
+    """Vocodes utterances side by side, and closes each utterance after its last piece."""
+    handles: dict[int, int] = {}
+    for turn in range(max(utterance.start + len(utterance.lengths) for utterance in utterances)):
+        chunks = {
+            index: chunk
+            for index, utterance in enumerate(utterances)
+            if (chunk := utterance.chunk(turn)) is not None
+        }
+        for index in chunks:
+            if index not in handles:
+                handles[index] = engine.open()
+        audio = engine.advance([(handles[index], chunk) for index, chunk in chunks.items()])
+        for (index, chunk), samples in zip(chunks.items(), audio, strict=True):
+            utterances[index].audio.append(samples)
+            if chunk.last:
+                engine.close(handles.pop(index))
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +108,10 @@ def on_kernels(parts: Parts, precision: Precision, graphs: GraphPool | None) -> 
 
 def utterances() -> list[Utterance]:
     return [
-        Utterance([50, 100, 200, 31], start=0, seed=0, device="cuda"),
-        Utterance([98, 100, 1], start=1, seed=1, device="cuda"),
-        Utterance([13], start=1, seed=2, device="cuda"),
-        *(
-            Utterance([50, 50, 50 - index], start=2, seed=3 + index, device="cuda")
-            for index in range(6)
-        ),
+        Utterance([50, 100, 200, 31], start=0, seed=0),
+        Utterance([98, 100, 1], start=1, seed=1),
+        Utterance([13], start=1, seed=2),
+        *(Utterance([50, 50, 50 - index], start=2, seed=3 + index) for index in range(6)),
     ]
 
 
