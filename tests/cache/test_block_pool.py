@@ -1,21 +1,30 @@
-"""Accounting of blocks and prefixes with numbers only, without tensors."""
+"""Pages of the cache, as numbers without tensors: prefixes, common reserve, tables of blocks."""
 
 from __future__ import annotations
 
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testkit.patience import PATIENCE_SECONDS
-from testkit.utterances import a_voice
-from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, Prefix, PrefixCache
-
-VOICES = [a_voice(0, seed) for seed in range(6)]
+from token2wav.cache.block_pool import (
+    BlockPool,
+    CommonReserve,
+    OutOfBlocksError,
+    PageNeeds,
+    Prefix,
+    PrefixCache,
+    StreamBlocks,
+)
+from token2wav.config.block_grid import BlockGrid
+from token2wav.networks.masks import block_mask
 
 
 @dataclass(eq=False)
@@ -38,7 +47,7 @@ class Voices:
         self.made = 0
 
     def acquire(self, number: int) -> Prefix[Numbered]:
-        return self.cache.acquire(VOICES[number].content_hash, lambda: self._compute(number))
+        return self.cache.acquire(number, lambda: self._compute(number))
 
     @property
     def live(self) -> list[int]:
@@ -52,63 +61,6 @@ class Voices:
     def _compute(self, number: int) -> Numbered:
         self.made += 1
         return Numbered(number, self.cache.take(1))
-
-
-@given(operations=st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=40))
-def test_any_use_of_a_pool(operations: list[tuple[bool, int]]) -> None:
-    pool, free, owners = BlockPool(12), set(range(12)), list[list[int]]()
-    for take, number in operations:
-        if take and number > len(free):
-            words = f"{number} pages needed, {len(free)} of 12 free; try again later"
-            with pytest.raises(OutOfBlocksError, match=words):
-                pool.acquire(number)
-        elif take:
-            owners.append(pool.acquire(number))
-            assert owners[-1] == sorted(free)[:number]
-            free -= set(owners[-1])
-        elif owners:
-            pages = owners.pop(number % len(owners))
-            free |= set(pages)
-            pool.release(pages)
-            assert pages == []
-        assert (pool.free, pool.used) == (len(free), 12 - len(free))
-
-
-def test_pool_used_by_many_threads() -> None:
-    pool = BlockPool(40)
-    start = threading.Barrier(8)
-
-    def work(_: int) -> None:
-        start.wait(timeout=PATIENCE_SECONDS)
-        for count in (1, 2, 3, 4, 5) * 40:
-            pages = pool.acquire(count)
-            assert len(set(pages)) == count
-            pool.release(pages)
-
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(work, range(8)))
-    assert pool.acquire(40) == list(range(40))
-
-
-def test_prefix_in_use_is_not_evicted() -> None:
-    voices = Voices(most=0)
-    first, again = voices.acquire(0), voices.acquire(0)
-    assert first is again
-    voices.cache.release(first)
-    assert not voices.cache.evict()
-    assert (voices.live, voices.cache.referenced, voices.cache.pages, voices.cache.idle_pages) == (
-        [0],
-        1,
-        1,
-        0,
-    )
-    voices.cache.release(again)
-    assert (voices.live, voices.cache.referenced, len(voices.cache), voices.pool.used) == (
-        [],
-        0,
-        0,
-        0,
-    )
 
 
 def test_threads_share_one_computation() -> None:
@@ -175,13 +127,171 @@ def test_any_use_of_a_prefix_cache(operations: list[tuple[str, int]]) -> None:
         assert voices.cache.computed == voices.made
 
 
-def test_failing_compute_leaves_the_cache_usable() -> None:
-    def fail() -> Numbered:
-        raise RuntimeError("it broke")
+# Common reserve of streams with a window: a running stream always gets its pages, none is lost.
 
-    voices = Voices()
-    with pytest.raises(RuntimeError, match="it broke"):
-        voices.cache.acquire(VOICES[0].content_hash, fail)
-    assert (len(voices.cache), voices.cache.referenced, voices.cache.computed) == (0, 0, 0)
-    assert voices.acquire(0).content is not None
-    assert (len(voices.cache), voices.cache.referenced, voices.cache.computed) == (1, 1, 1)
+PAGES = 20
+OPERATIONS = "open", "prompt", "start", "end", "retract", "close"
+
+
+@dataclass(eq=False)
+class Streams:
+    """Streams of one pool, of which at most `chunks` compute a chunk at the same time."""
+
+    needs: PageNeeds
+    chunks: int
+    idle: list[StreamBlocks] = field(default_factory=list)
+    # streams that compute a chunk, with its number of blocks, and whether they were cancelled
+    running: list[tuple[StreamBlocks, int, bool]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cache: PrefixCache[Any] = PrefixCache(BlockPool(PAGES))
+        self.common = CommonReserve(self.cache, self.needs)
+        self.common.limit(self.chunks)
+
+    def do(self, operation: str, number: int) -> None:
+        if operation == "open":
+            grid = BlockGrid(1, left_blocks=self.needs.window)
+            before = self.cache.pool.used
+            try:
+                self.idle.append(StreamBlocks(self.cache, [], grid, common=self.common))
+            except OutOfBlocksError:
+                assert self.cache.pool.used == before
+        elif operation == "prompt":
+            try:  # of a voice, which may stay in the cache after its stream
+                voice = self.cache.acquire(
+                    number, lambda: Numbered(number, self.cache.take(number % 4))
+                )
+                self.cache.release(voice)
+            except OutOfBlocksError:
+                pass
+        elif operation == "start" and self.idle and len(self.running) < self.chunks:
+            blocks = self.idle.pop(number % len(self.idle))
+            most = self.needs.window + self.needs.chunk - len(blocks.pages)
+            count = 1 + number % most
+            blocks.extend(count)  # never fails
+            self.running.append((blocks, count, False))
+        elif operation == "close" and (total := len(self.idle) + len(self.running)):
+            if (index := number % total) < len(self.idle):
+                self.idle.pop(index).release()
+            else:  # a cancelled stream keeps its pages until its chunk ends
+                blocks, count, _ = self.running.pop(index - len(self.idle))
+                self.running.append((blocks, count, True))
+        elif operation in ("end", "retract") and self.running:
+            blocks, count, cancelled = self.running.pop(number % len(self.running))
+            if operation == "retract":
+                blocks.retract(count)
+            else:
+                blocks.forget_unseen()
+            if cancelled:
+                blocks.release()
+            else:
+                self.idle.append(blocks)
+
+    @property
+    def open(self) -> int:
+        return len(self.idle) + len(self.running)
+
+    @property
+    def pages(self) -> int:
+        """Number of pages without those of prompts."""
+        return self.cache.pool.used - self.cache.pages
+
+
+@settings(max_examples=60)
+@given(
+    window=st.integers(0, 3),
+    chunk=st.integers(1, 4),
+    chunks=st.integers(1, 3),
+    operations=st.lists(
+        st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 11)), min_size=10, max_size=60
+    ),
+)
+def test_any_use_of_a_common_reserve(
+    window: int, chunk: int, chunks: int, operations: list[tuple[str, int]]
+) -> None:
+    streams = Streams(PageNeeds(window, chunk), chunks)
+    for operation, number in operations:
+        streams.do(operation, number)
+        assert streams.pages == streams.open * window + min(streams.open, chunks) * chunk
+        pages = [page for blocks in streams.idle for page in blocks.pages]
+        pages += [page for blocks, *_ in streams.running for page in blocks.pages]
+        assert len(pages) == len(set(pages))
+        assert all(blocks.page_count == window for blocks in streams.idle)
+    while streams.open:
+        streams.do("end", 0)
+        streams.do("close", 0)
+    assert streams.pages == 0
+    while streams.cache.evict():
+        pass
+    assert streams.cache.take(PAGES) == list(range(PAGES))
+
+
+@pytest.mark.parametrize(
+    ("window", "chunk", "chunks", "fit"),
+    [(2, 3, 2, 7), (2, 3, 9, 4), (4, 1, 1, 4), (0, 4, 6, 5)],
+)
+def test_as_many_streams_open_as_fit(window: int, chunk: int, chunks: int, fit: int) -> None:
+    streams = Streams(PageNeeds(window, chunk), chunks)
+    assert streams.needs.streams(PAGES, chunks) == fit
+    for _ in range(fit):
+        streams.do("open", 0)
+    assert streams.open == fit
+    streams.do("open", 0)
+    assert streams.open == fit
+
+
+def test_without_kept_pages_any_number_of_streams_fits() -> None:
+    assert PageNeeds(0, 3).streams(PAGES, 2) is None
+    assert PageNeeds(0, 3).streams(6, 2) is None
+    assert PageNeeds(0, 3).streams(5, 2) == 1
+
+
+def test_more_chunks_than_the_limit_take_free_pages_or_fail() -> None:
+    streams = Streams(PageNeeds(1, 2), 1)
+    for _ in range(2):
+        streams.do("open", 0)
+    first, second = streams.idle
+    first.extend(3)
+    pages = streams.cache.take(PAGES - 6)
+    second.extend(3)
+    first.forget_unseen()
+    second.forget_unseen()
+    assert streams.pages == 2 + 2 + len(pages)
+    first.extend(2)
+    streams.cache.take(PAGES - streams.cache.pool.used)
+    with pytest.raises(OutOfBlocksError, match="try again later"):
+        second.extend(2)
+    assert (len(second.pages), second.page_count) == (1, 1)
+
+
+# Tables of blocks.
+
+
+@given(
+    prefix=st.integers(0, 4),
+    prefix_stays=st.booleans(),
+    left=st.integers(-1, 5),
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    reserved=st.integers(0, 5),
+)
+def test_block_tables_match_the_attention_mask(
+    prefix: int, prefix_stays: bool, left: int, counts: list[int], reserved: int
+) -> None:
+    cache: PrefixCache[Numbered] = PrefixCache(BlockPool(64))
+    shared = cache.take(prefix)
+    grid = BlockGrid(1, prefix=prefix if prefix_stays else 0, left_blocks=left)
+    blocks = StreamBlocks(cache, shared, grid, reserved)
+    every = list(shared)  # page of every block, forgotten ones included
+    for count in counts:
+        for table in blocks.extend(count):
+            every.append(table[-1])
+            visible = block_mask(grid, len(every))[-1]
+            assert table == [page for page, seen in zip(every, visible, strict=True) if seen]
+        assert cache.pool.used == prefix + blocks.page_count
+        blocks.forget_unseen()
+        later = block_mask(grid, len(every) + 1)[-1, prefix:-1]
+        assert len(blocks.pages) == int(torch.count_nonzero(later)), (
+            "no page that no later block can see"
+        )
+    blocks.release()
+    assert cache.pool.used == prefix
