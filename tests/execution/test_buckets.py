@@ -1,10 +1,8 @@
-"""Batches in buckets: a batch runs in the cheapest bucket, in parts, or in tensors of its own.
-
-Items that are computed in groups have their results in the order of the items.
-"""
+"""Batches in buckets: a batch runs in the cheapest bucket, in parts, or in tensors of its own."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +12,13 @@ import pytest
 import torch
 
 from testkit.graph_pool import PoolWithoutGraphs
-from token2wav.execution.buckets import BucketRunner, map_grouped
+from testkit.packing import pad_batches
+from testkit.utterances import a_voice, off, some_tokens
+from tests.stages.rig import MEL, Parts, flow_mel
+from token2wav import backends
+from token2wav.config import LimitConfig
+from token2wav.execution.buckets import BucketRunner
+from token2wav.execution.captured_sizes import PAST_PAGES
 from token2wav.execution.step_boundary import at_boundaries, interruption, step_boundary
 
 
@@ -133,26 +137,27 @@ def test_runners_of_one_pool_compute_one_batch_at_a_time() -> None:
     assert waits == [True]
 
 
-def test_a_batch_can_be_interrupted_between_its_parts() -> None:
-    reached: list[int] = []
-    runner = BucketRunner(Room.of, partial(Sums, log=[]), BUCKETS)
-    with at_boundaries(lambda: reached.append(1)):
-        assert len(runner.run([torch.ones(4)] * 5)) == 5
-    assert reached == [1]
+# The flow in buckets.
+
+PROMPT_TOKENS = 750  # longest prompt that a server accepts
 
 
-def test_results_come_back_in_order() -> None:
-    seen: list[list[int]] = []
-
-    def run(items: list[int]) -> list[int]:
-        seen.append(items)
-        return [10 * item for item in items]
-
-    assert map_grouped([3, 2, 5, 4], lambda item: item % 2, run) == [30, 20, 50, 40]
-    assert seen == [[3, 5], [2, 4]], "groups run in the order of their first items"
-    assert map_grouped([], lambda item: item, run) == []
+def test_tables_have_room_for_the_longest_stream_of_a_server(parts: Parts) -> None:
+    tokens = PROMPT_TOKENS + LimitConfig().stream_tokens
+    assert tokens // parts.config.block_tokens <= PAST_PAGES
 
 
-def test_a_run_must_answer_for_every_item() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        map_grouped([1, 2], lambda item: 0, lambda items: items[:1])
+def test_a_longer_history_runs_eagerly_and_is_reported_once(
+    parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = pad_batches(parts.incremental(), backends.exported_buckets(4, (2,)))
+    voice = a_voice(30)
+    with caplog.at_level(logging.WARNING):
+        flow_mel(parts, engine, [some_tokens(25)], voice)
+        assert not caplog.messages
+        for length in (130, 200):
+            tokens = some_tokens(length)
+            mel = flow_mel(parts, engine, [tokens], voice)
+            assert off(mel, parts.whole(tokens, voice)) <= MEL
+    [warning] = caplog.messages
+    assert "past blocks, and batches are prepared for 2" in warning

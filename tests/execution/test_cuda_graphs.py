@@ -20,10 +20,9 @@ import torch
 
 from testkit.graph_pool import PoolWithoutGraphs
 from tests.stages.rig import Parts
-from token2wav import StreamConfig
 from token2wav.backends import exported_buckets
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.cache.states import SCRATCH_SLOT, StateStore
+from token2wav.cache.states import StateStore
 from token2wav.errors import BackendError
 from token2wav.execution import cuda_graphs
 from token2wav.execution.buckets import BucketRunner
@@ -32,7 +31,6 @@ from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step_boundary import at_boundaries, paced, step_boundary
 from token2wav.exported.step import ExportedStep
 from token2wav.stages.cached_flow import flow_states
-from token2wav.stages.waveform import WaveformStage, likely_pieces
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -83,27 +81,6 @@ def test_runs_at_load_write_only_to_the_scratch_page(parts: Parts) -> None:
     assert all(table.isnan().all() for table in tables(states))
     for batch, _ in runner._batches._buckets.values():
         assert batch.x.isfinite().all()  # type: ignore[attr-defined]
-
-
-def test_runs_of_the_vocoder_at_load_write_to_no_stream(parts: Parts) -> None:
-    shapes = likely_pieces(parts.hift, parts.config, parts.config.hops(StreamConfig()), 1)
-    stores: list[StateStore] = []
-
-    class SpoiltPool(PoolWithoutGraphs):
-        def capture(self, function: Callable[[], None], *, in_steps: bool = False) -> Any:
-            store = function.__self__._states  # type: ignore[attr-defined]
-            if not stores:
-                spoil(tables(store))
-                stores.append(store)
-            return super().capture(function)
-
-    with torch.inference_mode():
-        WaveformStage(
-            parts.hift, parts.source_noise, shapes=shapes[:2], graphs=SpoiltPool(3), streams=2
-        )
-    [store] = stores
-    for table in tables(store):
-        assert table[SCRATCH_SLOT + 1 :].isnan().all()
 
 
 # Captures that fail.
@@ -163,7 +140,9 @@ def test_a_bucket_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCapture
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Replaces the calls of torch that need a GPU. It records the captures and replays."""
-    record = SimpleNamespace(modes=[], pools=[], replays=0, capturing=False, uploads=False)
+    record = SimpleNamespace(
+        modes=[], pools=[], streams=0, replays=0, capturing=False, uploads=False
+    )
     handles = itertools.count()
 
     class Graph:
@@ -185,9 +164,14 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         yield
 
     a_stream = SimpleNamespace(wait_stream=lambda other: None, cuda_stream=7)
+
+    def new_stream(_: Any) -> SimpleNamespace:
+        record.streams += 1
+        return a_stream
+
     replaced = {
         "graph_pool_handle": lambda: (0, next(handles)),
-        "Stream": lambda device: a_stream,
+        "Stream": new_stream,
         "current_stream": lambda: a_stream,
         "stream": stream,
         "synchronize": lambda: None,
@@ -242,6 +226,16 @@ def test_a_function_that_is_captured_in_steps_has_a_graph_for_each(
         assert recorded.replays == graphs
     assert (pool.summary.graphs, pool.summary.nodes) == (2, 4 * 5)
     assert recorded.pools[0] != recorded.pools[1] == recorded.pools[2] == recorded.pools[3]
+
+
+def test_every_model_has_a_pool_and_a_stream_of_its_own(recorded: SimpleNamespace) -> None:
+    for _ in range(2):
+        pool = GraphPool(torch.device("cuda"))
+        pool.capture(lambda: None)
+        pool.capture(lambda: None)
+    first, second, third, fourth = recorded.pools
+    assert first == second != third == fourth
+    assert recorded.streams == 2
 
 
 def test_convolutions_are_timed_only_for_a_capture(recorded: SimpleNamespace) -> None:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +18,11 @@ from testkit.models.tiny_model import TINY
 from testkit.patience import PATIENCE_SECONDS
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, assembly
 from token2wav.errors import ConfigError, DeviceLostError
-from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.device import (
     available_bytes,
     cache_bytes,
     check_device,
     cuda_cache_bytes,
-    device_named,
     entered,
     keep_arithmetic_exact,
     keep_compiled_operations,
@@ -238,66 +235,6 @@ def test_a_model_that_does_not_fit_into_free_memory(
         f"runtime.cache_mib: cpu has no room for {wanted} of the model or its CUDA graphs beside "
         "the cache, because only 300 MiB are free; set a smaller value, or a smaller limits.streams"
     )
-
-
-def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for torch's calls records where functions were warmed up and captured."""
-    pools, journal = iter(range(9)), []
-    streams: list[Any] = [
-        SimpleNamespace(name="current", wait_stream=lambda _: None, cuda_stream=0)
-    ]
-
-    def stream(_: torch.device) -> Any:
-        return SimpleNamespace(
-            name=f"stream {next(pools)}", wait_stream=lambda _: None, cuda_stream=1
-        )
-
-    @contextmanager
-    def on(stream: Any) -> Iterator[None]:
-        streams.append(stream)
-        yield
-        streams.pop()
-
-    def record(graph: object, pool: int, stream: Any, capture_error_mode: str) -> Any:
-        journal.append(f"pool {pool}")
-        return on(stream)
-
-    for name, stand_in in {
-        "graph_pool_handle": lambda: next(pools),
-        "Stream": stream,
-        "stream": on,
-        "current_stream": lambda: streams[-1],
-        "synchronize": lambda: None,
-        "empty_cache": lambda: None,
-        "mem_get_info": lambda device: (0, 0),
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
-        "graph": record,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-
-    for _ in range(2):
-        pool = GraphPool(torch.device("cuda"))
-        for work in ("flow", "vocoder"):
-            pool.capture(lambda work=work: journal.append(f"{work} on {streams[-1].name}"))  # type: ignore[misc]
-    first = [f"{work} on stream 2" for work in ("flow", "vocoder")]
-    assert journal[:8] == [
-        first[0],
-        first[0],
-        "pool 0",
-        first[0],
-        first[1],
-        first[1],
-        "pool 0",
-        first[1],
-    ]
-    assert journal[8:] == [
-        line.replace("stream 2", "stream 5").replace("pool 0", "pool 3") for line in journal[:8]
-    ]
-
-
-def test_an_unknown_device_is_named() -> None:
-    with pytest.raises(ConfigError, match="'cuda:7' is not available; torch finds"):
-        device_named("cuda:7")
 
 
 def test_a_model_is_summed_up_in_three_lines() -> None:
