@@ -63,13 +63,6 @@ def test_streams_on_onnx_equal_torch(
     assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB
 
 
-@pytest.mark.parametrize("stream", [StreamConfig(left_blocks=1), StreamConfig(max_hop_tokens=25)])
-def test_every_way_to_stream_works_on_onnx(tiny: Path, stream: StreamConfig) -> None:
-    tokens, voice = some_tokens(120), a_voice(30)
-    audio = load(tiny, stream=stream).synthesize(tokens, voice)
-    assert snr_db(audio, load(tiny, "torch", stream).synthesize(tokens, voice)) >= AUDIO_DB
-
-
 def test_float16_on_onnx_is_close_and_stores_float16(tiny: Path, reference: Token2Wav) -> None:
     half = load(tiny, precision="float16")
     tokens, voice = some_tokens(150), a_voice(30)

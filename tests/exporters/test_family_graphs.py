@@ -1,6 +1,4 @@
-"""Graphs of other families than CosyVoice3: streams on their exported step equal torch, alone and
-in batches.
-"""
+"""Graphs of other families than CosyVoice3: streams on their exported step equal torch."""
 
 from __future__ import annotations
 
@@ -22,15 +20,12 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.few_convolutions import with_few_convolutions
 from testkit.models.golden import snr_db
 from testkit.utterances import off, some_tokens, streamed_mels, voice_of
-from token2wav import RuntimeConfig, StreamConfig, Token2Wav, backends
+from token2wav import RuntimeConfig, Token2Wav, backends
 from token2wav.backends import Backend
-from token2wav.errors import ConfigError
 from token2wav.exported.run import OnnxModule
 from token2wav.published.artifacts import EngineFolder
 from token2wav_export.cli import main
-from token2wav_export.engines import load_package
 from token2wav_export.making import Maker
-from token2wav_export.profiles import ProfileLoad
 
 MEL = 2e-5  # of float32, as on torch
 AUDIO_DB = 40.0
@@ -101,17 +96,6 @@ def test_a_streamed_mel_is_that_of_the_whole_on_torch(pair: Pair, prompt: int, c
     assert off(mel, reference.mel(tokens, voice)) <= MEL
 
 
-def test_batched_is_alone(pair: Pair) -> None:
-    _, exported = pair
-    utterances = [
-        (some_tokens(count), voice_of(exported, prompt))
-        for prompt, count in ((0, 60), (30, 90), (1, 41))
-    ]
-    for utterance, mel in zip(utterances, streamed_mels(exported, *utterances), strict=True):
-        [alone] = streamed_mels(exported, utterance)
-        assert off(mel, alone) <= MEL
-
-
 @pytest.mark.slow
 def test_audio_comes_from_both_graphs(cosyvoice2: Path) -> None:
     reference, exported = load(cosyvoice2, "torch"), load(cosyvoice2, "onnx")
@@ -150,21 +134,6 @@ def test_guided_attention_has_no_graphs(
     assert not (folder / "engines").exists()
 
 
-@pytest.mark.slow
-def test_an_engine_is_built_of_it(cosyvoice2: Path) -> None:
-    pytest.importorskip(
-        "tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)"
-    )
-    load = ProfileLoad(StreamConfig(), max_streams=4, history_seconds=30.0)
-    maker = Maker(EngineFolder(cosyvoice2), ["pytest"])
-    assert (
-        maker.tensorrt("step", "float32", load_package("tensorrt_rtx"), load, ["8.9"])
-        .stat()
-        .st_size
-        > 100_000
-    )
-
-
 def test_the_public_call_is_of_cosyvoice3_only(
     published: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,13 +142,3 @@ def test_the_public_call_is_of_cosyvoice3_only(
         "estimator-full: only CosyVoice3 has this graph; export the graphs step and vocoder"
         in capsys.readouterr().err
     )
-
-
-def test_whole_utterances_have_no_other_engine(tmp_path: Path) -> None:
-    folder = chatterbox_model.write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
-    with pytest.raises(
-        ConfigError, match=r"runtime\.backend: onnx cannot run stream\.reference; set torch"
-    ):
-        Token2Wav.load(
-            folder, stream=StreamConfig(reference=True), runtime=RuntimeConfig(backend="onnx")
-        )

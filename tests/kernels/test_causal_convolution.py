@@ -112,18 +112,6 @@ def test_convolution_continues_from_its_state(
     assert torch.equal(past.states[0][CHUNKS], before[CHUNKS]), "a chunk that does not exist"
 
 
-def test_norm_mish_and_shift_follow_the_convolution() -> None:
-    conv, norm, past, x = a_convolution(), a_norm(), a_past(), some_inputs()
-    before, shift = past.states[0].clone(), random(OUTPUTS)
-    output = NormedConvolution(conv, norm, "tf32x3")(x, past, shift)
-    for chunk in range(CHUNKS):
-        expected, state = convolved(conv, x, before, chunk)
-        expected = F.mish(norm(expected)) + shift
-        torch.testing.assert_close(frames_of(output, chunk), expected, atol=CLOSE, rtol=CLOSE)
-        assert torch.equal(past.states[0][chunk], state)
-    assert torch.equal(past.states[0][CHUNKS], before[CHUNKS]), "a chunk that does not exist"
-
-
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, CLOSE), (torch.float16, 2e-3)])
 def test_sum_and_its_norm_follow_the_convolution(dtype: torch.dtype, close: float) -> None:
     conv, norm, following, past = a_convolution(), a_norm(), a_norm(), a_past()

@@ -183,17 +183,6 @@ def test_blocks_equal_streams_alone(kind: str) -> None:
         torch.testing.assert_close(third, other, atol=SAME * spread, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["cosyvoice2", pytest.param("stepaudio2", marks=pytest.mark.slow)])
-def test_a_stream_in_a_batch_equals_it_alone(kind: str) -> None:
-    flow = a_flow(kind)
-    together = Rig.of(flow)
-    outputs = encoded(together, together.blocks(), kind, [0, 1])
-    rig = Rig.of(flow)
-    alone = encoded(rig, rig.blocks(), kind, [0])
-    for one, other in zip(alone, outputs, strict=False):
-        torch.testing.assert_close(other, one, atol=SAME * float(one.std()), rtol=0)
-
-
 def a_chunk(stream: int, past: int) -> PlacedChunk:
     """Returns a chunk of one block after some pages."""
     pages = list(range(past + 1))

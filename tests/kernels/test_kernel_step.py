@@ -198,21 +198,3 @@ def test_kernels_run_where_gpu_and_model_allow(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert backends.kernels_run(torch.device("cpu"), dim_head) == run
     assert ("Failed to find C compiler" in caplog.text) == (not compiler)
-
-
-def test_runs_at_load_write_to_no_page() -> None:
-    """Graphs run at load with tables of zeros, which hold no block."""
-    flow = a_flow()
-    solver = EulerSolver(flow.estimator, 2, 0.7)
-    layout = CacheLayout.of(a_model(flow), flow.estimator, 0.7, 2, "float32")
-    cache, states = PagedKVCache(layout, 2, DEVICE), flow_states(flow, flow.estimator, layout)
-    tensors = [cache._data, *states._all_tables()]
-    for tensor in tensors:
-        tensor.fill_(torch.nan)
-    with torch.inference_mode():
-        step = CosyVoice3KernelStep(flow.estimator, solver.tables, cache)
-        runner = FlowRunner(step, states, [BatchSize(2, 1, 3)])
-        [(batch, compute)] = runner._batches._buckets.values()
-        compute()
-    assert all(tensor.isnan().all() for tensor in tensors)
-    assert batch.x.isfinite().all()  # type: ignore[attr-defined]
