@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype
 
 Answer = Callable[[Any, npt.NDArray[Any]], Iterator[Any]]  # from the request and its true audio
 
@@ -40,6 +41,18 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             yield from answers
             if not answers:  # no answer, and no end of the stream
                 gone.wait()
+
+
+def response(
+    request_id: str, outputs: Mapping[str, npt.NDArray[Any]], *, last: bool = False
+) -> Any:
+    """Returns a response with output tensors; the last one of its request or not."""
+    message = service_pb2.ModelInferResponse(id=request_id)
+    message.parameters["triton_final_response"].bool_param = last
+    for name, array in outputs.items():
+        message.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+        message.raw_output_contents.append(array.tobytes())
+    return service_pb2.ModelStreamInferResponse(infer_response=message)
 
 
 def refused(message: str) -> Answer:

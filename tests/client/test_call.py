@@ -1,5 +1,5 @@
-"""Call of an utterance: latencies, silent servers, violations of the protocol, and the requests of
-another attempt.
+"""Call of an utterance: latencies, silent servers, violations of the protocol, the requests of
+another attempt, and parameters that a request may lack.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tritonclient.grpc import service_pb2
 
-from token2wav_client import ClientVoice, ProtocolError, TokenError, UtteranceClosedError
+from testkit.rigs.fake_triton import response
+from token2wav_client import (
+    ClientVoice,
+    InputError,
+    ProtocolError,
+    TokenError,
+    UtteranceClosedError,
+)
 from token2wav_client.audio import AudioChunk
 from token2wav_client.call import Call
-from token2wav_client.wire import Opening
+from token2wav_client.tokens import as_tokens
+from token2wav_client.wire import Opening, build_request, read_response
 
 SAMPLES = np.arange(960 * 12, dtype=np.int16)
 NUMBERS = ("chunk_index", "sample_rate", "samples_per_token", "samples_trimmed", "end_reason")
@@ -33,25 +40,10 @@ def answered() -> Call:
     return Call("token2wav", Opening("anna", "int16", keep_open=False), repeatable=False)
 
 
-def message(
-    request: int | str, audio: npt.NDArray[Any] | None, *, last: bool, **outputs: Any
-) -> Any:
-    answer = service_pb2.ModelInferResponse(id=str(request))
-    answer.parameters["triton_final_response"].bool_param = last
-    if audio is not None:
-        arrays = {
-            "audio": ("INT16", audio),
-            "final": ("BOOL", np.array([outputs.pop("final", False)])),
-        }
-        arrays |= {
-            name: ("INT32", np.array([outputs[name]], np.int32))
-            for name in NUMBERS
-            if name in outputs
-        }
-        for name, (datatype, array) in arrays.items():
-            answer.outputs.add(name=name, datatype=datatype, shape=array.shape)
-            answer.raw_output_contents.append(array.tobytes())
-    return service_pb2.ModelStreamInferResponse(infer_response=answer)
+def message(request: int | str, audio: npt.NDArray[Any], *, last: bool, **outputs: Any) -> Any:
+    numbers = {name: np.array([outputs[name]], np.int32) for name in NUMBERS if name in outputs}
+    arrays = {"audio": audio, "final": np.array([outputs.get("final", False)])}
+    return response(str(request), arrays | numbers, last=last)
 
 
 def tokens_in(message: Any) -> list[int]:
@@ -59,7 +51,7 @@ def tokens_in(message: Any) -> list[int]:
 
 
 def answer(request: int) -> Any:
-    return message(request, None, last=True)
+    return response(str(request), {}, last=True)
 
 
 def audio(
@@ -366,3 +358,71 @@ def test_nothing_is_owed_between_attempts(call: Call) -> None:
     assert call.owed_since is None
     call.again(5.0)
     assert call.owed_since == 5.0
+
+
+def chunk(**changes: npt.NDArray[Any]) -> Any:
+    outputs: dict[str, npt.NDArray[Any]] = {
+        "audio": np.array([0.5, -0.5], np.float32),
+        "chunk_index": np.array([2], np.int32),
+        "final": np.array([True]),
+    }
+    return response("3", outputs | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sent"),
+    [
+        ("decoder_noise", None, False),
+        ("decoder_noise", False, True),
+        ("decoder_noise", True, True),
+        ("speed", 1, False),
+        ("speed", 1.25, True),
+    ],
+)
+def test_a_parameter_is_sent_if_it_is_needed(name: str, value: Any, sent: bool) -> None:
+    """Servers of earlier versions refuse these parameters."""
+    opening = Opening("anna", **{name: value})
+    parameters = build_request("m", "s", "0", as_tokens([7]), opening=opening).parameters
+    assert (name in parameters) == sent
+    if sent:
+        parameter = parameters[name]
+        assert getattr(parameter, parameter.WhichOneof("parameter_choice")) == value
+
+
+@pytest.mark.parametrize("speed", [0.4, 2.5, float("nan")])
+def test_an_impossible_speed_is_refused(speed: float) -> None:
+    with pytest.raises(InputError, match=r"speed: .* is not from 0\.5 to 2"):
+        Opening("anna", speed=speed)
+
+
+def test_audio_may_be_written_to() -> None:
+    answer = read_response(chunk(), "float32")
+    assert answer.chunk is not None
+    assert answer.chunk.audio.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (chunk(audio=np.zeros(3, np.int16)), "audio: the server sent int16, expected float32"),
+        (chunk(audio=np.zeros((3, 1), np.float32)), r"audio: the server sent shape \(3, 1\)"),
+        (chunk(audio=np.zeros((1, 3, 2), np.float32)), r"the server sent shape \(1, 3, 2\), expec"),
+        (chunk(chunk_index=np.array([1], np.int64)), "chunk_index: the server sent int64"),
+        (chunk(final=np.array([True, False])), "final: the server sent 1 and 2 values"),
+        (
+            chunk(samples_trimmed=np.array([-1], np.int32)),
+            r"samples_trimmed: the server sent \[-1\], expected one number of",
+        ),
+        (response("3", {"audio": np.zeros(3, np.float32)}), "chunk_index: missing"),
+    ],
+)
+def test_responses_that_violate_the_protocol_are_refused(message: Any, words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        read_response(message, "float32")
+
+
+def test_a_tensor_shorter_than_its_shape_is_refused() -> None:
+    message = chunk()
+    message.infer_response.raw_output_contents[0] = b"\x00" * 4
+    with pytest.raises(ProtocolError, match="audio: the server sent an unreadable tensor"):
+        read_response(message, "float32")

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tritonclient.grpc import service_pb2
 
-from testkit.rigs.fake_triton import Answer, fake_triton, refused
+from testkit.rigs.fake_triton import Answer, fake_triton, refused, response
 from token2wav.commands import main
 from token2wav_client.errors import ResponseTimeoutError, ServerError
 from token2wav_client.health import Examination
@@ -24,13 +23,7 @@ PATIENT = ("--connect-timeout=60", "--timeout=60")  # a busy machine takes its t
 
 def spoken(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
     outputs = {"audio": audio, "chunk_index": np.array([0], np.int32), "final": np.array([True])}
-    types = {"float32": "FP32", "int16": "INT16", "int32": "INT32", "bool": "BOOL"}
-    response = service_pb2.ModelInferResponse(id=request.id)
-    response.parameters["triton_final_response"].bool_param = True
-    for name, array in outputs.items():
-        response.outputs.add(name=name, datatype=types[array.dtype.name], shape=array.shape)
-        response.raw_output_contents.append(array.tobytes())
-    yield service_pb2.ModelStreamInferResponse(infer_response=response)
+    yield response(request.id, outputs, last=True)
 
 
 def silent(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from testkit.models.golden import TINY
 from testkit.patience import PATIENCE_SECONDS
+from testkit.tables import table
 from tests.voices import graphs, reference
 from tests.voices.material import WriteWav, speechlike
 from token2wav import Voice
@@ -106,39 +106,37 @@ def test_tokens_as_text(
     assert json.loads(report)["out"] is None
 
 
-def test_recordings_and_models_that_are_refused(
-    folder: Path, write_wav: WriteWav, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    short = str(write_wav(speechlike(0.99, 24_000), 24_000))
-    out = tmp_path / "voice.safetensors"
-    assert main(["create", "--model", str(folder), "--wav", short, "--out", str(out)]) == 2
-    assert error_of(capsys, "token2wav voice").endswith(
-        f"{short}: too short: 0.99 s; at least 1 s is needed"
-    )
-    assert tokenize(["--model", str(tmp_path / "none"), "--wav", short]) == 2
-    assert error_of(capsys, "token2wav tokenize").endswith("none: no such folder")
-    (folder / graphs.TOKENIZER).unlink()
-    assert tokenize(["--model", str(folder), "--wav", short]) == 2
-    assert f"{graphs.TOKENIZER}: no such file" in error_of(capsys, "token2wav tokenize")
-    assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("voice.npz", "the name must end in .safetensors"),
-        ("none/voice.safetensors", "the folder .*none does not exist"),
-        ("folder.safetensors", "exists and is not a regular file"),
-    ],
+REFUSED = table(
+    r"""
+create | --model={folder} --wav={short} --out={new} | {short}: too short: 0.99 s; at least 1 s is
+create | --model=none --wav=none --out=v.npz | v.npz: the name must end in .safetensors
+create | --model=none --wav=none --out=none/v.safetensors | the folder none does not exist
+create | --model=none --wav=none --out={folder}.safetensors | exists and is not a regular file
+tokenize | --model=none --wav={short} | none: no such folder
+tokenize | --model={folder} --wav={short} | speech_tokenizer_v3.onnx: no such file
+"""
 )
-def test_outputs_that_are_refused_first(
-    name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(("program", "options", "message"), REFUSED)
+def test_arguments_that_are_refused(
+    program: str,
+    options: str,
+    message: str,
+    folder: Path,
+    write_wav: WriteWav,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "folder.safetensors").mkdir()
-    out = str(tmp_path / name)
-    assert main(["create", "--model", "none", "--wav", "none", "--out", out]) == 2
-    line = error_of(capsys, "token2wav voice")
-    assert re.fullmatch(f"token2wav voice: error: {re.escape(out)}: {message}", line), line
+    """The name of the voice is checked first."""
+    short, new = write_wav(speechlike(0.99, 24_000), 24_000), folder / "v.safetensors"
+    folder.with_suffix(".safetensors").mkdir()
+    (folder / graphs.TOKENIZER).unlink()
+    arguments = options.format(folder=folder, short=short, new=new).split()
+    status = tokenize(arguments) if program == "tokenize" else main([program, *arguments])
+    assert status == 2
+    name = "tokenize" if program == "tokenize" else "voice"
+    assert message.format(short=short) in error_of(capsys, f"token2wav {name}")
+    assert not new.exists()
 
 
 def test_command_needs_neither_torch_nor_the_client(
