@@ -39,15 +39,6 @@ def changed(**changes: Any) -> BigVGANConfig:
     return dataclasses.replace(SMALL, **changes)
 
 
-# One layer of each kind, for tests that are slow with many layers, such as loads and exports.
-LEAST = changed(
-    upsample_rates=(8,),
-    upsample_kernel_sizes=(16,),
-    resblock_kernel_sizes=(3,),
-    resblock_dilation_sizes=((2,),),
-)
-
-
 def random_bigvgan(config: BigVGANConfig, seed: int = 0) -> BigVGAN:
     """Returns a BigVGAN for inference; its audio is within the limits and not near zero."""
     generator = torch.Generator().manual_seed(seed)
@@ -76,9 +67,8 @@ def a_mel(frames: int, bands: int = SMALL.num_mels, seed: int = 0) -> torch.Tens
     return torch.randn(bands, frames, generator=torch.Generator().manual_seed(seed)) * 2 - 4
 
 
-def load_bigvgan(folder: Path | str) -> BigVGAN:
+def load_bigvgan(folder: Path) -> BigVGAN:
     """Loads the vocoder of a folder with `config.json` and weights, as families load it."""
-    folder = Path(folder)
     module = BigVGAN(read_bigvgan(folder))
     fill(module, read_bigvgan_weights(module, weights_file(folder, GENERATOR_FILES)))
     module.freeze()

@@ -25,7 +25,6 @@ VOCODER = changed(
     hop_size=160,
     sampling_rate=16_000,
 )
-SAMPLE_RATE = 16_000
 SAMPLES_PER_TOKEN = RATIO * 160
 
 

@@ -29,7 +29,6 @@ FLOW = {
 VOCODER = dataclasses.replace(bigvgan_model.VOCODER, num_mels=80)
 SAMPLE_RATE = 16_000
 SAMPLES_PER_TOKEN = 4 * 160
-BLOCK_TOKENS = 6
 
 
 def write_model(folder: Path) -> Path:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import sysconfig
-import venv
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,13 +20,12 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from testkit.door import Door
 from testkit.models.codec_models import CODECS
-from testkit.rigs.server_rig import Rig
 from testkit.utterances import chunks_of, joined, off, portions
-from token2wav import CheckpointError, ConfigError, InputError, Token2Wav, Voice
-from token2wav.assembly import check_folder, exportable, family_for, flow_networks
+from token2wav import ConfigError, Token2Wav, Voice
+from token2wav.assembly import exportable, family_for, flow_networks
 from token2wav.published.registry import read_config
-from token2wav_client import Client, ClientVoice
 
 AUDIO = 1e-5  # of float32; phases are summed in double precision
 TOKENS = np.random.default_rng(0).integers(0, 100, 47).astype(np.int32)
@@ -56,21 +53,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         if name.startswith(("token2wav_tone", "token2wav_codec", "token2wav_shared"))
     ]:
         del sys.modules[name]
-
-
-@pytest.fixture
-def _environment(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environment with the packages of this process's environment and the made-up family.
-
-    Triton takes packages from no other place.
-    """
-    venv.create(tmp_path / "venv", symlinks=True)
-    [packages] = (tmp_path / "venv").glob("lib/python*/site-packages")
-    folders = [sysconfig.get_path("purelib"), str(site)]
-    (packages / "both.pth").write_text(
-        "".join(f"import site; site.addsitedir({folder!r})\n" for folder in folders)
-    )
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
 
 
 @pytest.fixture(scope="module")
@@ -124,22 +106,16 @@ def test_chunks_equal_the_whole(model: Token2Wav, prompt_tokens: int, portion: i
     assert off(joined(chunks), by_hand(TOKENS)) <= AUDIO
 
 
-@pytest.mark.usefixtures("_environment")
-def test_family_is_served(folder: Path, tmp_path: Path) -> None:
-    def heard(url: str, length: int) -> NDArray[np.float32]:
-        voice = a_voice(length % 7)
-        sent = ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
-        with Client(url) as client:
-            chunks = list(client.synthesize(np.array_split(TOKENS[:length], 3), sent))
-        assert {(chunk.sample_rate, chunk.samples_per_token) for chunk in chunks} == {(2000, 80)}
-        return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
-
-    with Rig.start(folder, tmp_path) as rig, ThreadPoolExecutor(3) as threads:
+def test_family_is_served(model: Token2Wav) -> None:
+    with Door.open(model) as door, ThreadPoolExecutor(3) as threads:
         lengths = (47, 3, 20)
-        audio = threads.map(lambda length: heard(rig.server.grpc_url, length), lengths)
-        for length, samples in zip(lengths, audio, strict=True):
-            assert np.abs(samples - by_hand(TOKENS[:length])).max() <= AUDIO
-        rig.wait_until_empty()
+        heard = threads.map(
+            lambda length: door.heard(np.array_split(TOKENS[:length], 3), a_voice(length % 7)),
+            lengths,
+        )
+        for length, chunks in zip(lengths, heard, strict=True):
+            assert {chunk.sample_rate for chunk in chunks} == {2000}
+            assert off(joined(chunks), by_hand(TOKENS[:length])) <= AUDIO
 
 
 CODES = np.random.default_rng(1).integers(0, 16, (53, 2)).astype(np.int32)
@@ -161,7 +137,7 @@ def codec(codec_folder: Path) -> Token2Wav:
     return Token2Wav.load(codec_folder)
 
 
-def test_one_stage_has_no_mel(codec: Token2Wav, codec_folder: Path) -> None:
+def test_one_stage_has_no_mel(codec: Token2Wav) -> None:
     with pytest.raises(
         ConfigError, match="flow: this model has no such stage; its stages are decoder"
     ):
@@ -170,17 +146,6 @@ def test_one_stage_has_no_mel(codec: Token2Wav, codec_folder: Path) -> None:
         ConfigError, match="vocoder: this model has no such stage; its stages are decoder"
     ):
         codec.vocode(np.zeros((2, 5), np.float32))
-    with pytest.raises(InputError, match=r"tokens: shape \(3,\), expected \(tokens, 2\)"):
-        codec.synthesize([1, 2, 3])
-    with pytest.raises(InputError, match="voice: given, but this model takes no voice"):
-        codec.stream(a_voice(0))
-    check_folder(codec_folder)
-    (broken := codec_folder / "decoder.safetensors").rename(codec_folder / "elsewhere")
-    with pytest.raises(
-        CheckpointError, match=r"contains none of decoder\.safetensors, decoder\.pt"
-    ):
-        check_folder(codec_folder)
-    (codec_folder / "elsewhere").rename(broken)
 
 
 SHARED_SIZES = {

@@ -1,4 +1,4 @@
-"""Noise: equal to a stock deployment, shared by threads, endless, and in bounded memory."""
+"""Noise: equal to a stock deployment, shared by threads, endless, in bounded memory, as a table."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ import torch
 
 from testkit.models.golden import GoldenSet, golden_sets
 from testkit.models.tiny_model import DATA, FULL_SIZE, TINY
+from token2wav.assembly import load_network
 from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import draws_before_source
+from token2wav.networks import noise as module
 from token2wav.networks.noise import (
     _BLOCK_SAMPLES,
     _BLOCKS_KEPT,
     PAGE_FRAMES,
     FlowNoise,
+    NoiseTable,
     SourceNoise,
 )
+from token2wav.networks.source import HarmonicSource
 
 BANDS, HARMONICS = 80, 9
 BLOCK = _BLOCK_SAMPLES
@@ -146,3 +150,64 @@ def test_memory_of_source_noise_is_bounded() -> None:
     assert noise._known == states
     assert len(noise._blocks) == _BLOCKS_KEPT
     assert noise._states.numel() < 301 * 6000
+
+
+# A table of the merged noise of a source.
+
+FRAME, ROWS = 480, 50  # samples of a frame, and frames of a block
+
+
+@pytest.fixture(scope="module")
+def source() -> HarmonicSource:
+    return load_network(TINY, CosyVoice3Config.read(TINY), "vocoder").m_source
+
+
+@pytest.fixture
+def raw(source: HarmonicSource) -> SourceNoise:
+    """Noise of the source before it is merged."""
+    return SourceNoise(source.config.nb_harmonics + 1, skip=5)
+
+
+def assert_equal(table: NoiseTable, raw: SourceNoise, starts: list[int], width: int = 60) -> None:
+    rows = table.find(np.array(starts), width)
+    assert rows.shape == (len(starts), width)
+    for noise, start in zip(table.rows[torch.from_numpy(rows)], starts, strict=True):
+        before, first = max(0, -start), max(0, start)
+        expected = table._source.merged(raw.window(first * FRAME, (start + width) * FRAME))
+        assert torch.allclose(noise[before:].flatten(), expected, atol=1e-6, rtol=0)
+
+
+def test_stretches_of_a_table_equal_the_window(source: HarmonicSource, raw: SourceNoise) -> None:
+    table = NoiseTable(raw, source)
+    assert_equal(table, raw, [0, 120, 49, 3, -3])
+    assert_equal(
+        table, raw, [ROWS * 299 - 1]
+    )  # past the public buffer, and past the table's first size
+    assert_equal(table, raw, [10, ROWS * 1000])
+
+
+def test_prepared_noise_is_not_drawn_again(
+    source: HarmonicSource, raw: SourceNoise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = NoiseTable(raw, source)
+    table.prepare(4)
+    monkeypatch.setattr(table, "_draw", pytest.fail)
+    assert_equal(table, raw, [0, 4 * ROWS - 60])
+
+
+def test_memory_of_a_table_is_bounded(
+    source: HarmonicSource, raw: SourceNoise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FIRST_BLOCKS", 2)
+    monkeypatch.setattr(module, "_MOST_BLOCKS", 4)
+    table = NoiseTable(raw, source)
+    for block in range(9):
+        assert_equal(
+            table, raw, [block * ROWS, 0], ROWS
+        )  # the first is in use all the time, and stays
+        assert len(table.rows) <= 4 * ROWS
+    assert_equal(table, raw, [5 * ROWS], ROWS)
+    assert len(table.rows) == 4 * ROWS
+    # one batch that needs more than that
+    assert_equal(table, raw, [block * ROWS for block in range(6)], ROWS)
+    assert len(table.rows) == 8 * ROWS

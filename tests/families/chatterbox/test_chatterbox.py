@@ -29,7 +29,6 @@ from token2wav.published.registry import read_config
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import PieceShape, WaveformStage
 
-MEL = 2e-5  # tolerance between float32 results with values up to 6
 AUDIO = 1e-4
 SNR_DB = 40
 CPU = RuntimeConfig(device="cpu", cache_mib=400)

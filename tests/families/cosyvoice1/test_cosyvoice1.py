@@ -273,13 +273,6 @@ def test_the_class_of_the_flow_selects_the_family(folder: Path, tmp_path: Path) 
     assert family_name(read_config(folder)) == "cosyvoice1"
 
 
-def test_a_window_must_divide_a_part(folder: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^stream\.block_tokens: 70 does not divide 30000, the tokens of a part"
-    ):
-        Token2Wav.load(folder, stream=StreamConfig(block_tokens=70), runtime=CPU)
-
-
 def test_planned_memory_of_a_stream(model: Model) -> None:
     """A stream keeps the state of its vocoder, tokens, and mel that fades."""
     voice, config = a_voice(model.config, 1, 30), model.config

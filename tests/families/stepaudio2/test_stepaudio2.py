@@ -17,8 +17,6 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.families.stepaudio2 import read
 
 MEL = 2e-5  # tolerance between float32 results with values up to 7
-AUDIO = 1e-4
-SNR_DB = 40  # end to end, because F0 turns rounding of the mel into phase
 CPU = RuntimeConfig(device="cpu", cache_mib=400)
 ALL = StreamConfig(left_blocks=-1)
 
