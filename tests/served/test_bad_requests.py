@@ -61,19 +61,13 @@ OF_TRITON: list[Refusal] = [
     ([1], {"speaker_embedding": np.ones(191, np.float32)}, {}, "shape for input 'speaker_embeddi"),
     ([1], {"voice_id": np.zeros(2, np.uint8)}, {}, "unexpected shape for input 'voice_id'"),
 ]
-# Options that the ensemble lacks.
-OF_THE_ENSEMBLE: list[Refusal] = [
-    ([1], {}, {"speed": 2}, "speed: only 1 is possible in the ensemble"),
-    ([1], {}, {"end_after_repeats": 5}, "end_after_repeats: the ensemble cannot end a stream"),
-    ([1], {}, {"end_after_silence_s": 2.5}, "end_after_silence_s: the ensemble cannot end a str"),
-]
 
 
 @pytest.mark.parametrize(
     ("model", "refusals"),
     [
         ("token2wav", OURS),
-        ("token2wav_ensemble", [*OURS, *OF_THE_ENSEMBLE]),
+        ("token2wav_ensemble", OURS),
         ("token2wav", OF_TRITON),
         ("token2wav_ensemble", OF_TRITON),
     ],

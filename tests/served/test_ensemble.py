@@ -13,6 +13,7 @@ from testkit.models.golden import GoldenSet
 from testkit.rigs.server_rig import Rig
 from tests.served.conftest import IDLE_SECONDS
 from token2wav_client import Client, ClientVoice
+from token2wav_server.launcher.supervisor import Canary
 
 MODEL = "token2wav_ensemble"
 IDLE = f"in ensemble '{MODEL}', stream: no tokens for {IDLE_SECONDS} s, so it was closed"
@@ -24,6 +25,11 @@ def batches(rig: Rig, stage: str) -> tuple[int, int]:
     [alone] = re.findall(rf'token2wav_batch_streams_bucket{{le="1.0",model="{stage}"}} (\d+)', text)
     [count] = re.findall(rf'token2wav_batch_streams_count{{model="{stage}"}} (\d+)', text)
     return int(count), int(alone)
+
+
+def test_the_canary_of_the_supervisor_can_speak_with_it(rig: Rig) -> None:
+    canary = Canary(60.0, 60.0, [MODEL])
+    assert canary.start(rig.server.grpc_url).result() is None
 
 
 def test_eight_streams_share_batches(rig: Rig, golden: GoldenSet, voice: ClientVoice) -> None:

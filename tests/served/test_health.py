@@ -1,5 +1,5 @@
-"""Health check at a wrong port, and checks of the machine and of an idle connection beside a server
-that runs.
+"""Health check of another model and at a wrong port, and checks of the machine and of an idle
+connection beside a server that runs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from testkit.rigs.server_rig import Rig
 from token2wav.commands import main
 from token2wav.execution import device
 from token2wav_client import Client, ClientVoice, ServerUnavailable
+
+
+def test_health_of_a_model_that_is_not_there(rig: Rig) -> None:
+    assert health(rig.server.grpc_url, "--model=nobody").returncode == 6
 
 
 @pytest.mark.parametrize("port", ["http", "metrics", "Triton's own HTTP"])

@@ -83,6 +83,16 @@ def test_requests_finish_when_their_tokens_are_consumed(
     assert np.abs(np.concatenate((first.audio, rest.audio)) - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
+def test_the_first_request_may_stay_open_to_the_end(rig: Rig, name: str, golden: GoldenSet) -> None:
+    with rig.connect(name) as connection:
+        kept = {"keep_open": True}
+        connection.send(golden.tokens[:60], golden.voice, "kept", start=True, parameters=kept)
+        connection.send(golden.tokens[60:70], None, "kept")
+        assert len(connection.answers().chunks) == 1  # the second request finished
+        connection.send([], None, "kept", end=True)
+        assert len(connection.answers(requests=2).chunks) == 1
+
+
 def test_a_whole_utterance_in_one_request(
     rig: Rig, name: str, golden: GoldenSet, whole: NDArray[np.float32]
 ) -> None:

@@ -7,7 +7,6 @@ import re
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -28,7 +27,7 @@ from testkit.rigs.gateway_speech import PACE, TEXT, body, expected
 from testkit.rigs.serve_command import Serving
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from token2wav import ConfigError, Token2Wav
-from token2wav.commands import main as client_command
+from token2wav.commands import main as command
 from token2wav.serving.door.sequences import CLIENT_HEADER
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable, Tls
 from token2wav_client.errors import AccessError as NoAccess
@@ -243,13 +242,13 @@ def test_the_command_takes_certificates_and_a_token(
     token = tmp_path / "token"
     token.write_text("s3cret\n")
     url, known = f"--url={server.url}", mutual(authority)
-    command = ["health", url, f"--ca={known.ca}", f"--server-name={known.server_name}"]
+    health = ["health", url, f"--ca={known.ca}", f"--server-name={known.server_name}"]
     credentials = [f"--cert={known.cert}", f"--key={known.key}", f"--token-file={token}"]
-    assert client_command([*command, *credentials, f"--timeout={PATIENCE_SECONDS}"]) == 0
+    assert command([*health, *credentials, f"--timeout={PATIENCE_SECONDS}"]) == 0
     assert capfd.readouterr().out.startswith("healthy: ")
-    assert client_command(["health", url, "--tls"]) == 7
+    assert command(["health", url, "--tls"]) == 7
     assert "error: no secure connection to " in capfd.readouterr().err
-    assert client_command(command) == 3
+    assert command(health) == 3
 
 
 def test_the_canary_gets_through_mutual_tls(server: Serving, authority: Authority) -> None:
@@ -490,17 +489,13 @@ def test_a_key_file_that_is_no_key(tmp_path: Path) -> None:
         read_or_make_key(tmp_path / "none" / "key")
 
 
-def test_half_a_certificate_is_wrong_usage(authority: Authority) -> None:
-    program = Path(sys.executable).with_name("token2wav")
-    arguments = ["serve", str(TINY), f"--tls-certificate={authority.certificate('token2wav.test')}"]
-    completed = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
-    )
-    assert completed.returncode == 2
-    assert (
-        completed.stderr
-        == "token2wav serve: error: TLS needs both --tls-certificate and --tls-key\n"
-    )
+def test_half_a_certificate_is_wrong_usage(
+    authority: Authority, capfd: pytest.CaptureFixture[str]
+) -> None:
+    certificate = f"--tls-certificate={authority.certificate('token2wav.test')}"
+    assert command(["serve", str(TINY), certificate]) == 2
+    error = "token2wav serve: error: TLS needs both --tls-certificate and --tls-key\n"
+    assert capfd.readouterr().err == error
 
 
 def _channel(url: str, name: str, *files: Path) -> Any:
