@@ -63,14 +63,6 @@ def test_streams_on_onnx_equal_torch(
     assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB
 
 
-def test_float16_on_onnx_is_close_and_stores_float16(tiny: Path, reference: Token2Wav) -> None:
-    half = load(tiny, precision="float16")
-    tokens, voice = some_tokens(150), a_voice(30)
-    exact = reference.mel(tokens, voice)
-    assert np.std(stream_mel(half, tokens, voice) - exact) <= 2e-3 * np.std(exact)
-    assert half.pipeline.flow.usage().page_bytes * 2 == reference.pipeline.flow.usage().page_bytes
-
-
 @pytest.mark.parametrize("engine", ["onnx", "torch"])
 def test_float16_stays_finite_on_large_inputs(tiny: Path, engine: str) -> None:
     half, voice = load(tiny, engine, precision="float16"), a_voice(30)
@@ -113,15 +105,10 @@ def verify(model: Path, engines: Path) -> list[str]:
     return ["verify", f"--model={model}", f"--out={engines}", "--device=cpu"]
 
 
-@pytest.mark.parametrize(
-    ("engine", "precision"), [("onnx", "float32"), ("onnx", "float16"), ("torch", "float16")]
-)
-def test_verify_accepts_good_engines(
-    tiny: Path, engine: str, precision: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = [f"--backend={engine}", f"--precision={precision}", "--seconds=1"]
+def test_verify_compares_float16_on_torch(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--backend=torch", "--precision=float16", "--seconds=1"]
     assert main([*verify(tiny, tiny / "engines"), *options]) == 0
-    assert f"{engine}, {precision}, cpu, against torch, float32" in capsys.readouterr().out
+    assert "torch, float16, cpu, against torch, float32" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

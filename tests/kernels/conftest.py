@@ -20,6 +20,12 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Adds the tests of kernels to those that a GPU must pass, where there is one."""
+    if torch.cuda.is_available():
+        item.add_marker(pytest.mark.gpu)
+
+
 @pytest.fixture(autouse=True)
 def _exact_references() -> None:
     """Computes the reference of every kernel in exact float32, without TF32, on a GPU too."""

@@ -13,9 +13,7 @@ from token2wav.kernels.attention import paged_attention
 from token2wav.networks import dit
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# on a GPU, the tests belong to the tests that the GPU must pass
-pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
-pytestmark += [pytest.mark.usefixtures("fused_products")]
+pytestmark = pytest.mark.usefixtures("fused_products")
 # Sums in another order, and on a GPU products of three parts.
 EXACT = 2e-6 if DEVICE.type == "cpu" else 1e-5
 HEADS, DIM_HEAD, BLOCK = 3, 16, 10  # heads are no power of two, blocks no multiple of a tile

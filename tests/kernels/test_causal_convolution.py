@@ -17,8 +17,6 @@ from token2wav.kernels.tiles import Tile
 from token2wav.networks.unet import CausalConv
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# on a GPU, the tests belong to the tests that the GPU must pass
-pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 # Sums run in another order. On a GPU products consist of three TF32 products.
 CLOSE = 1e-5
 BLOCK, INPUTS, OUTPUTS, BRANCHES = 10, 20, 24, 2  # no multiple of a tile

@@ -39,8 +39,6 @@ from token2wav.stages.encoder_runner import (
 from token2wav.stages.stage import TokenChunk
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# on a GPU, the tests belong to the tests that the GPU must pass
-pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 # Tolerance of conditions, with a spread of about 1. The sums of a score have another order, and
 # sinusoids of absolute positions are rounded, not sinusoids of distances.
 CLOSE = 1e-5

@@ -10,9 +10,7 @@ from token2wav.kernels.euler import integrate
 from token2wav.networks.ode import OdeTables
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# on a GPU, the tests belong to the tests that the GPU must pass
-pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
-pytestmark += [pytest.mark.usefixtures("fused_products")]
+pytestmark = pytest.mark.usefixtures("fused_products")
 # Sums in another order, and on a GPU products of three parts.
 CLOSE = 1e-5
 BLOCKS, FRAMES, BANDS, OUTPUTS = 3, 18, 20, 70  # no multiple of a tile

@@ -33,8 +33,6 @@ from token2wav.networks.unet import UNet
 from token2wav.published.sizes import UNetConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# on a GPU, the tests belong to the tests that the GPU must pass
-pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 # Tolerance of mels, with a spread of about 1, and of states of convolutions, with values up to 10.
 CLOSE = {"float32": 1e-5, "float16": 2e-2}
 BANDS, BLOCK, STEPS, PAGES = 8, 4, 2, 8

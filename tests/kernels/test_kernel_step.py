@@ -37,8 +37,6 @@ from token2wav.stages.cached_flow import CachedFlow, flow_states
 from token2wav.stages.recompute import RecomputeFlow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# on a GPU, the tests belong to the tests that the GPU must pass
-pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 # Tolerance of the mel, which has a spread of about 1. Keys and values round the same way only as
 # long as they are equal.
 MEL = {"float32": 1e-5, "float16": 5e-3, "float8": 2e-3}

@@ -18,16 +18,14 @@ from token2wav.execution.block_table import HEADER, Block, frame_positions
 from token2wav.families.cosyvoice3 import kernel_step
 from token2wav.kernels import products
 from token2wav.kernels.convolution import Precision
-from token2wav.kernels.norms import NormVectors, gated_norm, modulated_norm
+from token2wav.kernels.norms import NormVectors, added_norm, gated_norm, modulated_norm
 from token2wav.kernels.position_convolution import PositionConvolution
-from token2wav.kernels.products import project_heads
-from token2wav.kernels.tiles import Tile
+from token2wav.kernels.products import gelu_product, project_heads
+from token2wav.kernels.tiles import Product, Tile
 from token2wav.networks import dit
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# where there is one, among the tests that it must pass
-pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
-pytestmark += [pytest.mark.usefixtures("fused_products")]
+pytestmark = pytest.mark.usefixtures("fused_products")
 # Of values around 1: sums in another order, and on a GPU products of three parts, which no GPU has
 # been asked yet.
 EXACT = 2e-6 if DEVICE.type == "cpu" else 1e-5
@@ -36,6 +34,9 @@ EXACT = 2e-6 if DEVICE.type == "cpu" else 1e-5
 STEP = {"float32": 2e-6, "float16": 5e-4, "int8": 4e-3, "float8": 0.04}
 # Results of products in float16 are rounded before and after the norms of the heads.
 CLOSE = {torch.float32: EXACT, torch.float16: 5e-3}
+# Sums run in another order, and GELU is computed before the result is rounded to float16.
+OF_PRODUCTS = {torch.float32: 1e-5, torch.float16: 5e-3}
+PRODUCTS: dict[str, Product] = {"tanh": "gelu", "none": "gelu_exact"}
 DIM_HEAD, BLOCK = 16, 10  # blocks are no multiple of a tile
 PAGES = 12
 
@@ -72,6 +73,59 @@ def test_norms(dim: int, dtype: torch.dtype) -> None:
         dit.modulated_norm(summed, shift[None], scale[None]),
         atol=tolerance,
         rtol=tolerance,
+    )
+
+
+def a_norm(channels: int) -> torch.nn.LayerNorm:
+    norm = torch.nn.LayerNorm(channels, device=DEVICE).requires_grad_(False)
+    norm.weight.copy_(random(channels))
+    norm.bias.copy_(random(channels))
+    return norm
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tile", "approximate"),
+    [
+        pytest.param(*case.values, approximate, id=f"{case.id}-{approximate}", marks=case.marks)
+        for approximate, product in PRODUCTS.items()
+        for case in tiles_of(product)
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of the interpreter
+def test_product_with_gelu(
+    dtype: torch.dtype, tile: Tile, approximate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tile(monkeypatch, tile)
+    layer = torch.nn.Linear(72, 150, device=DEVICE, dtype=dtype).requires_grad_(False)
+    x = 9 * random(3, 47, 72).to(dtype)  # large values, where an exponential overflows
+    x[1, 2] = torch.nan  # a row of padding
+    output = gelu_product(x, layer, tanh=approximate == "tanh")
+    expected = F.gelu(layer(x), approximate=approximate)
+    assert output.dtype == dtype
+    torch.testing.assert_close(
+        output, expected, atol=OF_PRODUCTS[dtype], rtol=OF_PRODUCTS[dtype], equal_nan=True
+    )
+    assert output.isnan().sum() == 150, "other rows"
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="GELU with tanh by cuBLAS needs a GPU")
+def test_product_with_gelu_by_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "library_rows", 1)
+    layer = torch.nn.Linear(72, 152, device=DEVICE).half().requires_grad_(False)
+    x = 9 * random(3, 48, 72).half()
+    output, expected = gelu_product(x, layer, tanh=True), F.gelu(layer(x), approximate="tanh")
+    torch.testing.assert_close(output, expected, atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", OF_PRODUCTS)
+def test_sum_and_norm_with_weights(dtype: torch.dtype) -> None:
+    norm, x, h = a_norm(80), 3 * random(2, 3, 80) + 1, random(2, 3, 80).to(dtype)
+    total = x + h.float()
+    output = added_norm(x, h, NormVectors.of(norm))
+    assert output.dtype == dtype
+    assert torch.equal(x, total)
+    torch.testing.assert_close(
+        output.float(), norm(x), atol=OF_PRODUCTS[dtype], rtol=OF_PRODUCTS[dtype]
     )
 
 

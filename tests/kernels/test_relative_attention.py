@@ -12,9 +12,7 @@ from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
 from token2wav.kernels.relative_attention import relative_attention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# on a GPU, the tests belong to the tests that the GPU must pass
-pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
-pytestmark += [pytest.mark.usefixtures("fused_products")]
+pytestmark = pytest.mark.usefixtures("fused_products")
 # Sums in another order, and on a GPU products of three parts.
 EXACT = 5e-6 if DEVICE.type == "cpu" else 2e-5
 HEADS, DIM = 2, 16
