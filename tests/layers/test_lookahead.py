@@ -1,4 +1,4 @@
-"""Look-ahead layer: absent tokens are zeros. The contract of flows tests its streams."""
+"""Look-ahead layer: its product on a GPU, and absent tokens. The contract of flows has the rest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import torch
 from torch import nn
 
 from token2wav.config.token_format import NO_TOKEN
-from token2wav.layers.lookahead import embed_tokens
+from token2wav.layers.lookahead import as_product, convolved, embed_tokens
+
+
+def test_a_convolution_is_a_product() -> None:
+    torch.manual_seed(0)
+    conv, x = nn.Conv1d(4, 5, 3), torch.randn(2, 4, 11)
+    assert torch.allclose(as_product(conv, x), convolved(conv, x), atol=1e-6)
 
 
 def test_an_absent_token_is_zero() -> None:
