@@ -38,7 +38,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 from testkit.batches import WHOLE_BLOCKS
-from testkit.flows import cached_flow
+from testkit.flows import cached_flow, two_stages
 from testkit.models.tiny_model import (
     ODE_STEPS,
     TINY,
@@ -48,7 +48,6 @@ from testkit.models.tiny_model import (
     tiny_config,
 )
 from testkit.replies import Expected
-from testkit.stages import two_stages
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav.assembly import load_network
 from token2wav.families.cosyvoice3 import CosyVoice3Config

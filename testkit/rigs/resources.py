@@ -12,10 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.processes import resident_mib
 
 _MOST_OBJECTS = 300  # such as cancelled timers, which asyncio keeps for a while
 _SETTLE_S = 0.2  # in which sockets of earlier work are closed
-_MOST_GROWTH = 16 << 20  # bytes, which the allocator may keep
+_MOST_GROWTH_MIB = 16  # which the allocator may keep
 
 
 def sockets() -> int:
@@ -25,12 +26,6 @@ def sockets() -> int:
         with suppress(OSError):  # closed meanwhile
             count += str(descriptor.readlink()).startswith("socket:")
     return count
-
-
-def resident_bytes() -> int:
-    """Returns the resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 async def check_nothing_kept(
@@ -47,11 +42,11 @@ async def check_nothing_kept(
     before = _sockets_and_tasks()
     await repeat(warm_up)
     await _return_to(before)
-    objects, resident = len(gc.get_objects()), resident_bytes()
+    objects, resident = len(gc.get_objects()), resident_mib(os.getpid())
     await repeat(count)
     await _return_to(before)
     assert len(gc.get_objects()) - objects < _MOST_OBJECTS
-    assert resident_bytes() - resident < _MOST_GROWTH
+    assert resident_mib(os.getpid()) - resident < _MOST_GROWTH_MIB
 
 
 def _sockets_and_tasks() -> tuple[int, int]:

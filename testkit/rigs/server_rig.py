@@ -54,7 +54,6 @@ class Rig:
         model: Path,
         folder: Path,
         settings: str | None = None,
-        repository: Path | None = None,
         access: Access | None = None,
         models: Sequence[str] = (),
     ) -> Iterator[Rig]:
@@ -66,7 +65,6 @@ class Rig:
         server = TritonServer(
             model,
             config=config,
-            model_repository=repository,
             models=models,
             ports=Ports.free(),
             access=access,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from testkit.models.golden import GoldenSet
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.processes import entries
 from testkit.rigs.raw_stream import SMALL_WINDOW, Answers, RawStream
 from testkit.rigs.server_rig import Rig
 from testkit.rigs.traces import Traces
@@ -117,11 +118,10 @@ def anonymous_mib(process: int) -> float:
 def resources(rig: Rig) -> dict[str, int]:
     """Returns the number of each resource that the engine holds, and the shared memory."""
     traces = Traces.of(rig.server.pid)
-    engine = Path(f"/proc/{traces.engine}")
     segments = list(Path("/dev/shm").glob(f"{traces.shm_prefix}*"))
     return {
         "segments": len(segments),
         "shared bytes": sum(segment.stat().st_blocks for segment in segments) * 512,
-        "files": len(list((engine / "fd").iterdir())),
-        "threads": len(list((engine / "task").iterdir())),
+        "files": entries(traces.engine, "fd"),
+        "threads": entries(traces.engine, "task"),
     }

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from testkit.batches import WHOLE_BLOCKS
-from testkit.flows import cached_flow
+from testkit.flows import cached_flow, two_stages
 from testkit.models.golden import TINY
 from testkit.models.tiny_model import ODE_STEPS, tiny_config
-from testkit.stages import two_stages
 from testkit.utterances import Mel, Tokens
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.assembly import load_network

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from testkit.batches import spoken_together
+from testkit.flows import recomputing
 from testkit.models.golden import TINY
 from testkit.models.tiny_model import one_line
-from testkit.recomputing import recomputing
 from testkit.utterances import Mel, a_voice, off, some_tokens
 from tests.stages.rig import MEL
 from token2wav import (

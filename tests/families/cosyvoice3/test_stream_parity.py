@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from testkit.flows import recomputing
 from testkit.models.golden import GoldenSet, snr_db
-from testkit.recomputing import recomputing
 from tests.families.cosyvoice3 import tolerances
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.serving.audio_output import AudioChunk
