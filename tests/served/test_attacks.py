@@ -172,7 +172,9 @@ def test_only_a_few_methods_and_paths_are_open(ports: dict[str, int]) -> None:
         "/v2/health/ready?a=b",
     ):
         assert status(http, path, key) == 403, path
-    assert status(http, "/v2/models/token2wav", key) == 200
+    assert status(http, "/v2/models/token2wav") == 200
+    infer = "/v2/models/token2wav/infer"
+    assert status(http, infer, "Content-Length: 2", method="POST", body=[b"{}"]) == 403
     for path in (
         "/v2/repository/index",
         "/v2/repository/models/token2wav/unload",
