@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from testkit.limits import files_of_at_most
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.gateway_rig import key_settings, serving
-from tests.gateway.voices.test_voice_folder import FULL, TENSORS
+from tests.gateway.voices.test_voices import FULL, TENSORS
 from token2wav_client import ClientVoice
 from token2wav_gateway.app import create_app
 from token2wav_gateway.metrics import Metrics

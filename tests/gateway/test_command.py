@@ -146,25 +146,6 @@ def test_open_texts_end_before_the_command_ends(
     assert "three" not in log
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--config", "/nowhere.yaml"], "/nowhere.yaml: "),
-        (["--metrics-port", "PORT"], "metrics port PORT: "),
-    ],
-)
-def test_a_command_that_cannot_start_says_why(arguments: list[str], reason: str) -> None:
-    with serving(language_model.create_app(tokens_of, PACE)) as port:
-        taken = [part.replace("PORT", str(port)) for part in arguments]
-        # In its own process, because the command limits the log of its process: in the process of
-        # the tests, those that run later would miss lines.
-        command = [sys.executable, *COMMAND, *taken]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"token2wav gateway: {reason.replace('PORT', str(port))}")
-    assert done.stderr.count("\n") == 1
-
-
 def use(url: str) -> None:
     """Sends words and keys by every door."""
     body = {"model": "tts-1", "voice": VOICE, "input": WORDS, "instructions": WORDS}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from examples import demo
 from examples.demo_voice.recordings import PROMPT
 from testkit.patience import until
-from testkit.rigs import aligners
 from testkit.rigs.chromium import Page, chromium
 from testkit.rigs.gateway_rig import PROMPT_TEXT, VOICE, GatewayRig, key_settings
 from testkit.rigs.language_model import LanguageModel
@@ -26,9 +24,9 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
-    with aligners.installed(tmp_path_factory.mktemp("site")):
-        yield LanguageModel()
+def speaker(made_up_aligners: object) -> LanguageModel:
+    """Language model of a gateway that can import the aligners."""
+    return LanguageModel()
 
 
 def speak(page: Page, text: str) -> str:

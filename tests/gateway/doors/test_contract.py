@@ -17,7 +17,6 @@ import soxr
 from testkit.batches import WHOLE_BLOCKS
 from testkit.models.tiny_model import ODE_STEPS, TINY
 from testkit.patience import until
-from testkit.rigs import aligners
 from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_lines import DOORS, CancellableLine, Line, ReportingLine
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, tokens_of
@@ -65,9 +64,9 @@ def said(text: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
-    with aligners.installed(tmp_path_factory.mktemp("site")):
-        yield LanguageModel(said, pace=PACE)
+def speaker(made_up_aligners: object) -> LanguageModel:
+    """Language model of a gateway that can import the aligners."""
+    return LanguageModel(said, pace=PACE)
 
 
 @pytest.fixture(scope="module")

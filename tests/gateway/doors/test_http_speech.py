@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import re
@@ -72,18 +71,10 @@ def test_a_whole_file_has_its_usage_in_its_headers(
     assert underrun >= 1  # the long text has several chunks
 
 
-def test_events_carry_the_audio_and_the_usage(
-    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
-) -> None:
+def test_events_carry_the_tokens_and_the_usage(gateway: GatewayRig) -> None:
     with gateway.http() as http:
         answer = http.post("/v1/audio/speech", json=body(stream_format="sse"))
     events = list(events_of(answer.text.splitlines()))
-    audio = b"".join(
-        base64.b64decode(event["audio"])
-        for event in events
-        if event["type"] == "speech.audio.delta"
-    )
-    assert_same(audio, expected(model, voice, TEXT))
     tokens = TOKENS_OF_A_WORD * len(TEXT.split())
     sent = [(event["samples"], event["tokens"]) for event in events[:-1]]
     assert len(sent) > 1
@@ -164,6 +155,7 @@ def test_a_client_may_keep_the_spelling_of_a_word(
         ({"language": "Klingon"}, 400, "language", "neither an ISO code"),
         ({"voice": None}, 400, "voice", "missing; the gateway has no setting `voices.default`"),
         ({"voice": "default"}, 404, "voice", "'default' is not one of"),
+        ({"voice": "alloy"}, 404, "voice", "'alloy' is not one of"),
         ({"ref_text": "hello"}, 400, "ref_text", "needs the recording of its words in ref_audio"),
         ({"ref_audio": "https://a.example/b.wav"}, 400, "ref_audio", "fetches no recordings"),
         ({"ref_audio": "file:///etc/passwd"}, 400, "ref_audio", "must be a data URL in base64"),

@@ -24,7 +24,7 @@ from examples import demo
 from examples.demo_voice.recordings import PROMPT
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.door_server import DoorServer
-from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, serving, tokens_of
+from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, tokens_of
 from testkit.rigs.gateway_speech import TEXT, assert_same, expected
 from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.raw_grpc import UnfinishedCall
@@ -412,17 +412,14 @@ def test_the_gateway_speaks_to_the_end_before_it_ends(
         yield request()
         waiting.wait(PATIENCE_SECONDS)
 
-    with (
-        serving(speaker.app()) as port,
-        GatewayRig.start(
-            tmp_path,
-            grpc_url=rig.server.grpc_url,
-            language_model_url=f"http://127.0.0.1:{port}/v1",
-            voice=voice,
-            settings={"voices": {"default": VOICE}},
-            riva=True,
-        ) as started,
-    ):
+    with GatewayRig.between(
+        speaker.app(),
+        tmp_path,
+        grpc_url=rig.server.grpc_url,
+        voice=voice,
+        settings={"voices": {"default": VOICE}},
+        riva=True,
+    ) as started:
         client = service(started, "")
         call = client.stub.SynthesizeOnline(texts())
         received.append(next(call).audio)

@@ -18,7 +18,7 @@ from starlette.types import Message
 
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import key_settings
-from tests.gateway.voices.test_voice_folder import TENSORS
+from tests.gateway.voices.test_voices import TENSORS
 from token2wav_client import AudioChunk
 from token2wav_gateway.app import create_app
 from token2wav_gateway.doors.session import Session

@@ -32,13 +32,6 @@ def opened(connections: Connections, *transports: Transport) -> list[Connection]
     return [connections.add(cast(Any, transport)) for transport in transports]
 
 
-def test_the_oldest_connection_without_a_request_is_closed() -> None:
-    connections, busy = Connections(3), Transport("a", evictable=False)
-    idle = [Transport("a") for _ in range(4)]
-    opened(connections, busy, *idle)
-    assert [transport.aborted for transport in (busy, *idle)] == [False, True, True, False, False]
-
-
 def test_an_address_with_few_connections_loses_none() -> None:
     connections, other = Connections(10), Transport("b")
     flood = [Transport("a") for _ in range(100)]

@@ -77,21 +77,6 @@ def test_the_clock_waits_while_the_player_has_no_audio() -> None:
     assert playout.played_s == pytest.approx(0.5)
 
 
-def test_times_of_words_replace_the_estimate() -> None:
-    playout = Playout(Clock())
-    playout.begin("a a loooong b")
-    playout.add(4.0, 4.0)
-    words = [("a", 100), ("a", 200), ("loooong", 300), ("b", 3900)]
-    playout.align([{"word": word, "end_ms": end_ms} for word, end_ms in words])
-    assert [playout.heard(seconds)[1] for seconds in (0.15, 0.25, 0.35, 3.8, 4.0)] == [
-        "a",
-        "a a",
-        "a a loooong",
-        "a a loooong",
-        "a a loooong b",
-    ]
-
-
 def test_words_without_times_are_estimated_after_those_with_times() -> None:
     playout = Playout(Clock())
     playout.begin("one two three ")

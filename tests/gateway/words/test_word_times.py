@@ -67,16 +67,6 @@ def outcomes(metrics: Metrics) -> dict[str, float]:
     }
 
 
-async def test_words_have_times() -> None:
-    async with aligning("Letters", metrics := Metrics()) as word_times:
-        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
-        texts = [times_of(word_times, GOOD, SECOND[: 2400 * count]) for count in range(1, 11)]
-        for count, words in enumerate(await asyncio.gather(*texts), start=1):
-            assert words is not None
-            assert words[-1][2] == 100 * count
-    assert outcomes(metrics) == {"done": 11}
-
-
 async def test_nothing_to_align_is_an_empty_list() -> None:
     async with aligning("Letters") as word_times:
         assert await times_of(word_times, "...", SECOND) == []

@@ -1,9 +1,10 @@
-"""Folder of voices: damaged files, full disks, and voices that belong to a key."""
+"""Voices: damaged files and full disks of their folder, and recordings that become voices once."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 from safetensors.numpy import save_file
 
+from examples.demo_voice.recordings import PROMPT
+from testkit.limits import files_of_at_most
+from testkit.patience import PATIENCE_SECONDS
 from token2wav_client import ClientVoice
 from token2wav_gateway.errors import (
     GatewayError,
@@ -22,7 +27,9 @@ from token2wav_gateway.errors import (
     StorageError,
 )
 from token2wav_gateway.settings import VoiceSettings
+from token2wav_gateway.voices import listener
 from token2wav_gateway.voices.listener import Listener
+from token2wav_gateway.voices.recorded_voices import RecordedVoices
 from token2wav_gateway.voices.voice_folder import VoiceFolder
 
 FULL = 1000  # bytes of a file on a full disk
@@ -38,7 +45,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Recordings that a front end has turned into voices, no two of which are equal."""
     recordings: list[bytes] = []
 
-    def voice_of(listener: Listener, recording: bytes, field: str) -> ClientVoice:
+    def voice_of(_: Listener, recording: bytes, field: str) -> ClientVoice:
         recordings.append(recording)
         embedding = np.full(192, len(recordings), np.float32)
         return ClientVoice(**TENSORS | {"speaker_embedding": embedding})
@@ -63,13 +70,6 @@ def test_names_of_openais_voices_select_the_default_voice(tmp_path: Path) -> Non
     folder = VoiceFolder(VoiceSettings(folder=tmp_path, default="joe"))
     names = {"alloy": "joe", "nova": "nova", "joe": "joe", "": "joe"}
     assert {name: folder.get(name).name for name in names} == names
-    with pytest.raises(NotFoundError, match="'ann' is not one of: joe, nova"):
-        folder.get("ann")
-    without_default = VoiceFolder(VoiceSettings(folder=tmp_path))
-    with pytest.raises(NotFoundError, match="'alloy' is not one of: joe, nova"):
-        without_default.get("alloy")
-    with pytest.raises(RequestError, match="voice: missing; the gateway has no setting"):
-        without_default.get("")
 
 
 def test_a_recording_that_comes_with_each_request_is_heard_once(
@@ -228,3 +228,67 @@ def test_a_voice_that_cannot_be_deleted_stays(
             folder.delete("bob")
     assert [voice.name for voice in folder.list()] == ["bob"]
     assert folder.get("bob").text == "words"
+
+
+@pytest.mark.anyio
+async def test_a_recording_becomes_a_voice_once(
+    heard: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(listener, "_MOST_VOICES", 2)
+    first, second, third = (np.full(4, level, np.float32) for level in (0.1, 0.2, 0.3))
+
+    recorded = RecordedVoices(VoiceSettings(model=tmp_path))
+    same = await asyncio.gather(*(recorded.of(first, "words") for _ in range(3)))
+    assert len(heard) == 1
+    assert len({voice.name for voice in same}) == 1
+    assert same[0].tensors is same[1].tensors
+    # Two recordings with the same words are two voices.
+    assert (await recorded.of(second, "words")).name != same[0].name
+    await recorded.of(first, "words")
+    await recorded.of(third, "other words")  # the second one is forgotten
+    await recorded.of(first, "words")
+    assert len(heard) == 3
+    await recorded.of(second, "words")
+    assert len(heard) == 4
+
+
+def test_the_default_voice_of_the_folder(tmp_path: Path) -> None:
+    async def default() -> str:
+        folder = tmp_path / "voices"
+        recorded = RecordedVoices(VoiceSettings(model=tmp_path, folder=folder))
+        with pytest.raises(NotFoundError):
+            await recorded.of(None, "")
+        save_file(TENSORS, folder / "default.safetensors")
+        return (await recorded.of(None, "")).name
+
+    assert asyncio.run(default()) == "default"
+
+
+def test_a_full_disk_is_told_apart_from_a_bad_recording(tmp_path: Path) -> None:
+    recorded = RecordedVoices(VoiceSettings(model=tmp_path))
+    with files_of_at_most(FULL), pytest.raises(StorageError, match=r"its disk is full$"):
+        asyncio.run(recorded.of(np.zeros(10_000, np.float32), "words"))
+
+
+@pytest.mark.anyio
+async def test_a_recording_is_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest recording takes 30 ms, in which no other stream would get audio."""
+    goes_on = threading.Event()
+
+    def digest(recording: bytes) -> bytes:
+        assert goes_on.wait(PATIENCE_SECONDS)
+        return recording
+
+    monkeypatch.setattr(listener, "_digest", digest)
+    asyncio.get_running_loop().call_later(0.02, goes_on.set)
+    knowing = Listener(Path("model"), longest_s=30)
+    voice = ClientVoice(**TENSORS)
+    knowing._known.put(b"sound", (voice.id, voice))
+    assert await knowing.voice(b"sound", "file") is voice
+
+
+def test_a_model_by_name_that_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    nowhere = Listener(Path("acme/nowhere"), longest_s=30)
+    with pytest.raises(GatewayError, match="file: the model cannot turn it into a voice"):
+        nowhere.voice_of(PROMPT.read_bytes(), "file")
