@@ -104,3 +104,15 @@ async def test_a_task_that_is_cancelled_keeps_no_turn() -> None:
     line.now += 1
     line.join("health", 0.0001)
     assert line.log == ["health"]
+
+
+async def test_a_quiet_connection_goes_before_floods() -> None:
+    line = Line()
+    for number in range(50):
+        line.join(f"flood {number}", 0.003, reads=4)
+    await line.finish(100)
+    before = len(line.log)
+    line.join("health", 0.0001)
+    await line.finish(200 + 1)
+    assert line.log.index("health") <= before + 1
+    assert all(line.log.count(f"flood {number}") == 4 for number in range(50))
