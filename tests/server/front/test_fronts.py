@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import queue
 import shutil
 import signal
@@ -25,21 +26,20 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from testkit.models.golden import ROOT
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.fake_engine import (
+from testkit.rigs.fake_engine import FakeEngine, frame
+from testkit.rigs.processes import entries, resident_mib
+from token2wav_server import Ports
+from token2wav_server.engine.frames import (
     AUDIO,
     FAILED,
     FINISHED,
     READY,
-    FakeEngine,
-    Forwarded,
+    FailedFrame,
+    RequestFrame,
     audio_frame,
     failed_frame,
     finished_frame,
-    frame,
-    tensor,
 )
-from testkit.rigs.processes import entries, resident_mib
-from token2wav_server import Ports
 from token2wav_server.front.build import LIBRARY
 from token2wav_server.launcher.binaries import find_tritonserver
 
@@ -288,7 +288,7 @@ def engine(server: Server, client: Client) -> Iterator[FakeEngine]:
     engine.stop()
 
 
-def exchange(client: Client, engine: FakeEngine, *arguments: Any, **options: Any) -> Forwarded:
+def exchange(client: Client, engine: FakeEngine, *arguments: Any, **options: Any) -> RequestFrame:
     """Sends a request, and finishes it."""
     client.send(*arguments, **options)
     request = engine.request()
@@ -316,11 +316,12 @@ def test_requests_arrive_as_they_were_sent(client: Client, engine: FakeEngine) -
     first = exchange(client, engine, voice, 2**63 - 1, parameters, start=True)
     second = exchange(client, engine, sequence="é" * 64, end=True)
     third = exchange(client, engine)
-    assert (first.sequence, second.sequence, third.sequence) == (2**63 - 1, "é" * 64, 0)
+    assert (first.sequence_id, second.sequence_id, third.sequence_id) == (2**63 - 1, "é" * 64, 0)
     assert (first.flags, second.flags, third.flags) == (1, 2, 0)
-    assert first.parameters == parameters
-    assert isinstance(first.parameters["speed"], float)
-    assert second.parameters == {}
+    received = json.loads(first.parameters)
+    assert received == parameters
+    assert isinstance(received["speed"], float)
+    assert json.loads(second.parameters or "{}") == {}
     assert first.inputs.keys() == voice.keys()
     for name, array in voice.items():
         assert first.inputs[name].dtype == array.dtype
@@ -365,7 +366,7 @@ def test_errors(status: int, client: Client, engine: FakeEngine) -> None:
     client.send()
     slot = engine.request().slot
     text = f'tokens: "é" of status {status}'
-    engine.send(failed_frame(slot, status, text), finished_frame(slot))
+    engine.send(failed_frame(FailedFrame(slot, status, text)), finished_frame(slot))
     assert client.error() == text
     exchange(client, engine)
 
@@ -396,7 +397,7 @@ def test_cancellation_reaches_the_engine_once(server: Server, engine: FakeEngine
         engine.send(*(audio_frame(slot, {"audio": np.zeros(9, np.float32)}) for slot in slots))
         time.sleep(0.3)
         assert engine.cancelled.empty()
-        engine.send(finished_frame(*slots))
+        engine.send(*map(finished_frame, slots))
     with Client(f"127.0.0.1:{server.ports.grpc}") as client:
         exchange(client, engine)
 
@@ -459,7 +460,7 @@ BAD_FRAMES = {
     "unknown kind": frame(77, b""),
     "of the front": frame(1, b""),
     "ready again": frame(READY, struct.pack("<I", 1)),
-    "wrong size": frame(AUDIO, SLOT + b"\1" + tensor("a", np.zeros(2, np.int8))[:-1]),
+    "wrong size": frame(AUDIO, audio_frame(1, {"a": np.zeros(2, np.int8)})[5:-1]),
     "half a slot": frame(FINISHED, SLOT + SLOT[:4]),
     "status": frame(FAILED, SLOT + b"\5"),
 }
@@ -573,7 +574,7 @@ def test_nothing_is_left_that_keeps_the_model(front: Path) -> None:
             with Client(f"127.0.0.1:{server.ports.grpc}") as client:
                 exchange(client, engine)
                 client.send()
-                engine.send(failed_frame(engine.request().slot, 3, "tokens: wrong"))
+                engine.send(failed_frame(FailedFrame(engine.request().slot, 3, "tokens: wrong")))
                 assert client.error() == "tokens: wrong"
                 if front.suffix != ".py":
                     client.send()

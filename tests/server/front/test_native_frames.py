@@ -1,4 +1,6 @@
-"""Frames and texts of the native front, with sanitizers: noise of an engine, texts of clients."""
+"""Frames and texts of the native front, with sanitizers: noise of an engine, which it reads as the
+Python front does, and texts of clients.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +16,38 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testkit.rigs.fake_engine import (
+from token2wav_server.engine.frames import (
     AUDIO,
-    DTYPES,
     FAILED,
     FINISHED,
+    LARGEST_FRAME,
     READY,
+    FailedFrame,
+    FrameBuffer,
+    FrameError,
     audio_frame,
     failed_frame,
     finished_frame,
-    frame,
-    read_request,
+    parse_audio,
+    parse_failed,
+    parse_ready,
+    parse_request,
+    parse_slot,
+    ready_frame,
 )
 from token2wav_server.front.build import SOURCES
 
-LARGEST_FRAME = 64 << 20
 CASES = 20_000  # two seconds
 Check = Callable[[str, Iterable[bytes]], list[str]]
 
 VALID = [
-    frame(READY, struct.pack("<I", 1)),
+    ready_frame(),
     audio_frame(1, {}),
     audio_frame(2, {"audio": np.arange(5, dtype=np.float32), "final": np.array([True])}),
     audio_frame(3, {"é": np.zeros((2, 0, 3), np.int16), "scalar": np.array(1.0)}),
     finished_frame(1),
-    failed_frame(4, 3, ""),
-    failed_frame(5, 4, "tokens: é is too many"),
+    failed_frame(FailedFrame(4, 3, "")),
+    failed_frame(FailedFrame(5, 4, "tokens: é is too many")),
 ]
 
 
@@ -73,61 +81,26 @@ def check(compiler: list[str], tmp_path_factory: pytest.TempPathFactory) -> Chec
     return run
 
 
+PARSERS: dict[int, Callable[[bytearray], object]] = {
+    READY: parse_ready,
+    AUDIO: parse_audio,
+    FINISHED: parse_slot,
+    FAILED: parse_failed,
+}
+
+
 def frames_of(stream: bytes) -> tuple[int, bool]:
-    """Reference: the number of frames before the first bad one, and whether there is one."""
+    """Returns the number of frames that the Python front reads before it refuses one, and whether
+    it does.
+    """
     count = 0
-    while len(stream) >= 4:
-        [length] = struct.unpack_from("<I", stream)
-        if not 1 <= length <= LARGEST_FRAME:
-            return count, True
-        if len(stream) < 4 + length:
-            break
-        try:
-            _read_frame(stream[4 : 4 + length])
-        except (ValueError, struct.error):
-            return count, True
-        stream = stream[4 + length :]
-        count += 1
+    try:
+        for content in FrameBuffer().add(stream):
+            PARSERS[content[0]](content)
+            count += 1
+    except (FrameError, KeyError):
+        return count, True
     return count, False
-
-
-def _read_frame(content: bytes) -> None:
-    kind, payload = content[0], content[1:]
-    if kind == READY:
-        struct.unpack("<I", payload)
-    elif kind == FINISHED:
-        struct.unpack("<Q", payload)
-    elif kind == FAILED:
-        _, status = struct.unpack_from("<QB", payload)
-        payload[9:].decode()
-        if status > 4:
-            raise ValueError
-    elif kind == AUDIO:
-        _, count = struct.unpack_from("<QB", payload)
-        position = 9
-        for _ in range(count):
-            position = _read_tensor(payload, position)
-        if position != len(payload):
-            raise ValueError
-    else:
-        raise ValueError
-
-
-def _read_tensor(payload: bytes, position: int) -> int:
-    [name_bytes] = struct.unpack_from("<B", payload, position)
-    name, datatype, dimensions = struct.unpack_from(f"<{name_bytes}sBB", payload, position + 1)
-    position += 1 + name_bytes + 2
-    *shape, size = struct.unpack_from(f"<{dimensions}qQ", payload, position)
-    position += 8 * dimensions + 8
-    name.decode()
-    wanted = np.dtype(DTYPES.get(datatype, "V0")).itemsize
-    counted = math.prod(dimension or 1 for dimension in shape) * wanted
-    if min(shape, default=0) < 0 or counted > LARGEST_FRAME:
-        raise ValueError
-    wanted *= math.prod(shape)
-    if datatype not in DTYPES or size != wanted or position + size > len(payload):
-        raise ValueError
-    return position + size
 
 
 def mutated(rng: random.Random) -> bytes:
@@ -244,8 +217,7 @@ def test_an_input_in_several_buffers(check: Check) -> None:
     """Triton may keep an input in pieces."""
     cases = [bytes(range(size)) for size in (0, 1, 2, 3, 255)]
     for case, line in zip(cases, check("r", cases), strict=True):
-        head, payload = bytes.fromhex(line)[:5], bytes.fromhex(line)[5:]
-        assert struct.unpack("<IB", head) == (1 + len(payload), 1)
-        request = read_request(payload)
-        assert (request.slot, request.flags, request.sequence) == (7, 3, "name")
+        [content] = FrameBuffer().add(bytes.fromhex(line))
+        request = parse_request(content)
+        assert (content[0], request.slot, request.flags, request.sequence_id) == (1, 7, 3, "name")
         assert request.inputs["voice_id"].tobytes() == case
