@@ -240,6 +240,21 @@ def test_a_waiting_stream_without_audio_counts_by_its_admission(
     assert rig.next_turn().utterances == ready[:chunks]
 
 
+def test_a_batch_of_a_decoder_has_chunks_of_one_length() -> None:
+    rig = Rig(replace(CONFIG, stages=("decoder",)))
+    utterances = [rig.opened() for _ in range(2)]
+    for utterance in utterances:
+        rig.push(utterance, FIRST)
+        rig.run_chunk(utterance)
+    rig.clock.now += 1.0  # the listeners are out of audio, so one block is enough
+    for utterance, tokens in zip(utterances, (2 * HOP, HOP), strict=True):
+        rig.push(utterance, tokens)
+    assert [utterance.chunker.next_tokens for utterance in utterances] == [50, 25]
+    turn = rig.computes(*utterances)
+    assert [utterance.chunker.next_tokens for utterance in utterances] == [25, 25]
+    assert turn.tokens == 50
+
+
 def test_only_a_request_that_awaits_tokens_is_idle() -> None:
     rig = Rig(idle_seconds=30.0)
     ready, waiting, unopened, empty = rig.opened(), rig.opened(), rig.admitted(), rig.admitted()

@@ -139,6 +139,18 @@ def test_one_warning_of_streams_that_anybody_can_continue(
     assert "without the request parameter stream_key" in record.message
 
 
+def test_a_late_close_leaves_the_id_of_the_next_stream() -> None:
+    sequences: Sequences[str] = Sequences(30.0)
+    bob = Owner("bob", "key")
+    sequences.add(1, ALICE, "first")
+    sequences.remove(1, "first", "it ended")
+    with pytest.raises(StreamClosedError, match="it ended"):
+        sequences.find(1, ALICE)
+    sequences.add(1, bob, "second")
+    sequences.remove(1, "first", "it failed afterwards")
+    assert sequences.find(1, bob) == "second"
+
+
 def test_reasons_of_a_thousand_closed_streams_are_kept() -> None:
     sequences: Sequences[int] = Sequences(30.0)
     for number in range(1, 3001):
