@@ -75,6 +75,7 @@ def test_events_carry_the_tokens_and_the_usage(gateway: GatewayRig) -> None:
     with gateway.http() as http:
         answer = http.post("/v1/audio/speech", json=body(stream_format="sse"))
     events = list(events_of(answer.text.splitlines()))
+    assert all(event["audio"] and "timestamps" not in event for event in events[:-1])
     tokens = TOKENS_OF_A_WORD * len(TEXT.split())
     sent = [(event["samples"], event["tokens"]) for event in events[:-1]]
     assert len(sent) > 1
