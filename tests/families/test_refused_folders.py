@@ -38,7 +38,7 @@ from testkit.models.folder_edits import (
     tensor,
     write_folder,
 )
-from testkit.models.tiny_model import tiny_weights
+from testkit.models.tiny_model import TINY, tiny_weights
 from testkit.tables import table
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav, Token2WavError
 from token2wav.assembly import check_folder
@@ -994,3 +994,8 @@ def test_a_load_refuses_as_the_check_does(
 def test_a_name_that_is_nearly_an_alias(name: str, near: str) -> None:
     with pytest.raises(Token2WavError, match=f"^{name}: no such model folder; did you mean {near}"):
         check_folder(Path(name))
+
+
+def test_a_file_is_no_model_folder() -> None:
+    with pytest.raises(ConfigError, match="no such model folder"):
+        check_folder(TINY / "cosyvoice3.yaml")

@@ -248,6 +248,19 @@ def test_the_door_of_a_server_takes_voices_and_portions(model: Model) -> None:
     assert refusal.startswith("speed: 1.2, but this model decodes windows")
 
 
+def test_steps_of_the_ode(folder: Path, model: Model) -> None:
+    quick = Token2Wav.load(folder, stream=StreamConfig(steps=(4, 10)), runtime=CPU)
+    voice, tokens = a_voice(model.config, 1, 30), tokens_of(model, 60)
+    assert off(quick.synthesize(tokens, voice), model.synthesize(tokens, voice)) > AUDIO
+
+
+def test_a_window_must_divide_a_part(folder: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^stream\.block_tokens: 70 does not divide 30000, the tokens of a part"
+    ):
+        Token2Wav.load(folder, stream=StreamConfig(block_tokens=70), runtime=CPU)
+
+
 @pytest.mark.parametrize(("frames", "sound"), [(51, True), (47, True), (46, False), (56, False)])
 def test_frames_of_a_prompt(frames: int, sound: bool, model: Model) -> None:
     """30 tokens have 51.7 frames. A recording may have a few more or fewer."""
