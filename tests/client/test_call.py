@@ -389,6 +389,13 @@ def test_a_parameter_is_sent_if_it_is_needed(name: str, value: Any, sent: bool) 
         assert getattr(parameter, parameter.WhichOneof("parameter_choice")) == value
 
 
+def test_the_first_request_stays_open_and_asks_for_the_end_of_its_answers() -> None:
+    opening = Opening("anna", keep_open=True)
+    parameters = build_request("m", "s", "0", as_tokens([7]), opening=opening).parameters
+    assert parameters["keep_open"].bool_param
+    assert parameters["triton_enable_empty_final_response"].bool_param
+
+
 @pytest.mark.parametrize("speed", [0.4, 2.5, float("nan")])
 def test_an_impossible_speed_is_refused(speed: float) -> None:
     with pytest.raises(InputError, match=r"speed: .* is not from 0\.5 to 2"):

@@ -1,9 +1,14 @@
-"""The client for asyncio, with a server: cancelled tasks, limits and errors leave no stream."""
+"""Clients with a server, mostly the one for asyncio: cancelled tasks, limits and errors leave no
+stream, and a full server is asked again.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -226,3 +231,35 @@ def test_flat_tokens_are_a_single_batch_and_text_is_none(
                 list(client.synthesize(wrong, voice))  # type: ignore[arg-type]
             with pytest.raises(TokenError, match=r"^tokens: "):
                 asyncio.run(spoken(wrong))
+
+
+def test_a_full_server_is_asked_again(
+    limited: DoorServer, voice: ClientVoice, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave = threading.Event()
+
+    def dawdling() -> Iterator[list[int]]:
+        yield [1, 2, 3]
+        while not leave.wait(0.2):
+            yield []
+
+    url = limited.server.grpc_url
+    with (
+        Client(url, retries=30) as client,
+        Client(url) as other,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        sitting = [pool.submit(lambda: list(other.synthesize(dawdling(), voice))) for _ in range(2)]
+        while limited.model.pipeline.open_streams < 2:
+            assert not any(result.done() for result in sitting)
+            time.sleep(0.1)
+        waiting = pool.submit(lambda: list(client.synthesize([[1, 2, 3]], voice)))
+        while not caplog.records:
+            assert not waiting.done()
+            time.sleep(0.02)
+        leave.set()
+        for result in [*sitting, waiting]:
+            assert sum(len(chunk.audio) for chunk in result.result(PATIENCE_SECONDS)) == 3 * 960
+    assert caplog.records[0].message.startswith(
+        "streams: all 2 are in use; try again later; retry 1 of 30 in "
+    )
