@@ -381,6 +381,11 @@ def test_aliases_are_names_too() -> None:
         assert names._name(known.repo) == (known.repo, "main")
 
 
+def test_paths_are_no_names() -> None:
+    for path in ("./model", "../model", "/acme/model", "path/to/model"):
+        assert names._name(path) is None
+
+
 def test_a_folder_is_preferred_to_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "acme" / "model").mkdir(parents=True)
