@@ -137,6 +137,14 @@ def test_runners_of_one_pool_compute_one_batch_at_a_time() -> None:
     assert waits == [True]
 
 
+def test_a_batch_can_be_interrupted_between_its_parts() -> None:
+    reached: list[int] = []
+    runner = BucketRunner(Room.of, partial(Sums, log=[]), BUCKETS)
+    with at_boundaries(lambda: reached.append(1)):
+        assert len(runner.run([torch.ones(4)] * 5)) == 5
+    assert reached == [1]
+
+
 # The flow in buckets.
 
 PROMPT_TOKENS = 750  # longest prompt that a server accepts
