@@ -100,6 +100,22 @@ def test_a_gpu_computes_one_batch_at_a_time(
         assert snr_db(expected(4), joined(reply)) > SAME_DB
 
 
+def test_a_gpu_that_hangs_admits_no_utterance(
+    gpu_pool: tuple[WorkerPool, FaultyVocoder, FakeClock], voice: Voice, expected: Expected
+) -> None:
+    workers, vocoder, clock = gpu_pool
+    vocoder.meanwhile["advance"] = hanging = Hanging()
+    lost = speak(workers, voice, FIRST)
+    assert hanging.reached.wait(WAIT_SECONDS)
+    clock.now += 181.0
+    assert isinstance(lost.failed(), BackendError)
+    with pytest.raises(BackendError, match="no batch has finished for 181 s; the server hangs"):
+        workers.utterances.open(voice)
+    hanging.gate.set()
+    until(lambda: workers.utterances.scheduler.idle_workers == 2)
+    assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
+
+
 def test_a_hanging_worker_loses_only_its_own_streams(
     faulty: tuple[Token2Wav, FaultyVocoder],
     voice: Voice,
