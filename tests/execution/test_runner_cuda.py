@@ -85,7 +85,7 @@ def test_a_model_on_another_gpu(reference: Token2Wav) -> None:
 
 LOSE_THE_DEVICE = """
 import sys, numpy, torch
-from tests.stages.rig import a_voice, some_tokens
+from testkit.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, Token2Wav
 from token2wav.errors import DeviceLostError
 model = Token2Wav.load(sys.argv[1], runtime=RuntimeConfig(device="cuda", backend="torch", \

@@ -1,4 +1,4 @@
-"""Helpers of the incremental tests: parts of the tiny model, streams of mels, a mel recorder."""
+"""Helpers of the tests of stages: parts of the tiny model, streams that end at their mel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.assembly import load_network
 from token2wav.cache.paged_kv_cache import CacheLayout, Storage
 from token2wav.config.model_config import ModelConfig
-from token2wav.execution.runner import ESTIMATOR
 from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
@@ -30,10 +29,7 @@ from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav.stages.cached_flow import CachedFlow
 from token2wav.stages.recompute import RecomputeFlow
-from token2wav.stages.stage import (
-    FlowStage,
-    TokenChunk,
-)
+from token2wav.stages.stage import FlowStage, TokenChunk
 from token2wav.stages.waveform import WaveformStage
 
 MEL = 2e-5  # tolerance in float32, see tests/families/cosyvoice3/tolerances.py
@@ -224,14 +220,6 @@ def flow_mel(
         return utterance.finish().mel
     finally:
         utterance.close()
-
-
-def estimator_state(engine: CachedFlow, handle: int) -> torch.Tensor:
-    """Returns a copy of the state of the estimator's convolutions in a stream."""
-    rows = engine.states.rows(ESTIMATOR, 1)
-    engine.states.read(torch.tensor([engine._streams[handle].slot]), rows)
-    [state] = rows.views.values()
-    return state[0]
 
 
 def unreferenced_evicted(engine: CachedFlow) -> int:
