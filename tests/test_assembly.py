@@ -1,8 +1,9 @@
-"""Memory that is allocated when a model is loaded."""
+"""Loading of a model: memory that is allocated, and networks that are incomplete."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from testkit.models.golden import TINY
 from testkit.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, Token2Wav
 from token2wav.cache.states import StateStore
+from token2wav.networks.hift import HiFT
 
 STREAMS = 70  # more than a store adds when it grows
 
@@ -47,3 +49,17 @@ def test_any_number_of_streams(streams: int) -> None:
     flow, _ = stores(model)
     assert flow._slots <= 1 + 16 + model.pipeline.usage().capacity
     assert len(model.synthesize(some_tokens(30), a_voice(0))) == 30 * 960
+
+
+def test_a_network_without_the_timing_of_its_audio_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    construct = HiFT.__init__
+
+    def forget(network: HiFT, *arguments: Any, **options: Any) -> None:
+        construct(network, *arguments, **options)
+        del network.output
+
+    monkeypatch.setattr(HiFT, "__init__", forget)
+    with pytest.raises(RuntimeError, match=r"HiFT: the constructor .* must set `output`"):
+        load(1)

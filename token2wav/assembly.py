@@ -176,6 +176,7 @@ def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig
         last = family.network(config, config.stages[-1])
         flow = family.network(config, "flow") if "flow" in config.stages else None
     if isinstance(last, WaveformNetwork):
+        last.check_attributes()
         check_lookahead_frames(config.withheld_frames(stream), last)
     if flow is not None and family.paged_flow and not stream.reference:
         steps = max(config.allowed_steps(stream.steps))

@@ -488,6 +488,7 @@ decoder_transformer.transformer.layers.1.self_attn.in_projs.0.weight = ones 5 16
 [dac: model.safetensors]
 quantizer.quantizers.1.codebook.weight = - | codebook 1 lacks codebook.weight
 quantizer.quantizers.1.out_proj.bias = ones 3 | out_proj.bias has different shapes
+quantizer.quantizers.01.out_proj.bias = ones 3 | appears twice, under two numbers
 decoder.block.0.snake1.alpha = - | 1 missing: decoder.block.0.snake1.alpha
 decoder.conv2.bias = nan 1 | NaN ... in decoder.conv2.bias
 decoder.model.{LONG}.bias = ones 1 | 1 unexpected: decoder.model.99

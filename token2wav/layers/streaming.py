@@ -145,7 +145,7 @@ class WaveformNetwork(nn.Module):
     Attributes:
         input_channels: mel bands, codebooks, or the size of a latent.
         input_dtype: dtype of the frames: int32 for codes.
-        output: audio timing; the constructor of a network that holds audio back sets it.
+        output: audio timing.
         window_frames, frames_past_window: every step that does not end a stream must end
             `frames_past_window` frames after a multiple of `window_frames` frames.
         m_source: harmonic source (`HarmonicSource`); only in networks that take noise.
@@ -156,11 +156,19 @@ class WaveformNetwork(nn.Module):
     input_channels: int
     input_dtype: torch.dtype = torch.float32
     frame_samples: int
-    output: Timing = ON_TIME
+    output: Timing
     window_frames: int = 1
     frames_past_window: int = 0
     m_source: Any
     packs_linears: bool = True
+
+    def check_attributes(self) -> None:
+        """Raises RuntimeError if the constructor did not set an attribute without a default."""
+        for name in ("input_channels", "frame_samples", "output"):
+            if not hasattr(self, name):
+                raise RuntimeError(
+                    f"{type(self).__name__}: the constructor of the network must set `{name}`"
+                )
 
     @property
     def device(self) -> torch.device:
@@ -221,6 +229,7 @@ class WindowNetwork(WaveformNetwork):
     """
 
     whole: Windows  # of a whole utterance
+    output: Timing = ON_TIME
 
     @abstractmethod
     def forward(self, frames: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

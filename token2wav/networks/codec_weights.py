@@ -105,7 +105,10 @@ def _joined(
     for name in list(weights):
         match = re.match(codebooks.pattern, name)
         if match and (part := name[match.end() :]) in codebooks.parts:
-            books.setdefault(int(match[1]), {})[part] = weights.pop(name)
+            book = books.setdefault(int(match[1]), {})
+            if part in book:  # such as books.0.weight and books.00.weight
+                raise CheckpointError(f"{path}: '{name}' appears twice, under two numbers")
+            book[part] = weights.pop(name)
     if not books:
         return
     module, parts = codebooks.module, codebooks.parts

@@ -286,6 +286,7 @@ class WaveformStage(VocoderStage[_WaveformStream]):
         self._net, self._source_noise, self._decode = network, noise, decode
         self._noise = NoiseTable(noise, network.m_source) if noise else None
         self._device = network.device
+        network.check_attributes()
         check_lookahead_frames(lookahead_frames, network)
         self._lookahead_frames = lookahead_frames
         self._extrapolated_samples = 0
