@@ -87,6 +87,8 @@ class Call:
         self.owed_since: float | None = None
         self._interrupted = False
         self._samples = self._trimmed = self._chunks = 0
+        # Chunks that arrived before an earlier one, by index, with the request that they answer.
+        self._early: dict[int, tuple[AudioChunk, str]] = {}
         # For every call of `add`: its time, and the number of tokens up to and including it.
         self._added_at: list[float] = []
         self._tokens_after: list[int] = []
@@ -188,37 +190,44 @@ class Call:
         open_ids = {"0"} if self._opening.keep_open and not self.ended else set()
         return bool(request_ids - open_ids) and not self._interrupted
 
-    def accept(self, message: Any, now: float) -> AudioChunk | None:
+    def accept(self, message: Any, now: float) -> list[AudioChunk]:
         """Reads a response and checks it. Raises ServerError if the response is an error, or it
         breaks the protocol (ProtocolError).
 
         Returns:
-            The part of the chunk that was not delivered yet, with arrival times; None if the
-            response has no new audio.
+            The parts of chunks that follow the last one and were not delivered yet, with arrival
+            times. Triton may swap responses to different requests, so a chunk waits here until all
+            earlier ones have arrived.
         """
         response = read_response(message, self._opening.audio_format)
-        chunk = None
-        if response.chunk is not None:
-            self._check(response.chunk)
-            chunk = self._timed(response.chunk, response.request_id, now)
+        if (arrived := response.chunk) is not None:
+            if arrived.index < self._chunks or arrived.index in self._early:
+                raise ProtocolError(f"chunk_index: the server sent chunk {arrived.index} twice")
+            self._early[arrived.index] = arrived, response.request_id
+        chunks = []
+        while self._chunks in self._early:
+            chunk, request_id = self._early.pop(self._chunks)
+            self._check(chunk)
+            if timed := self._timed(chunk, request_id, now):
+                chunks.append(timed)
         if response.last_of_request:
             self._unanswered.discard(response.request_id)
         self.owed_since = max(now, self._plays_until) if self._owes() else None
         if self.ended and not self._unanswered and not self._unsent and not self.complete:
+            if self._early:
+                raise ProtocolError(
+                    f"chunk_index: the server sent {min(self._early)}, expected {self._chunks}"
+                )
             raise ProtocolError(
                 f"final: the server ended the utterance after {self._chunks} chunks and "
                 "marked no chunk as final"
             )
-        return chunk
+        return chunks
 
     def _check(self, chunk: AudioChunk) -> None:
         if self.complete:
             raise ProtocolError(
                 f"chunk_index: the server sent chunk {chunk.index} after the final chunk"
-            )
-        if chunk.index != self._chunks:
-            raise ProtocolError(
-                f"chunk_index: the server sent {chunk.index}, expected {self._chunks}"
             )
         self._chunks += 1
         self._samples += len(chunk.audio)

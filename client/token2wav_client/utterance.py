@@ -225,11 +225,11 @@ class BaseUtterance(ABC):
 
     def _accept(self, message: Any) -> None:
         with self._guard:
-            chunk = self._call.accept(message, time.monotonic())
+            chunks = self._call.accept(message, time.monotonic())
             if self._call.end_reason is not None:
                 self._outbox.put_nowait(False)  # ends the requests of the attempt
-            if chunk and not self._cancelled:
-                self._chunks.append(chunk)
+            if not self._cancelled:
+                self._chunks.extend(chunks)
             self._notify()
 
     @contextmanager

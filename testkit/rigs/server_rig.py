@@ -128,7 +128,7 @@ class Rig:
 
 @dataclass
 class Answers:
-    """All responses to one request."""
+    """All responses to one request, or to several of an utterance."""
 
     chunks: list[tuple[int, bool, NDArray[Any]]] = field(default_factory=list)
     # first token and number of tokens of every chunk
@@ -137,7 +137,10 @@ class Answers:
 
     @property
     def audio(self) -> NDArray[Any]:
-        return np.concatenate([audio for _, _, audio in self.chunks])
+        # Triton may swap responses to different requests of a stream.
+        return np.concatenate(
+            [audio for _, _, audio in sorted(self.chunks, key=lambda chunk: chunk[0])]
+        )
 
 
 @dataclass

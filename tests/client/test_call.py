@@ -74,8 +74,7 @@ def part(index: int, begin: int, end: int, *, final: bool = False) -> Any:
 
 
 def take(call: Call, message: Any, now: float) -> AudioChunk:
-    chunk = call.accept(message, now)
-    assert chunk is not None
+    [chunk] = call.accept(message, now)
     return chunk
 
 
@@ -153,7 +152,13 @@ def stereo(index: int, samples: int, **outputs: Any) -> Any:
 AT_ONCE, AFTER_THE_END = 0, 1
 RATES: dict[str, Any] = {"sample_rate": 16_000, "samples_per_token": 480}
 VIOLATIONS: list[tuple[int, list[Any], str]] = [
-    (AT_ONCE, [audio(0, 0, 1), audio(0, 2, 1)], "chunk_index: the server sent 2, expected 1"),
+    (AT_ONCE, [audio(0, 0, 1), audio(0, 0, 1)], "chunk_index: the server sent chunk 0 twice"),
+    (AT_ONCE, [audio(1, 2, 1), audio(0, 2, 1)], "chunk_index: the server sent chunk 2 twice"),
+    (
+        AFTER_THE_END,
+        [audio(0, 0, 1, last=True), audio(1, 2, 9, last=True)],
+        "chunk_index: the server sent 2, expected 1",
+    ),
     (AFTER_THE_END, [audio(0, 0, 9, final=True)], "samples for 10 tokens, expected 9600"),
     (AFTER_THE_END, [audio(0, 0, 10, final=True, short=1)], "for 10 tokens, expected 9600"),
     (AFTER_THE_END, [audio(0, 0, 11, final=True)], "samples for 10 tokens, expected 9600"),
@@ -186,6 +191,22 @@ def test_violations_of_the_protocol_are_refused_at_once(
         answered.accept(message, 2.0)
     with pytest.raises(ProtocolError, match=re.escape(error)):
         answered.accept(messages[-1], 2.0)
+
+
+def test_chunks_of_different_requests_may_arrive_in_another_order(answered: Call) -> None:
+    sending(answered, (0.0, 4), (1.0, 6), end=1.0)
+    [first] = answered.accept(audio(0, 0, 1), 2.0)
+    assert answered.accept(audio(1, 3, 4, last=True, final=True), 3.0) == []
+    assert answered.accept(audio(0, 2, 3), 4.0) == []
+    rest = answered.accept(audio(0, 1, 2, last=True), 5.0)
+    assert [(chunk.index, chunk.first_token, chunk.token_count) for chunk in (first, *rest)] == [
+        (0, 0, 1),
+        (1, 1, 2),
+        (2, 3, 3),
+        (3, 6, 4),
+    ]
+    assert [chunk.arrival_s for chunk in rest] == [5.0, 5.0, 5.0]
+    assert answered.complete
 
 
 def test_tokens_that_wait_to_be_sent_have_no_audio(answered: Call) -> None:
@@ -267,7 +288,7 @@ def test_audio_that_was_delivered_is_not_delivered_again(call: Call) -> None:
     call.interrupt()
     call.again(105.0)
     call.next_request()
-    assert call.accept(part(0, 0, 3), 106.0) is None
+    assert call.accept(part(0, 0, 3), 106.0) == []
     rest = [take(call, part(1, 3, 6), 107.0), take(call, part(2, 6, 10, final=True), 108.0)]
     assert np.array_equal(
         np.concatenate([chunk.audio for chunk in first + rest]), SAMPLES[: 10 * 960]
