@@ -256,3 +256,7 @@ def _parser() -> CommandParser:
     for name, command in COMMANDS.items():
         subcommands.add_parser(name, help=command.summary)
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -100,7 +100,7 @@ class DrainingServer(uvicorn.Server):
         for listener in self.servers:
             listener.close()
         deadline = time.monotonic() + self._drain_s
-        calls = asyncio.ensure_future(self._drain_calls())
+        calls = asyncio.ensure_future(self._drain_calls(self._drain_s))
         open_sockets: Sockets = self._app.state.sockets
         open_sockets.drain()
         while (
@@ -109,9 +109,10 @@ class DrainingServer(uvicorn.Server):
             and not self.force_exit
         ):
             await asyncio.sleep(_POLL_S)
+        await self._drain_calls(0)  # at the deadline, or a second Ctrl-C, calls are cancelled
         self.config.timeout_graceful_shutdown = max(1, round(deadline - time.monotonic()))
         await super().shutdown(sockets)
 
-    async def _drain_calls(self) -> None:
+    async def _drain_calls(self, seconds: float) -> None:
         if self._riva is not None:
-            await self._riva.drain(self._drain_s)
+            await self._riva.drain(seconds)

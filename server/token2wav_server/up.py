@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, build_opener
 
 from token2wav.commands import CommandParser
@@ -201,8 +201,9 @@ def _stop(parts: dict[str, subprocess.Popen[bytes]]) -> None:
             process.terminate()
             process.wait(deadline - time.monotonic())
     for process in parts.values():
-        process.kill()  # the reaper of the speech server ends its processes
-        process.wait()
+        with suppress(KeyboardInterrupt):
+            process.kill()  # the reaper of the speech server ends its processes
+            process.wait()
 
 
 def _check_all_run(parts: dict[str, subprocess.Popen[bytes]]) -> None:
@@ -214,12 +215,19 @@ def _check_all_run(parts: dict[str, subprocess.Popen[bytes]]) -> None:
 def _missing(url: str) -> str:
     """Returns the reason why the gateway, or a server behind it, does not work; empty for none."""
     try:
-        _HTTP.open(f"{url}/health/ready", timeout=_ANSWER_S).close()
-    except HTTPError as error:
-        return str(json.load(error)["error"]["message"])
-    except (OSError, HTTPException) as error:
-        return f"gateway: {error}"
+        try:
+            _HTTP.open(f"{url}/health/ready", timeout=_ANSWER_S).close()
+        except HTTPError as error:
+            return str(json.load(error)["error"]["message"])
+    # The body of an answer may be cut off or late, or not that of a gateway.
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        return f"gateway: {_reason(error)}"
     return ""
+
+
+def _reason(error: Exception) -> object:
+    """Returns why a connection has failed, without the words of urllib around it."""
+    return error.reason if type(error) is URLError else error
 
 
 def _has_stand_in(options: argparse.Namespace) -> bool:
@@ -263,7 +271,9 @@ def _name_of(url: str) -> str:
         with _HTTP.open(f"{url.rstrip('/')}/models", timeout=_ANSWER_S) as answer:
             names = [model["id"] for model in json.load(answer)["data"]]
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-        raise GatewayError(f"{_LANGUAGE_MODEL}: {url}/models has no answer: {error}") from None
+        raise GatewayError(
+            f"{_LANGUAGE_MODEL}: {url}/models has no answer: {_reason(error)}"
+        ) from None
     if len(names) != 1:
         raise GatewayError(
             f"{_LANGUAGE_MODEL}: the server has {len(names)} models; name one in a file, as "

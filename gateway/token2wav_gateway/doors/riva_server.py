@@ -31,6 +31,7 @@ _HANDSHAKE_S = 10
 _UNFINISHED = 4  # messages of the largest size that may be unfinished, of all clients together
 _SOCKET_BYTES = 107  # largest length of a path of a Unix socket in Linux
 _LAST_S = 0.5  # for a message that arrives while the gateway ends
+_SHUTTING_DOWN = "gateway: shutting down; try again later"
 _WITHOUT_KEY = "/nvidia.riva.tts.RivaSpeechSynthesis/GetRivaSynthesisConfig"
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -229,12 +230,14 @@ class _Call:
             with anyio.fail_after(self._limits.idle_s):
                 return await first_of(self._context.read(), self._end())
         except TimeoutError:
+            if self._ending.is_set():
+                raise _EndingError(_SHUTTING_DOWN) from None
             raise LateBodyError(f"request: no message for {self._limits.idle_s:g} s") from None
 
     async def _end(self) -> NoReturn:
         await self._ending.wait()
         await asyncio.sleep(_LAST_S)
-        raise _EndingError("gateway: shutting down; try again later")
+        raise _EndingError(_SHUTTING_DOWN)
 
     async def _send(self, response: Any) -> None:
         try:

@@ -13,12 +13,14 @@ async def first_of(*parts: Awaitable[_ResultT]) -> _ResultT:
     """Runs several parts until one of them ends, and cancels the others.
 
     Returns:
-        Result of the part that ended. If several have ended, the first one in order counts.
+        Result of the part that ended. If several have ended, an error counts before a result, and
+        then the first one in order.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return next(task for task in tasks if task.done()).result()
+        ended = [task for task in tasks if task.done()]
+        return next((task for task in ended if task.exception()), ended[0]).result()
     finally:
         for task in tasks:
             task.cancel()

@@ -124,7 +124,9 @@ class VoiceFolder:
         self._listener: Listener | None = None
         if settings.model is not None:
             self._listener = Listener(settings.model, settings.longest_s, _MOST_WAITING)
-        self._read = Memory[tuple[Any, ...], Voice](_MOST_READ)  # by names and stamps
+        self._read = Memory[str, tuple[list[Any], Voice]](
+            _MOST_READ
+        )  # with stamps of its files, by name
         if settings.folder is not None:
             settings.folder.mkdir(parents=True, exist_ok=True)
 
@@ -165,11 +167,11 @@ class VoiceFolder:
             path = folder / f"{name}.safetensors"
         if not _NAME.fullmatch(name) or not _is_file(path):
             raise self._unknown(name)
-        key = (name, *map(_stamp, _files(path)))
-        if (voice := self._read.get(key)) is None:
-            voice = self._load(path)
-            self._read.put(key, voice)
-        return voice
+        stamps = [_stamp(file) for file in _files(path)]
+        if (known := self._read.get(name)) is None or known[0] != stamps:
+            known = (stamps, self._load(path))
+            self._read.put(name, known)
+        return known[1]
 
     def _load(self, path: Path) -> Voice:
         try:
@@ -320,7 +322,7 @@ class VoiceFolder:
         except OSError as error:
             log.error("a voice cannot be deleted: %s", error)
             raise StorageError(error) from None
-        self._read.forget(lambda key, _: key[0] == name)
+        self._read.forget(lambda known_name, _: known_name == name)
         if self._listener is not None and voice is not None:
             self._listener.forget(voice)
 
