@@ -1,7 +1,7 @@
 """Closed loop: each of N clients begins its next utterance when the last one has ended.
 
 Clients send tokens at the pace of a language model, or as fast as the server accepts them. Modes
-change the settings of the server, so that you see what batches and workers gain.
+change the settings of the server, so that you see the gain of batches and workers.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def measure(
     """Yields a row for each load on one server; a load starts when its row is requested.
 
     Args:
-        mode: key of `MODES`. The settings of the mode replace those of `settings`.
+        mode: key of `MODES`. The settings of the mode replace the same ones in `settings`.
     """
     changes, model = MODES[mode]
     merged: dict[str, dict[str, Any]] = {}

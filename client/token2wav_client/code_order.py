@@ -1,4 +1,4 @@
-"""Order of the codes of a codec whose codebooks have different rates, such as SNAC."""
+"""Order of the codes of a codec with codebooks of different rates, such as SNAC."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class Content(Body):
 
 
 class Item(Body):
-    """Item of the conversation: a message, whose text is spoken as it is.
+    """Item of the conversation: a message. Its text is spoken unchanged.
 
     Attributes:
         id: name of the item; None to get one.
@@ -194,7 +194,7 @@ class ResponseOptions(_Options):
 
     Attributes:
         conversation: `none` leaves the speech out of the conversation.
-        input: items to say instead of those of the conversation.
+        input: items to say instead of the conversation.
         metadata: names and values that come back with the response.
     """
 

@@ -206,7 +206,7 @@ class SpeechFields(AudioFields, Sampling):
         model: one of the models of `GET /v1/models`; None for the only model.
         voice: name of a voice, or an object with its id. vLLM-Omni also calls it `speaker`. None
             for the default voice.
-        ref_audio: recording whose voice speaks, as a data URL in base64. It replaces `voice`.
+        ref_audio: recording of the voice, as a data URL in base64. It replaces `voice`.
         ref_text: words of the recording; empty if they are unknown.
         instructions: how to say the text, for models that follow instructions.
         seed: seed of the language model.
@@ -247,7 +247,7 @@ class SpeechFields(AudioFields, Sampling):
 
     @property
     def language_code(self) -> str:
-        """ISO code of the language, whose abbreviations end no sentence."""
+        """ISO code of the language. Its abbreviations end no sentence."""
         return self.language or "en"
 
     @property

@@ -366,7 +366,7 @@ class Session(SocketSession[_Waiting]):
 
 
 def _heard(playout: Playout, played_ms: int | None = None) -> dict[str, Any]:
-    """Fields of an event: the utterance that was played last, and the text of it that was heard."""
+    """Fields of an event: the utterance that was played last, and its text that was heard."""
     played_s = None if played_ms is None else played_ms / 1000
     utterance_index, text = playout.heard(played_s)
     return {"heard_utterance_index": utterance_index, "heard_text": text.rstrip()}

@@ -1,4 +1,4 @@
-"""Session of one WebSocket: what both protocols of WebSockets share."""
+"""Session of one WebSocket: the part that both protocols of WebSockets share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FatalError(RequestError):
 
 
 class SocketSession(ABC, Generic[_WaitingT]):
-    """Session of one socket: one task reads messages, another one speaks what waits.
+    """Session of one socket: one task reads messages, another one speaks the waiting texts.
 
     A wrong message gets an error, and the session goes on. The client must send a message within
     `limits.idle_s` while the session is silent, and must read a message within this time.
@@ -77,7 +77,7 @@ class SocketSession(ABC, Generic[_WaitingT]):
 
     @abstractmethod
     async def _speak_all(self) -> None:
-        """Speaks what waits, until the session ends."""
+        """Speaks the waiting texts, until the session ends."""
 
     @abstractmethod
     def _speaks(self) -> bool:

@@ -1,4 +1,4 @@
-"""Fair reads: the gateway works on what clients send for at most half of the time."""
+"""Fair reads: the gateway reads input of clients for at most half of the time."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class FairReads:
     recording, and the event loop does nothing else meanwhile. So a client with cheap bytes, such as
     chunks of one byte or empty pings, could stop the gateway, and so could one with small messages
     that need much work. Here the connection that has taken the least time goes first (start-time
-    fair queueing), and all of them together pause as long as they worked. A connection that sends
-    little never waits for more than a few milliseconds.
+    fair queueing), and all connections together pause as long as they worked. A connection that
+    sends little never waits for more than a few milliseconds.
 
     Args:
         clock: returns seconds.

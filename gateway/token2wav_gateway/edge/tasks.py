@@ -10,7 +10,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 async def first_of(*parts: Awaitable[_ResultT]) -> _ResultT:
-    """Runs several parts until one of them ends, and cancels the others.
+    """Runs several parts until the first one ends, and cancels the others.
 
     Returns:
         Result of the part that ended. If several have ended, an error counts before a result, and
