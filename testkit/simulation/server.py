@@ -287,7 +287,7 @@ class SimulatedServer:
         def ask(left_s: float, spent: float) -> None:
             """Lets the scheduler decide. The present step ends after `left_s`."""
             other = None
-            if steps > 1 and self.alive:
+            if turn.interruptible and steps > 1 and self.alive:
                 other = self.scheduler.next_interruption(turn, spent, events.now)
             if other is None:
                 following = partial(self._run, turn, chunks, step_s, steps - 1, spent)

@@ -241,7 +241,7 @@ def test_a_waiting_stream_without_audio_counts_by_its_admission(
 
 
 def test_a_batch_of_a_decoder_has_chunks_of_one_length() -> None:
-    rig = Rig(replace(CONFIG, stages=("decoder",)))
+    rig = Rig(CODEC)
     utterances = [rig.opened() for _ in range(2)]
     for utterance in utterances:
         rig.push(utterance, FIRST)
@@ -297,9 +297,12 @@ def test_a_dry_listener_gets_available_audio_if_a_reply_is_open(
 # Interruptions of a batch between its ODE steps.
 
 
-def a_busy_rig(token_seconds: float = 2e-4, lead_seconds: float = 0.5) -> tuple[Rig, Turn]:
+def a_busy_rig(
+    token_seconds: float = 2e-4, lead_seconds: float = 0.5, interruptions: bool = True
+) -> tuple[Rig, Turn]:
     """Returns a rig that computes a batch of 400 tokens for listeners with audio."""
     rig = Rig()
+    rig.scheduler._has_interruptions = interruptions
     listeners = [rig.opened() for _ in range(8)]
     for tokens, end in ((FIRST, False), (75, True)):
         for listener in listeners:
@@ -318,10 +321,12 @@ def interrupting(
     Args:
         seconds: measured time of the interruption; by default the time that its tokens predict.
     """
+    if not turn.interruptible:
+        return []
     other = rig.scheduler.next_interruption(turn, spent, rig.clock())
     if other is None:
         return []
-    assert other.worker == WORKER
+    assert (other.worker, other.interruptible) == (WORKER, False)
     if seconds is None:
         seconds = other.tokens * rig.scheduler._policy._token_seconds
     rig.finish(other, None if other.opens else Sample(), seconds)
@@ -413,8 +418,8 @@ def test_only_a_flow_with_one_worker_has_interruptions(
 ) -> None:
     assert chunks_at_once(config, 64, workers) == 64 * workers + chunks
     assert chunks_at_once(config, 2, workers) == 2 * workers + min(chunks, 2)
-    rig, turn = a_busy_rig()
-    rig.scheduler._has_interruptions = Scheduler(LIMITS, config, workers)._has_interruptions
+    scheduler = Scheduler(LIMITS, config, workers)
+    rig, turn = a_busy_rig(interruptions=scheduler._has_interruptions)
     rig.push(utterance := rig.opened(), 1, end=True)
     assert interrupting(rig, turn) == ([utterance] if chunks else [])
 

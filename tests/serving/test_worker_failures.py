@@ -141,6 +141,7 @@ def test_a_defect_in_an_interruption_does_not_end_the_interrupted_batch(
             raise ValueError("a bug")
         return "no turn"
 
+    monkeypatch.setattr(workers.utterances.scheduler._policy, "is_long", lambda tokens: True)
     monkeypatch.setattr(workers.utterances, "next_interruption", next_interruption)
     assert_serves(workers, voice, expected)
     assert faults

@@ -174,11 +174,15 @@ class Policy:
             return 0
         return _common_length(min(chunk.tokens for chunk in batch), self._equal_block)
 
+    def is_long(self, tokens: int) -> bool:
+        """Returns whether a batch takes so long that other streams should not wait for its end."""
+        return tokens * self._token_seconds > _HARMLESS_SECONDS
+
     def may_interrupt(
         self, tokens: int, ran: float, spent: float, ends: Iterable[float | None], now: float
     ) -> bool:
-        """Returns whether a batch may be interrupted: it is long, its interruptions have time left,
-        and each of its listeners still gets the audio before the earlier audio ends.
+        """Returns whether a long batch may be interrupted: its interruptions have time left, and
+        each of its listeners still gets the audio before the earlier audio ends.
 
         Args:
             tokens: tokens of the batch.
@@ -187,13 +191,9 @@ class Policy:
             ends: times at which the listeners of the batch, and those that wait for the next batch,
                 run out of audio; None for a stream of the batch before the first audio.
         """
-        seconds, spare = tokens * self._token_seconds, _HARMLESS_SECONDS - spent
-        done = now + max(0.0, seconds - ran) + spare
-        return (
-            seconds > _HARMLESS_SECONDS
-            and spare > 0
-            and all(end is not None and end > done for end in ends)
-        )
+        spare = _HARMLESS_SECONDS - spent
+        done = now + max(0.0, tokens * self._token_seconds - ran) + spare
+        return spare > 0 and all(end is not None and end > done for end in ends)
 
     def fits_interruption(self, tokens: int, batches: int, spent: float) -> bool:
         """Returns whether interruptions have time left for `tokens` tokens in `batches` batches."""

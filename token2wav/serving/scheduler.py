@@ -182,42 +182,40 @@ class Scheduler:
         utterances = [unopened] if unopened else self._next_batch(now)
         if not utterances:
             return None
-        turn = _turn(worker, utterances, now, opens=unopened is not None)
-        self._begin(turn)
+        turn = self._begin(worker, utterances, now, opens=unopened is not None)
         self._computing.add(turn)
         return turn
 
     def next_interruption(self, turn: Turn, spent: float, now: float) -> Turn | None:
         """Returns what a worker opens or computes between two ODE steps of its turn: first chunks,
-        and streams that wait to be opened; None if it goes on with the turn. An interruption is
-        never interrupted itself. `spent` are the seconds of earlier interruptions of the turn.
+        and streams that wait to be opened; None if it goes on with the turn, which must be
+        interruptible. `spent` are the seconds of earlier interruptions of the turn.
         """
-        policy, ran = self._policy, now - turn.started - spent
-        ends = [
-            utterance.playback.plays_until for utterance in turn.utterances if not utterance.over
-        ]
-        ready = [utterance for utterance in self.utterances if utterance.status is Status.READY]
-        # A listener that is without audio already waits for the next batch in any case.
-        next_ends = [utterance.playback.plays_until for utterance in ready]
-        ends += [end for end in next_ends if end is not None and end > now]
-        allowed = policy.may_interrupt(turn.tokens, ran, spent, ends, now)
-        if not self._has_interruptions or not allowed or now > turn.hangs_after:
+        if now > turn.hangs_after:
             return None
+        ready = [utterance for utterance in self.utterances if utterance.status is Status.READY]
         first = [
             ReadyChunk.of(utterance)
             for utterance in ready
             if not utterance.chunker.chunks and not utterance.canary
         ]
-        batch = [chunk.utterance for chunk in policy.interrupting(first, spent)]
+        batch = [chunk.utterance for chunk in self._policy.interrupting(first, spent)]
         unopened = None if batch else self._opening_that_fits(spent)
         utterances = [unopened] if unopened else batch
         if not utterances:
             return None
-        interrupting = _turn(
+        ends = [
+            utterance.playback.plays_until for utterance in turn.utterances if not utterance.over
+        ]
+        # A listener that is without audio already waits for the next batch in any case.
+        next_ends = [utterance.playback.plays_until for utterance in ready]
+        ends += [end for end in next_ends if end is not None and end > now]
+        ran = now - turn.started - spent
+        if not self._policy.may_interrupt(turn.tokens, ran, spent, ends, now):
+            return None
+        return self._begin(
             turn.worker, utterances, now, opens=unopened is not None, interrupts=True
         )
-        self._begin(interrupting)
-        return interrupting
 
     def _opening_that_fits(self, spent: float) -> Utterance | None:
         for utterance in self.utterances:
@@ -230,10 +228,37 @@ class Scheduler:
                 return utterance
         return None
 
-    def _begin(self, turn: Turn) -> None:
-        for utterance in turn.utterances:
-            utterance.start(turn.worker)
+    def _begin(
+        self,
+        worker: int,
+        utterances: Sequence[Utterance],
+        now: float,
+        *,
+        opens: bool,
+        interrupts: bool = False,
+    ) -> Turn:
+        """Makes a turn, and gives its utterances to the worker."""
+        tokens = sum(
+            len(utterance.voice.prompt_tokens) if opens else utterance.chunker.next_tokens
+            for utterance in utterances
+        )
+        predicts = not opens and not utterances[0].chunker.next_provisional
+        long = predicts and self._policy.is_long(tokens)
+        turn = Turn(
+            worker=worker,
+            utterances=utterances,
+            opens=opens,
+            interrupts=interrupts,
+            interruptible=self._has_interruptions and long and not interrupts,
+            tokens=tokens * predicts,
+            waited=[now - utterance.ready_since for utterance in utterances],
+            started=now,
+            hangs_after=now + hang_seconds(tokens),
+        )
+        for utterance in utterances:
+            utterance.start(worker)
         self.turns.add(turn)
+        return turn
 
     def finish_turn(
         self,
@@ -446,32 +471,6 @@ class Scheduler:
     def _forget(self, utterance: Utterance) -> None:
         utterance.messages.clear()
         self.utterances.remove(utterance)
-
-
-def _turn(
-    worker: int,
-    utterances: Sequence[Utterance],
-    now: float,
-    *,
-    opens: bool,
-    interrupts: bool = False,
-) -> Turn:
-    tokens = sum(
-        len(utterance.voice.prompt_tokens) if opens else utterance.chunker.next_tokens
-        for utterance in utterances
-    )
-    predicts = not opens and not utterances[0].chunker.next_provisional
-    waited = [now - utterance.ready_since for utterance in utterances]
-    return Turn(
-        worker=worker,
-        utterances=utterances,
-        opens=opens,
-        interrupts=interrupts,
-        tokens=tokens * predicts,
-        waited=waited,
-        started=now,
-        hangs_after=now + hang_seconds(tokens),
-    )
 
 
 def _delivery(utterance: Utterance, result: Outcome) -> Delivery:

@@ -33,6 +33,7 @@ class Turn:
     Attributes:
         opens: whether the worker opens the utterance in the stages, instead of computing chunks.
         interrupts: whether the worker takes the turn between two ODE steps of another one.
+        interruptible: whether first chunks and openings may interrupt the turn: it is a long batch.
         tokens: tokens of the chunks; 0 for an opening, and for provisional chunks. Provisional
             chunks may have fewer ODE steps, so their time predicts no other chunks.
         waited: seconds between the readiness of each chunk and the start of the turn.
@@ -43,6 +44,7 @@ class Turn:
     utterances: Sequence[Utterance]
     opens: bool
     interrupts: bool
+    interruptible: bool
     tokens: int
     waited: list[float]
     started: float

@@ -125,7 +125,8 @@ class WorkerPool:
                 self._pipeline.open(utterance)
                 results = [None]
             else:
-                results = self._pipeline.advance(turn.utterances, stages.update, interruptions)
+                handler = interruptions if turn.interruptible else None
+                results = self._pipeline.advance(turn.utterances, stages.update, handler)
         except Exception as error:  # the backend failed, so no utterance of the turn can continue
             results = [to_public_error(error)] * len(turn.utterances)
         return Computed(results, self._clock() - start - interruptions.seconds, stages)
