@@ -41,7 +41,8 @@ from lab.stream_call import StreamCall
 from testkit.rigs.processes import descendants, stat_fields
 from testkit.rigs.serve_command import Serving
 from testkit.simulation.listener import Listener
-from testkit.simulation.server import Costs, Events, ServerKind, SimulatedServer, Sound
+from testkit.simulation.server import Costs, Events, ServerKind, SimulatedServer
+from token2wav import AudioChunk
 from token2wav.config import LimitConfig, ServerConfig
 from token2wav.config.values import from_mapping
 from token2wav_client import ClientError
@@ -111,8 +112,8 @@ class Ideal(Listener):
         super().__init__(coming, events, LimitConfig().player_buffer_seconds)
         self.chunks_s: list[tuple[float, float]] = []
 
-    def play(self, sound: Sound) -> None:
-        super().play(sound)
+    def send(self, chunk: AudioChunk) -> None:
+        super().send(chunk)
         self.chunks_s.append((self._events.now, self.playback.seconds_sent))
 
 

@@ -134,6 +134,12 @@ class Counter:
             self.count += 1
 
 
+def silence(samples: int = 24_000, rate: int = 24_000) -> AudioChunk:
+    """Returns a chunk of silence, whose samples take no memory."""
+    audio = np.broadcast_to(np.float32(0), samples)
+    return AudioChunk(audio, 0, final=False, sample_rate=rate, samples_per_token=960)
+
+
 def joined(*replies: RecordingReply) -> NDArray[np.float32]:
     return np.concatenate([chunk.audio for reply in replies for chunk in reply.succeeded()])
 

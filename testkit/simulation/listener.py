@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from testkit.simulation.server import ChunkWork, Events, SimulatedServer, Sound
+from testkit.simulation.server import ChunkWork, Events, SimulatedServer
 from token2wav.errors import Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.clocks import Playback
@@ -91,13 +91,10 @@ class Listener:
         self.provisional += spoken * chunk.provisional
 
     def send(self, chunk: AudioChunk) -> None:
-        raise AssertionError("a simulated server calls `play`, because it makes no samples")
-
-    def play(self, sound: Sound) -> None:
-        skipped = min(self._skip_s, sound.duration_s)
+        skipped = min(self._skip_s, chunk.duration_s)
         self._skip_s -= skipped
-        if sound.duration_s > skipped:
-            silent_s = self.playback.sent(sound.duration_s - skipped)
+        if chunk.duration_s > skipped:
+            silent_s = self.playback.sent(chunk.duration_s - skipped)
             self.silent_s += silent_s
             self.longest_s = max(self.longest_s, silent_s)
 

@@ -14,21 +14,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import numpy as np
 
 from testkit.models.sized import a_voice
-from token2wav import StreamConfig, Voice
+from testkit.replies import silence
+from token2wav import AudioChunk, StreamConfig, Voice
 from token2wav.assembly import withheld_samples
 from token2wav.config import LimitConfig
 from token2wav.config.model_config import ModelConfig
-from token2wav.serving.clocks import PipelineLoad, Playback
 from token2wav.serving.hops import HopSchedule
-from token2wav.serving.options import DEFAULTS
-from token2wav.serving.scheduler import Scheduler
-from token2wav.serving.turn import Answer, Turn
+from token2wav.serving.pipeline import Pipeline, Result
+from token2wav.serving.turn import Computed, Turn
 from token2wav.serving.utterance import Reply, Utterance
+from token2wav.serving.utterance_pool import UtterancePool
 
 POLL_SECONDS = 0.05  # of an idle worker, as in `serving/worker.py`
 
@@ -151,18 +152,9 @@ class ServerKind:
         return start if window < 0 else min(start, prefix + window * self.config.block_tokens)
 
 
-@dataclass(frozen=True)
-class Sound:
-    """Audio of a chunk: its length only."""
-
-    duration_s: float
-    sound_s: None = None
-
-
 class Client(Reply, Protocol):
-    """Client of one stream: receives the sound, and learns how each chunk was computed."""
+    """Client of one stream, which learns how each chunk was computed."""
 
-    def play(self, sound: Sound) -> None: ...
     def computed(self, chunk: ChunkWork, spoken: int) -> None: ...
 
 
@@ -186,10 +178,13 @@ class SimulatedServer:
         keep_open: bool = True,
     ) -> None:
         self.kind, self.alive = kind, True
-        self.load = PipelineLoad()
-        self.load.workers = kind.workers
-        self.scheduler = Scheduler(kind.limits, kind.config, kind.workers)
-        self._schedule = schedule or kind.schedule
+        name = kind.config.stages[-1]
+        stage: Any = SimpleNamespace(withheld_samples=kind.withheld, prompt_batches=lambda *_: 0)
+        pipeline = Pipeline(kind.config, {name: stage}, kind.stream)
+        pipeline.schedule = schedule or kind.schedule
+        pipeline.load.workers = kind.workers
+        self._load = pipeline.load
+        self._pool = UtterancePool(pipeline, kind.limits, None, events, lambda: None, kind.workers)
         self._events, self._keep_open = events, keep_open
         self._idle = set(range(1, kind.workers + 1))
         self._polled = False
@@ -199,7 +194,7 @@ class SimulatedServer:
 
     @property
     def open_streams(self) -> int:
-        return len(self.scheduler.utterances)
+        return self._pool.open_utterances
 
     def open(self, client: Client) -> Utterance:
         """Admits a stream.
@@ -207,12 +202,7 @@ class SimulatedServer:
         Raises:
             LimitError: the server has too many streams.
         """
-        kind = self.kind
-        playback = Playback(self._events, kind.limits.player_buffer_seconds)
-        utterance = Utterance.of(
-            kind.voice, DEFAULTS, kind.config, kind.stream, self._schedule, playback, self.load
-        )
-        self.scheduler.admit(utterance, self._events.now)
+        utterance = self._pool.open(self.kind.voice, self._forget)
         self._clients[utterance], self._samples[utterance] = client, (0, 0)
         return utterance
 
@@ -224,11 +214,7 @@ class SimulatedServer:
             self._tokens = np.concatenate((self._tokens, self._tokens))
         client = self._clients[utterance]
         keep_open = self._keep_open and not utterance.kept_open
-        replies = self.scheduler.push(
-            utterance, self._tokens[:count], client, self._events.now, end=end, keep_open=keep_open
-        )
-        for reply in replies:
-            reply.finish()
+        self._pool.push(utterance, self._tokens[:count], client, end=end, keep_open=keep_open)
         if self._idle:
             self._turn()
 
@@ -244,7 +230,7 @@ class SimulatedServer:
         if not self.alive or not self._idle:
             return
         worker, events = min(self._idle), self._events
-        turn = self.scheduler.next_turn(worker, events.now)
+        turn = self._pool.scheduler.next_turn(worker, events.now)
         if turn is None:
             self._poll()
             return
@@ -288,7 +274,7 @@ class SimulatedServer:
             """Lets the scheduler decide. The present step ends after `left_s`."""
             other = None
             if turn.interruptible and steps > 1 and self.alive:
-                other = self.scheduler.next_interruption(turn, spent, events.now)
+                other = self._pool.next_interruption(turn, spent)
             if other is None:
                 following = partial(self._run, turn, chunks, step_s, steps - 1, spent)
                 events.at(events.now + left_s, following)
@@ -305,7 +291,7 @@ class SimulatedServer:
         ask(step_s, spent)
 
     def _poll(self) -> None:
-        if self._polled or not self.scheduler.utterances:
+        if self._polled or not self.open_streams:
             return
         self._polled = True
 
@@ -316,33 +302,28 @@ class SimulatedServer:
         self._events.at(self._events.now + POLL_SECONDS, look)
 
     def _finish(self, turn: Turn, chunks: Sequence[ChunkWork], seconds: float) -> None:
-        now, scheduler = self._events.now, self.scheduler
         if chunks and all(chunk.provisional for chunk in chunks):
-            self.load.record_batch(len(chunks), seconds)
-        sounds = [None] if turn.opens else [self._sound(utterance) for utterance in turn.utterances]
-        deliveries = scheduler.finish_turn(turn, sounds, seconds, now)
-        for delivery, work in zip(deliveries, chunks, strict=False):  # an opening has no chunks
-            chunk, client = delivery.utterance.chunker.next_chunk, self._clients[delivery.utterance]
-            assert chunk is not None
-            client.computed(work, chunk.stop - chunk.start - chunk.skip)
-            if isinstance(delivery.result, Sound):
-                client.play(delivery.result)
-        answers = scheduler.settle(turn, now, sounds)
-        while answers:
-            for answer in answers:
-                self._end(answer)
-            answers = scheduler.settle(turn, now)
+            self._load.record_batch(len(chunks), seconds)
+        results: Sequence[Result] = [None]
+        if not turn.opens:
+            results = [
+                self._result(utterance, chunk)
+                for utterance, chunk in zip(turn.utterances, chunks, strict=True)
+            ]
+        self._pool.finish_turn(turn, Computed(results, seconds, {}))
 
-    def _sound(self, utterance: Utterance) -> Sound | None:
+    def _result(self, utterance: Utterance, work: ChunkWork) -> AudioChunk | None:
         config, chunk = self.kind.config, utterance.chunker.next_chunk
         assert chunk is not None
+        new = chunk.stop - chunk.start - chunk.skip
+        self._clients[utterance].computed(work, new)
         spoken, sent = self._samples[utterance]
-        spoken += chunk.stop - chunk.start - chunk.skip
-        ready = spoken * config.samples_per_token - (0 if chunk.last else self.kind.withheld)
-        self._samples[utterance] = spoken, max(sent, ready)
+        ready = (spoken + new) * config.samples_per_token
+        ready -= 0 if chunk.last else self.kind.withheld
+        self._samples[utterance] = spoken + new, max(sent, ready)
         if ready <= sent and not chunk.last:
             return None
-        return Sound(max(0, ready - sent) / config.sample_rate)
+        return silence(max(0, ready - sent), config.sample_rate)
 
     def _work(self, utterance: Utterance) -> ChunkWork:
         chunk = utterance.chunker.next_chunk
@@ -350,9 +331,5 @@ class SimulatedServer:
         past = self.kind.past_tokens(chunk.start)
         return ChunkWork(chunk.stop - chunk.start, past, chunk.provisional)
 
-    def _end(self, answer: Answer) -> None:
-        if answer.utterance.over:
-            self.load.remove(answer.utterance.chunker)
-            del self._clients[answer.utterance], self._samples[answer.utterance]
-        for reply in answer.replies:
-            reply.finish()
+    def _forget(self, utterance: Utterance) -> None:
+        del self._clients[utterance], self._samples[utterance]

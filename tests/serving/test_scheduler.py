@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
-from testkit.replies import FIRST, HOP, LIMITS, FakeClock, RecordingReply
-from token2wav import LimitError, StreamClosedError
+from testkit.replies import FIRST, HOP, LIMITS, FakeClock, RecordingReply, silence
+from token2wav import AudioChunk, LimitError, StreamClosedError
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import IdleError
 from token2wav.families.cosyvoice3 import CosyVoice3Config
@@ -24,14 +24,6 @@ from token2wav.stages.stage import DEFAULT_OPTIONS
 CONFIG = CosyVoice3Config.read(TINY)
 CODEC = replace(CONFIG, stages=("decoder",))
 WORKER = 7
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Result of a chunk."""
-
-    duration_s: float = 1.0
-    sound_s: float | None = None
 
 
 class Rig:
@@ -76,7 +68,7 @@ class Rig:
         return turn
 
     def finish(
-        self, turn: Turn, result: Sample | None = None, seconds: float = 0.0
+        self, turn: Turn, result: AudioChunk | None = None, seconds: float = 0.0
     ) -> list[list[Answer]]:
         """Ends a turn with one result for all utterances, and returns the answers of each step."""
         results = [result] * len(turn.utterances)
@@ -104,7 +96,7 @@ class Rig:
         """Runs the next chunk of an utterance, which has so much audio, and returns the number of
         replies that it finishes.
         """
-        steps = self.finish(self.computes(utterance), Sample(seconds))
+        steps = self.finish(self.computes(utterance), silence(round(24_000 * seconds)))
         return sum(len(answer.replies) for answers in steps for answer in answers)
 
 
@@ -120,7 +112,7 @@ def test_requests_open_in_order_behind_older_chunks() -> None:
     rig.clock.now += 1
     rig.push(young := rig.admitted(), 1)
     rig.finish(rig.opens(second))
-    rig.finish(rig.computes(old), Sample())
+    rig.finish(rig.computes(old), silence())
     rig.opens(young)
 
 
@@ -155,8 +147,8 @@ def test_a_canary_is_served_first_and_no_limit_refuses_it() -> None:
     rig.push(canary, 3, end=True)
     rig.finish(rig.opens(canary))
     rig.finish(rig.opens(newcomer))
-    rig.finish(rig.computes(canary), Sample())
-    rig.finish(rig.computes(old), Sample())
+    rig.finish(rig.computes(canary), silence())
+    rig.finish(rig.computes(old), silence())
     rig.scheduler.fail(old, LimitError("cache: full"))
     rig.admitted()  # the canary takes no room
 
@@ -166,8 +158,8 @@ def test_a_message_that_arrives_while_replies_end_is_answered_by_the_same_worker
     utterance = rig.opened()
     rig.push(utterance, FIRST)
     turn = rig.computes(utterance)
-    rig.scheduler.finish_turn(turn, [Sample()], 0.1, rig.clock())
-    assert len(rig.scheduler.settle(turn, rig.clock(), [Sample()])) == 1
+    rig.scheduler.finish_turn(turn, [silence()], 0.1, rig.clock())
+    assert len(rig.scheduler.settle(turn, rig.clock(), [silence()])) == 1
     assert rig.push(utterance, 1) == []
     assert (utterance.owner, rig.scheduler.idle_workers) == (WORKER, 0)
     assert len(rig.scheduler.settle(turn, rig.clock())) == 1
@@ -193,7 +185,7 @@ def test_a_defect_of_one_request_ends_no_other(
         "release": (failing.chunker, "needs"),
     }[moment]
     monkeypatch.setattr(subject, name, broken)
-    deliveries = rig.scheduler.finish_turn(turn, [Sample(), Sample()], 0.1, now)
+    deliveries = rig.scheduler.finish_turn(turn, [silence(), silence()], 0.1, now)
     answers = rig.scheduler.settle(turn, now, [delivery.result for delivery in deliveries])
     assert {
         answer.utterance: (str(answer.error), answer.ended) for answer in reversed(answers)
@@ -216,7 +208,7 @@ def test_only_as_many_turns_are_computed_as_there_are_workers() -> None:
     rig.push(second, FIRST)
     assert rig.scheduler.next_turn(WORKER + 1, rig.clock()) is None
     assert not rig.scheduler.has_work
-    rig.scheduler.finish_turn(turn, [Sample()], 0.1, rig.clock())
+    rig.scheduler.finish_turn(turn, [silence()], 0.1, rig.clock())
     assert rig.scheduler.has_work
     sending = rig.scheduler.next_turn(WORKER + 1, rig.clock())
     assert sending is not None
@@ -269,8 +261,8 @@ def test_only_a_request_that_awaits_tokens_is_idle() -> None:
     assert all(isinstance(error, IdleError) for _, error in overdue)
 
 
-@pytest.mark.parametrize("result", [None, Sample(0.0)])
-def test_a_result_without_audio_does_not_start_playback(result: Sample | None) -> None:
+@pytest.mark.parametrize("result", [None, silence(0)])
+def test_a_result_without_audio_does_not_start_playback(result: AudioChunk | None) -> None:
     rig = Rig()
     rig.push(utterance := rig.opened(), FIRST)
     rig.finish(rig.computes(utterance), result)
@@ -309,7 +301,9 @@ def a_busy_rig(
             rig.push(listener, tokens, end=end)
         turn = rig.computes(*listeners)
         if not end:
-            rig.finish(turn, Sample(lead_seconds), seconds=token_seconds * turn.tokens)
+            rig.finish(
+                turn, silence(round(24_000 * lead_seconds)), seconds=token_seconds * turn.tokens
+            )
     return rig, turn
 
 
@@ -329,7 +323,7 @@ def interrupting(
     assert (other.worker, other.interruptible) == (WORKER, False)
     if seconds is None:
         seconds = other.tokens * rig.scheduler._policy._token_seconds
-    rig.finish(other, None if other.opens else Sample(), seconds)
+    rig.finish(other, None if other.opens else silence(), seconds)
     assert not rig.scheduler.can_compute
     return [*other.utterances]
 
@@ -343,7 +337,7 @@ def test_first_chunks_and_openings_interrupt_a_batch() -> None:
     assert interrupting(rig, turn) == ready[:8]
     assert interrupting(rig, turn) == ready[8:]
     assert [interrupting(rig, turn) for _ in range(3)] == [[unopened], [unopened], []]
-    rig.finish(turn, Sample())
+    rig.finish(turn, silence())
     assert (rig.scheduler.utterances, rig.scheduler.turns) == ([*turn.utterances], set())
 
 

@@ -25,13 +25,17 @@ from token2wav.execution.step_boundary import (
     wait_for,
 )
 from token2wav.serving.audio_mark import AudioMark
-from token2wav.serving.audio_output import AudioChunk
+from token2wav.serving.audio_output import AudioChunk, AudioOutput
+from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import PipelineLoad, Playback
+from token2wav.serving.delays import DelayPattern
+from token2wav.serving.end_limits import EndLimits
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
+from token2wav.serving.tempo import Tempo, exact_speed
 from token2wav.serving.utterance import Utterance
-from token2wav.stages.stage import CacheUsage, FrameChunk, Stage, TokenChunk
-from token2wav.voice import Voice
+from token2wav.stages.stage import CacheUsage, FrameChunk, Stage, StreamOptions, TokenChunk
+from token2wav.voice import Voice, check_steps
 
 # An utterance, its handles, and its next chunk.
 _Chunk = tuple[Utterance, tuple[int, ...], TokenChunk]
@@ -67,6 +71,7 @@ class Pipeline:
     Attributes:
         stages: stages in the order in which they compute a chunk.
         steps: numbers of ODE steps that utterances may have, the default first.
+        schedule: schedule of hops, for streams at speed 1.
         mark: plugin that marks the audio of all utterances; None for no mark.
     """
 
@@ -84,7 +89,7 @@ class Pipeline:
         self.mark = mark
         self.clock: Callable[[], float] = time.monotonic
         self._withheld_samples = list(stages.values())[-1].withheld_samples
-        self._schedule = HopSchedule.of(stream, config, self._withheld_samples)
+        self.schedule = HopSchedule.of(stream, config, self._withheld_samples)
         self.load = PipelineLoad()
         self._stream = stream
         self._device = torch.device(device)
@@ -106,13 +111,28 @@ class Pipeline:
             InputError: an option does not fit the model or the settings.
             BackendError: the plugin of the mark failed.
         """
-        playback, schedule = Playback(clock or self.clock, buffer_seconds), self._schedule
-        if options.speed != 1:  # the withheld samples then belong to more or fewer tokens
-            withheld = self._withheld_samples * options.speed
-            schedule = HopSchedule.of(self._stream, self.config, withheld)
-        return Utterance.of(
-            voice, options, self.config, self._stream, schedule, playback, self.load, self.mark
+        config, stream = self.config, self._stream
+        check_steps(options.steps, self.steps)
+        noise = config.decoder_noise(options.decoder_noise, stream)
+        stream_options = StreamOptions(options.steps or self.steps[0], noise)
+        config.check_speed(options.speed)
+        speed, schedule = exact_speed(options.speed), self.schedule
+        if speed != 1:  # the withheld samples then belong to more or fewer tokens
+            schedule = HopSchedule.of(stream, config, self._withheld_samples * options.speed)
+        limits = EndLimits.of(stream, options.end_after_repeats, options.end_after_silence_s)
+        output = AudioOutput(
+            config,
+            options.audio_format,
+            stream.trim_silence_ms,
+            limits.silence_s,
+            speed,
+            self.mark,
         )
+        delays = None if options.delays is None else DelayPattern(options.delays, config)
+        playback, tokens = Playback(clock or self.clock, buffer_seconds), voice.prompt_tokens
+        chunker = Chunker(tokens, config, schedule, playback, self.load, options.speed)
+        tempo = None if speed == 1 else Tempo(speed)
+        return Utterance(voice, stream_options, chunker, playback, output, delays, tempo, limits)
 
     def open(self, utterance: Utterance) -> None:
         """Opens an utterance in every stage, which may compute the prompt of its voice. Raises
@@ -178,9 +198,8 @@ class Pipeline:
 
         Returns:
             One entry for each utterance: the audio to send; None if the chunk yields no audio yet;
-                or
-            a BackendError if the audio of this utterance is NaN or infinite, or cannot be marked.
-            Such an error affects no other utterance.
+            or a BackendError if the audio of this utterance is NaN or infinite, or cannot be
+            marked. Such an error affects no other utterance.
 
         Raises:
             BackendError: a backend failed, so no utterance of the batch can continue.

@@ -29,8 +29,9 @@ from token2wav.errors import (
     Token2WavError,
     to_public_error,
 )
+from token2wav.serving.pipeline import Result
 from token2wav.serving.policy import Policy, ReadyChunk, has_interruptions, has_time
-from token2wav.serving.turn import Answer, Delivery, Outcome, Turn, hang_seconds
+from token2wav.serving.turn import Answer, Delivery, Turn, hang_seconds
 from token2wav.serving.utterance import PendingMessage, Reply, Status, Utterance
 
 # Most messages of one utterance that wait. The server keeps the memory of each waiting
@@ -263,7 +264,7 @@ class Scheduler:
     def finish_turn(
         self,
         turn: Turn,
-        results: Sequence[Outcome],
+        results: Sequence[Result],
         seconds: float,
         now: float,
     ) -> list[Delivery]:
@@ -284,7 +285,7 @@ class Scheduler:
             for utterance, result in zip(turn.utterances, results, strict=True)
         ]
 
-    def settle(self, turn: Turn, now: float, sent: Sequence[Outcome] = ()) -> list[Answer]:
+    def settle(self, turn: Turn, now: float, sent: Sequence[Result] = ()) -> list[Answer]:
         """Records what was sent, and releases the utterances that have no more replies to end.
 
         Args:
@@ -435,9 +436,7 @@ class Scheduler:
                 chunk.utterance.chunker.shorten(common_tokens)
         return [chunk.utterance for chunk in batch]
 
-    def _finish_chunk(
-        self, utterance: Utterance, result: Outcome, *, opened: bool
-    ) -> Answer | None:
+    def _finish_chunk(self, utterance: Utterance, result: Result, *, opened: bool) -> Answer | None:
         """Records the result of a turn for one utterance. Any error ends only this utterance."""
         if isinstance(result, Token2WavError):
             return self.fail(utterance, result)
@@ -473,7 +472,7 @@ class Scheduler:
         self.utterances.remove(utterance)
 
 
-def _delivery(utterance: Utterance, result: Outcome) -> Delivery:
+def _delivery(utterance: Utterance, result: Result) -> Delivery:
     """Finds the reply that takes a result. Any error ends only this utterance."""
     if result is None or isinstance(result, Token2WavError):
         return Delivery(utterance, result)

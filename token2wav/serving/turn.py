@@ -12,7 +12,7 @@ from typing import NamedTuple
 from token2wav.config.model_config import StageName
 from token2wav.errors import Token2WavError
 from token2wav.serving.pipeline import Result
-from token2wav.serving.utterance import Playable, Reply, Utterance
+from token2wav.serving.utterance import Reply, Utterance
 
 LONGEST_CHUNK_TOKENS = 100
 _HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
@@ -51,11 +51,6 @@ class Turn:
     hangs_after: float
 
 
-# Result of a chunk: audio to send, None if nothing is sent, or an error if the utterance cannot
-# continue.
-Outcome = Playable | Token2WavError | None
-
-
 class Computed(NamedTuple):
     """Result of a turn.
 
@@ -74,7 +69,7 @@ class Delivery(NamedTuple):
     """Result of an utterance, and the reply that takes it."""
 
     utterance: Utterance
-    result: Outcome
+    result: Result
     reply: Reply | None = None  # None if nothing is sent
     late: float = 0.0  # seconds for which the listener has had no audio before this result
 

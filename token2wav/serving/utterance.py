@@ -10,20 +10,16 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import ArrayLike, NDArray
 
-from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import InputError, StreamClosedError, Token2WavError
-from token2wav.serving.audio_mark import AudioMark
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.serving.chunking import Chunker
-from token2wav.serving.clocks import PipelineLoad, Playback
+from token2wav.serving.clocks import Playback
 from token2wav.serving.delays import DelayPattern
 from token2wav.serving.end_limits import EndLimits, EndReason, RepeatLimit
-from token2wav.serving.hops import HopSchedule
-from token2wav.serving.options import UtteranceOptions
-from token2wav.serving.tempo import Tempo, exact_speed
+from token2wav.serving.tempo import Tempo
 from token2wav.stages.stage import StreamOptions
-from token2wav.voice import Voice, check_steps
+from token2wav.voice import Voice
 
 ENDED = "stream: it has ended, so it accepts no more tokens"
 
@@ -44,18 +40,6 @@ class Reply(Protocol):
 
     def is_cancelled(self) -> bool:
         """Returns whether the client has cancelled or vanished."""
-
-
-class Playable(Protocol):
-    """Result of a chunk: the properties that the playback clock of the listener needs."""
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds of audio in the result. A result without audio may still have to be sent."""
-
-    @property
-    def sound_s(self) -> float | None:
-        """As in `AudioChunk`."""
 
 
 class PendingMessage(NamedTuple):
@@ -125,36 +109,6 @@ class Utterance:
     why_closed: str = ENDED
     refusal: InputError | None = None
 
-    @classmethod
-    def of(
-        cls,
-        voice: Voice,
-        options: UtteranceOptions,
-        config: ModelConfig,
-        stream: StreamConfig,
-        schedule: HopSchedule,
-        playback: Playback,
-        load: PipelineLoad | None = None,
-        mark: AudioMark | None = None,
-    ) -> Utterance:
-        """Raises InputError if an option does not fit the model or the settings, and BackendError
-        if the plugin of the mark fails.
-        """
-        steps = config.allowed_steps(stream.steps)
-        check_steps(options.steps, steps)
-        noise = config.decoder_noise(options.decoder_noise, stream)
-        stream_options = StreamOptions(options.steps or steps[0], noise)
-        config.check_speed(options.speed)
-        speed = exact_speed(options.speed)
-        limits = EndLimits.of(stream, options.end_after_repeats, options.end_after_silence_s)
-        output = AudioOutput(
-            config, options.audio_format, stream.trim_silence_ms, limits.silence_s, speed, mark
-        )
-        delays = None if options.delays is None else DelayPattern(options.delays, config)
-        tempo = None if speed == 1 else Tempo(speed)
-        chunker = Chunker(voice.prompt_tokens, config, schedule, playback, load, options.speed)
-        return cls(voice, stream_options, chunker, playback, output, delays, tempo, limits)
-
     def __post_init__(self) -> None:
         self._repeats = RepeatLimit(self.limits.repeats)
 
@@ -207,7 +161,7 @@ class Utterance:
         self.why_closed = self.limits.sentence(EndReason.REPEATS)
         return tokens[:count], True
 
-    def hear(self, result: Playable | None) -> float:
+    def hear(self, result: AudioChunk | None) -> float:
         """Records that the listener gets the result of the next chunk now. Returns the seconds for
         which the listener has had no audio.
 
@@ -218,7 +172,7 @@ class Utterance:
             return 0.0
         return self.playback.sent(result.duration_s, result.sound_s)
 
-    def finish_chunk(self, result: Playable | None) -> None:
+    def finish_chunk(self, result: AudioChunk | None) -> None:
         """Records that the next chunk was computed, and its result sent. If silence has ended the
         audio, no more chunks follow. Raises StreamClosedError as `hear`.
         """

@@ -30,9 +30,9 @@ from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.delivery import attempt, fail, finish, is_cancelled
 from token2wav.serving.observer import Observer
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
-from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.pipeline import Pipeline, Result
 from token2wav.serving.scheduler import Scheduler
-from token2wav.serving.turn import Answer, Computed, Delivery, Outcome, Turn
+from token2wav.serving.turn import Answer, Computed, Delivery, Turn
 from token2wav.serving.utterance import Reply, Status, Utterance
 from token2wav.voice import Voice
 
@@ -314,7 +314,7 @@ class UtterancePool:
                 if isinstance(error, LimitError):
                     attempt(self._observer.refused, error)
 
-    def _send(self, delivery: Delivery) -> Outcome:
+    def _send(self, delivery: Delivery) -> Result:
         """Returns the result that was sent, or the error of an utterance that cannot continue."""
         utterance, result, reply = delivery.utterance, delivery.result, delivery.reply
         if reply is None or not isinstance(result, AudioChunk):
@@ -327,7 +327,7 @@ class UtterancePool:
         attempt(self._observer.sent, utterance, result.duration_s, delivery.late)
         return result
 
-    def _settle(self, turn: Turn, sent: Sequence[Outcome] = ()) -> list[Answer]:
+    def _settle(self, turn: Turn, sent: Sequence[Result] = ()) -> list[Answer]:
         with self._lock:
             return self._freed(self.scheduler.settle(turn, self._clock(), sent))
 
