@@ -386,16 +386,23 @@ _NANOCODEC = Codec(
 _UNPACKED = replace(_NANOCODEC, packed=lambda folder: None)
 
 
+def _named_in_a_unit(found: re.Match[str]) -> str:
+    """Name of a layer in a residual unit."""
+    return f"{found[1]}.{('act1', 'conv1', 'act2', 'conv2')[int(found[2])]}"
+
+
 def _qwen3(prefix: str, document: Callable[[Document], Document], unread: str) -> Codec:
     return Codec(
         Naming(
             (
-                (r"^front\.", ""),
-                (r"\.window\.layers\.", ".layers."),
+                (r"^pre_transformer\.transformer\.", "pre_transformer."),
+                (r"^decoder\.model\.", "decoder."),
+                (r"(block\.\d)\.block\.(\d)", _named_in_a_unit),
                 *_RVQ,
                 (r"~\w+", ".conv"),
             ),
             _MIMI_SHAPES,
+            numbered=True,
         ),
         document,
         fill=fill_qwen3,
@@ -527,6 +534,9 @@ _XY_TOKENIZER = Codec(
             (r"^vocos\.out\.", "enhanced_vocos.head.out."),
             (r"^vocos\.", "enhanced_vocos.backbone."),
             (r"\.mlp\.", "."),
+            (r"\.input_layernorm\.", ".self_attn_layer_norm."),
+            (r"\.post_attention_layernorm\.", ".final_layer_norm."),
+            (r"\.self_attn\.o_proj\.", ".self_attn.out_proj."),
         ),
         ((r"^quantizer\.output_proj\.weight$", _pointwise),),
         ((r"^quantizer\.output_proj\.", OLD_NORM),),

@@ -393,7 +393,7 @@ dit_config.rope_parameters = {"rope_type": "yarn"}
     | rope_parameters.rope_type: 'yarn' is not supported; expected 'default'
 dit_config.num_hidden_layers = "many" | dit_config.num_hidden_layers
 [qwen25_omni: config.json]
-token2wav_config = null              | token2wav_config: missing
+token2wav_config = null              | token2wav_config: expected an object, got NoneType
 token2wav_config = []                | token2wav_config: expected an object, got list
 [ear_tts: config.json: model.speech_generation.model.codec_config]
 rates = -                            | rates: missing
@@ -478,10 +478,10 @@ num_mels = 80                        | BigVGAN: num_mels is 80 instead of 20; us
 
 WEIGHTS = f"""
 [mimi: model.safetensors: quantizer.acoustic_residual_vector_quantizer.layers.1.codebook]
-embed_sum = - | lacks embed_sum
-cluster_usage = ones 3 | has embed_sum
+embed_sum = - | quantizer.acoustic: codebook 1 lacks embed_sum
+cluster_usage = ones 3 | cluster_usage has different shapes in the codebooks
 [mimi: model.safetensors]
-decoder.layers.0.conv.bias = - | 1 missing: decoder.layers.0.bias
+decoder.layers.0.conv.bias = - | 1 missing: decoder.layers.0.conv.bias
 [mimi_of_moshi: tokenizer-0123abcd-checkpoint125.safetensors]
 decoder_transformer.transformer.layers.1.self_attn.in_projs.0.weight = ones 5 16
     | 3 missing: ... q_proj.weight
@@ -496,17 +496,17 @@ decoder.model.{LONG}.bias = ones 1 | 1 unexpected: decoder.model.99
 fc2.weight = - | 1 missing: fc2.weight
 quantizer.quantizers.0.project_out.bias = - | codebook 0 lacks project_out.bias
 [higgs_first_release: model.pth]
-fc_post2.bias = - | 1 missing: fc2.bias
+fc_post2.bias = - | 1 missing: fc_post2.bias
 quantizer.vq.layers.1._codebook.embed = - | codebook 1 lacks codebook.embed
-decoder_2.model.4.bias = nan 1 | NaN ... in acoustic_decoder.conv2.bias
+decoder_2.model.4.bias = nan 1 | NaN ... in decoder_2.model.4.bias
 decoder_2.model.4.bias = text | is a str, not a tensor
 decoder_2.model.4.bias = path | nothing was executed
-decoder_2.model.{LONG}.bias = ones 1 | unexpected: acoustic_decoder
+decoder_2.model.{LONG}.bias = ones 1 | unexpected: decoder_2.model.99
 [snac: pytorch_model.bin]
 quantizer.quantizers.1.out_proj.bias = - | codebook 1 lacks out_proj.bias
 decoder.model.2.block.2.linear.parametrizations.weight.original1 = -
-    | missing: decoder.block.0.noise.linear.weight
-decoder.model.0.bias = ones 3 | wrongly shaped: decoder.conv0.bias (3,)
+    | missing: decoder.model.2.block.2.linear.weight
+decoder.model.0.bias = ones 3 | wrongly shaped: decoder.model.0.bias (3,)
 decoder.model.77.bias = ones 1 | unexpected: decoder.model.77.bias
 decoder.model.2.alpha = ones 1 | unexpected: decoder.model.2.alpha
 decoder.model.2.block.77.bias = ones 1 | unexpected: decoder.model.2.block.77.bias
@@ -514,15 +514,15 @@ decoder.model.2.block.3.block.77.bias = ones 1 | unexpected: decoder.model.2.blo
 decoder.model.1.bias = path | nothing was executed
 [moss: model.safetensors]
 quantizer.quantizers.1.out_proj.bias = - | codebook 1 lacks out_proj.bias
-quantizer.output_proj.bias = - | missing: output_proj.bias
+quantizer.output_proj.bias = - | missing: quantizer.output_proj.bias
 decoder.0.transformer.layers.1.norm1.bias = nan 16 | NaN ... in decoder.0
 decoder.0.transformer.layers.1.self_attn.in_projs.0.weight = ones 47 16 | missing: ... q_proj
 decoder.1.input_proj.weight = ones 1 | unexpected: decoder.1.input_proj
 decoder.{LONG}.bias = ones 1 | 1 unexpected: decoder.99
 [causal_dac: codec.pth]
-decoder.model.0.conv.bias = - | 1 missing: decoder.conv1.bias
+decoder.model.0.conv.bias = - | 1 missing: decoder.model.0.conv.bias
 decoder.model.0.conv.bias = text | is a str, not a tensor
-quantizer.upsample.7.0.conv.bias = ones 3 | 1 unexpected: upsample.7.0.bias
+quantizer.upsample.7.0.conv.bias = ones 3 | 1 unexpected: quantizer.upsample.7.0.conv.bias
 quantizer.upsample.0.1.gamma = ones 3 | upsample.0.1.gamma (3,) instead of
 quantizer.post_module.layers.0.ffn_norm.weight = nan 12 | NaN or infinite values in
 quantizer.post_module.layers.0.attention.wqkv.weight = ones 96 12 | q_proj.weight (48, 12) instead
@@ -530,25 +530,28 @@ quantizer.quantizer.quantizers.1.codebook.weight = ones 7 3
     | codebook.weight has different shapes in the codebooks
 quantizer.semantic_quantizer.quantizers.0.out_proj.bias = - | codebook 0 lacks
 [vibevoice_of_transformers: model.safetensors]
-model.audio_tower.decoder.head.conv.bias = - | 1 missing: head.bias
-model.audio_tower.decoder.surplus.weight = ones 3 | 1 unexpected: surplus.weight
-model.latent_bias_factor = nan | infinite values in bias_factor
-model.latent_bias_factor = ones 2 | bias_factor (2,) instead of
-model.latent_scaling_factor = - | 1 missing: scaling_factor
+model.audio_tower.decoder.head.conv.bias = - | 1 missing: model.audio_tower.decoder.head.conv.bias
+model.audio_tower.decoder.surplus.weight = ones 3
+    | 1 unexpected: model.audio_tower.decoder.surplus.weight
+model.latent_bias_factor = nan | infinite values in model.latent_bias_factor
+model.latent_bias_factor = ones 2 | model.latent_bias_factor (2,) instead of
+model.latent_scaling_factor = - | 1 missing: model.latent_scaling_factor
 [voxcpm_safetensors: audiovae.safetensors]
-decoder.sr_cond_model.2.scale_embed.weight = - | 1 missing: decoder.block.0.scale.weight
+decoder.sr_cond_model.2.scale_embed.weight = -
+    | 1 missing: decoder.sr_cond_model.2.scale_embed.weight
 decoder.sr_cond_model.2.scale_embed.weight = ones 3 32
-    | wrongly shaped: decoder.block.0.scale.weight (3, 32)
-decoder.model.0.weight_g = - | unexpected: decoder.conv0.weight_v
+    | wrongly shaped: decoder.sr_cond_model.2.scale_embed.weight (3, 32)
+decoder.model.0.weight_g = -
+    | missing: decoder.model.0.weight; 1 unexpected: decoder.model.0.weight_v
 decoder.model.9.bias = ones 1 | unexpected: decoder.model.9.bias
-decoder.model.0.bias = nan 5 | NaN ... in decoder.conv0.bias
+decoder.model.0.bias = nan 5 | NaN ... in decoder.model.0.bias
 decoder.sr_bin_boundaries = ones 2 | but sr_bin_boundaries of the ... (600,
 [qwen3_tts: model.safetensors: decoder.quantizer.rvq_rest.vq.layers.1._codebook]
-embedding_sum = - | codebook (acoustic) lacks embedding_sum
-cluster_usage = ones 3 | codebook (acoustic) has embedding_sum
+embedding_sum = - | quantizer.acoustic: codebook 1 lacks embed_sum
+cluster_usage = ones 3 | cluster_usage has different shapes in the codebooks
 [qwen3_tts: model.safetensors]
-decoder.decoder.1.block.0.beta = - | 1 missing: decoder.1.block.0.beta
-decoder.surplus.weight = ones 3 | 1 unexpected: surplus.weight
+decoder.decoder.1.block.0.beta = - | 1 missing: decoder.decoder.1.block.0.beta
+decoder.surplus.weight = ones 3 | 1 unexpected: decoder.surplus.weight
 [qwen25_omni: model-00002-of-00003.safetensors]
 token2wav.code2wav_dit_model.input_embed.proj.weight = ones 3 3
     | wrongly shaped: ... input_embed.proj.weight
@@ -556,19 +559,22 @@ token2wav.code2wav_dit_model.input_embed.proj.weight = ones 3 3
 tts_model.audio_codec.prvq.mus_list.4 = - | codebooks: 4 codebooks in the file, expected 5
 tts_model.audio_codec.prvq.mus_list.5 = ones 16 6 | codebooks: 6 codebooks in the file, expected 5
 tts_model.audio_codec.prvq.mus_list.1 = ones 15 6 | entries has different shapes in the codebooks
-tts_model.audio_codec.decoder.layers.0.weight = - | 1 missing: layers.0.weight
-tts_model.audio_codec.decoder.surplus = ones 3 | 1 unexpected: surplus
+tts_model.audio_codec.decoder.layers.0.weight = -
+    | 1 missing: tts_model.audio_codec.decoder.layers.0.weight
+tts_model.audio_codec.decoder.surplus = ones 3
+    | 1 unexpected: tts_model.audio_codec.decoder.surplus
 [lfm2_audio: model.safetensors]
 lin.bias = -                          | 1 missing: lin.bias
 lfm.layers.4.ffn_norm.weight = ones 3 | 1 unexpected: lfm.layers.4.ffn_norm.weight
 [audex: model.safetensors]
 module.head.proj.weight = -          | 1 missing: head.weight
-module.lookahead_conv.bias = ones 3  | 1 unexpected: lookahead.conv.bias
+module.lookahead_conv.bias = ones 3  | 1 unexpected: module.lookahead_conv.bias
 [neucodec: model.safetensors]
-acoustic_decoder.head.linear.bias = - | 1 missing: head.bias
-acoustic_decoder.layers.2.mlp.fc1.weight = ones 3 | 1 unexpected: layers.2.mlp.fc1.weight
+acoustic_decoder.head.linear.bias = - | 1 missing: acoustic_decoder.head.linear.bias
+acoustic_decoder.layers.2.mlp.fc1.weight = ones 3
+    | 1 unexpected: acoustic_decoder.layers.2.mlp.fc1.weight
 [xy_tokenizer: model.safetensors]
-enhanced_vocos.head.out.bias = -      | 1 missing: vocos.out.bias
+enhanced_vocos.head.out.bias = -      | 1 missing: enhanced_vocos.head.out.bias
 quantizer.quantizers.2.codebook = -   | 2 codebooks in the file, expected 3
 [chatterbox: s3gen.safetensors]
 flow.decoder.estimator.mid_blocks.0.0.block1.block.0.weight = -
@@ -771,7 +777,7 @@ EDITS: dict[str, list[tuple[Edit, str]]] = {
         (content("wavtokenizer_small.yaml", "[]"), "expected a mapping, got list"),
         (
             set_values("WavTokenizer_small.ckpt", {"state_dict": {"head.out.bias": torch.ones(3)}}),
-            "wrongly shaped: vocos.out.bias (3,)",
+            "wrongly shaped: head.out.bias (3,)",
         ),
     ],
     "mimi": [

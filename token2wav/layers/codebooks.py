@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-from token2wav.errors import CheckpointError
-
-_LEAST_USAGE = 1e-5  # lower bound of a usage count, by which the sum of an entry is divided
 
 
 class Quantizer(nn.Module):
@@ -61,6 +54,19 @@ class Codebooks(nn.Module):
         return latents.transpose(1, 2)
 
 
+class MeanEmbedding(nn.Embedding):
+    """Embedding of codes that are averaged. All codebooks have their entries in one table."""
+
+    def __init__(self, count: int, size: int, width: int) -> None:
+        super().__init__(count * size, width)
+        self._size = size
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Converts codes (B, count, T) to (B, T, width)."""
+        first = self._size * torch.arange(codes.shape[1], device=codes.device)[:, None]
+        return super().forward(codes + first).mean(1)
+
+
 class ProjectedCodebooks(nn.Module):
     """Codebooks with short entries, each with a projection of its own. The results are summed."""
 
@@ -80,66 +86,3 @@ class ProjectedCodebooks(nn.Module):
         entries = F.embedding(codes.clamp(min=0) + first, self.entries.flatten(0, 1))
         latents = torch.einsum("bktd,kdw->bwt", entries * sent[..., None], self.weight)
         return latents + torch.einsum("bkt,kw->bwt", sent, self.bias)
-
-
-def stacked_projections(
-    books: dict[int, dict[str, torch.Tensor]], names: Sequence[str], path: Path
-) -> dict[str, torch.Tensor]:
-    """Joins the tensors of codebooks with projections to the weights of `ProjectedCodebooks`.
-    Raises CheckpointError as `stacked_parts`.
-
-    Args:
-        names: names of the entries (size, dim), the projection (width, dim[, 1]), and its bias
-            (width,).
-    """
-    entries, weight, bias = stacked_parts(books, names, path)
-    # (count, width, dim[, 1]) to (count, dim, width)
-    weight = weight.flatten(2).transpose(1, 2) if weight.dim() > 2 else weight
-    return {"entries": entries, "weight": weight, "bias": bias}
-
-
-def stacked_parts(
-    books: dict[int, dict[str, torch.Tensor]], names: Sequence[str], path: Path
-) -> list[torch.Tensor]:
-    """Joins the tensors of codebooks, one tensor for each name. Raises CheckpointError if a
-    codebook is missing or incomplete, or shapes differ.
-    """
-    stacked: list[torch.Tensor] = []
-    for name in names:
-        column = [books.get(number, {}).get(name) for number in range(len(books))]
-        tensors = [value.float() for value in column if value is not None]
-        if len(tensors) < len(column):
-            raise CheckpointError(f"{path}: codebook {column.index(None)} lacks {name}")
-        if len({value.shape for value in tensors}) > 1:
-            raise CheckpointError(f"{path}: {name} has different shapes in the codebooks")
-        stacked.append(torch.stack(tensors) if tensors else torch.empty(0))
-    return stacked
-
-
-def stacked_entries(
-    books: dict[int, dict[str, torch.Tensor]], total: str, usage: str, kind: str, path: Path
-) -> torch.Tensor:
-    """Computes the entries (count, size, dim) float32 of codebooks. Raises CheckpointError as
-    `stacked_parts`.
-
-    Files store for each entry the sum of its training vectors and their number. The entry is the
-    quotient.
-
-    Args:
-        kind: name of the codebooks, for messages.
-    """
-    entries = []
-    for number in range(len(books)):
-        book = books.get(number, {})
-        if not {total, usage} <= book.keys():
-            raise CheckpointError(f"{path}: a codebook ({kind}) lacks {total} or {usage}")
-        sums, uses = book[total].float(), book[usage].float()
-        if sums.dim() != 2 or uses.shape != sums.shape[:1]:
-            raise CheckpointError(
-                f"{path}: a codebook ({kind}) has {total} {tuple(sums.shape)} and {usage} "
-                f"{tuple(uses.shape)}"
-            )
-        entries.append(sums / uses.clamp(min=_LEAST_USAGE)[:, None])
-    if len({value.shape for value in entries}) != 1:
-        raise CheckpointError(f"{path}: the codebooks ({kind}) have different shapes")
-    return torch.stack(entries)

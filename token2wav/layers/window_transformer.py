@@ -79,6 +79,37 @@ class WindowTransformer(LayersInWindow):
         super().__init__(sizes, (TransformerLayer(sizes, norm, mlp()) for _ in range(sizes.layers)))
 
 
+class ProjectedTransformer(StreamModule):
+    """Transformer with a sliding window between two projections, with a norm after it if the codec
+    has one.
+    """
+
+    def __init__(
+        self,
+        transformer: WindowTransformer,
+        input_proj: nn.Module,
+        output_proj: nn.Module,
+        norm: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_proj, self.output_proj = input_proj, output_proj
+        self.transformer, self.norm = transformer, norm or nn.Identity()
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.transformer.place(timing)
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Converts x (B, T, inputs) to (B, T, outputs)."""
+        return self.output_proj(self.norm(self.transformer(self.input_proj(x), step)))
+
+
+def projection(inputs: int, outputs: int, *, bias: bool = False, always: bool = False) -> nn.Module:
+    """Makes a projection; none where the number of channels is the same, unless `always` is set."""
+    if inputs == outputs and not always:
+        return nn.Identity()
+    return nn.Linear(inputs, outputs, bias=bias)
+
+
 class TransformerLayer(nn.Module):
     """Attention and a feed-forward part, each after a norm, with a scale for every channel if the
     sizes say so.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from token2wav.errors import CheckpointError
-from token2wav.layers.codebooks import stacked_entries, stacked_parts, stacked_projections
 from token2wav.networks.moshi_layers import attention_rows
+from token2wav.networks.published_name import published_name
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
 from token2wav.networks.weights import (
     fitting_weights,
@@ -26,6 +26,7 @@ from token2wav.published.weight_names import Codebooks, WeightNames
 # decoder.model.LAYER.block.INDEX.block.INDEX.NAME for a layer of a residual unit
 _LAYER = re.compile(r"model\.(\d{1,2})\.(?:block\.(\d)\.)?(?:block\.(\d)\.)?(.+)")
 _IN_UNIT = ("snake1", "conv1", "snake2", "conv2")
+_LEAST_USAGE = 1e-5  # lower bound of a usage count, by which the sum of an entry is divided
 
 
 def codec_weights(network: nn.Module, path: Path, names: WeightNames) -> dict[str, torch.Tensor]:
@@ -59,12 +60,14 @@ def converted_weights(
     }
     weights = fold_weight_norm(floating_tensors(wanted, path, current_name), path)
     for codebooks in names.codebooks:
-        weights |= dict(_joined(network, weights, codebooks, path))
+        weights |= _joined(network, weights, codebooks, path)
     shapes = {name: value.shape for name, value in network.state_dict().items()}
     split: dict[str, torch.Tensor] = {}
     for name, value in weights.items():
         split |= attention_rows(name, _squeezed(value, shapes.get(name)), network)
-    return fitting_weights(network, split, path)
+    return fitting_weights(
+        network, split, path, lambda name: published_name(name, wanted, current_name)
+    )
 
 
 def layer_name(name: str, decoder: SymmetricDecoder) -> str:
@@ -89,18 +92,16 @@ def layer_name(name: str, decoder: SymmetricDecoder) -> str:
     children = [layer for layer, _ in blocks[block].named_children() if layer != "scale"]
     if int(inner) >= len(children):
         return name
-    layer = children[int(inner)]
-    if layer.startswith("res_unit") != (in_unit is not None):
-        return name
-    if in_unit is None:
-        return f"{start}.{layer}.{parameter}"
-    return f"{start}.{layer}.{_IN_UNIT[int(in_unit)]}.{parameter}" if int(in_unit) < 4 else name
+    layer = f"{start}.{children[int(inner)]}"
+    if in_unit is None:  # Qwen3 has names inside a residual unit
+        return f"{layer}.{parameter}"
+    return f"{layer}.{_IN_UNIT[int(in_unit)]}.{parameter}" if int(in_unit) < 4 else name
 
 
 def _joined(
     network: nn.Module, weights: dict[str, torch.Tensor], codebooks: Codebooks, path: Path
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Moves the weights of codebooks out of `weights`, and yields them as weights of one module."""
+) -> dict[str, torch.Tensor]:
+    """Moves the weights of codebooks out of `weights`, and returns the weights of their module."""
     books: dict[int, dict[str, torch.Tensor]] = {}
     for name in list(weights):
         match = re.match(codebooks.pattern, name)
@@ -110,22 +111,37 @@ def _joined(
                 raise CheckpointError(f"{path}: '{name}' appears twice, under two numbers")
             book[part] = weights.pop(name)
     if not books:
-        return
-    module, parts = codebooks.module, codebooks.parts
-    if len(parts) == 3:
-        joined = stacked_projections(books, parts, path)
-    elif len(parts) == 2:
-        kind = module.rpartition(".")[2]
-        joined = {"entries": stacked_entries(books, *parts, kind, path)}
-    else:
-        [entries] = stacked_parts(books, parts, path)
-        joined = {"entries": entries}
+        return {}
+    module, owner = codebooks.module, f"{path}: {codebooks.module}"
+    entries, *others = (_stacked(books, part, owner) for part in codebooks.parts)
+    joined = {"entries": entries}
+    if len(others) == 1:  # sums of training vectors, and their numbers
+        [uses] = others
+        if entries.dim() != 3 or uses.shape != entries.shape[:2]:
+            shapes = f"sums {tuple(entries.shape)} and numbers {tuple(uses.shape)}"
+            raise CheckpointError(f"{owner}: codebooks of {shapes} do not fit")
+        joined["entries"] = entries / uses.clamp(min=_LEAST_USAGE)[..., None]
+    elif others:
+        weight, bias = others
+        # (count, width, dim[, 1]) to (count, dim, width)
+        weight = weight.flatten(2).transpose(1, 2) if weight.dim() > 2 else weight
+        joined |= {"weight": weight, "bias": bias}
     expected = len(network.get_submodule(module).get_parameter("entries"))
     if len(books) != expected:
-        raise CheckpointError(
-            f"{path}: {module}: {len(books)} codebooks in the file, expected {expected}"
-        )
-    yield from ((f"{module}.{name}", value) for name, value in joined.items())
+        raise CheckpointError(f"{owner}: {len(books)} codebooks in the file, expected {expected}")
+    return {f"{module}.{name}": value for name, value in joined.items()}
+
+
+def _stacked(books: dict[int, dict[str, torch.Tensor]], part: str, owner: str) -> torch.Tensor:
+    """Joins one tensor of each codebook. `owner` is the name of the codebooks for messages."""
+    tensors = []
+    for number in range(len(books)):
+        if (value := books.get(number, {}).get(part)) is None:
+            raise CheckpointError(f"{owner}: codebook {number} lacks {part}")
+        tensors.append(value.float())
+    if len({value.shape for value in tensors}) > 1:
+        raise CheckpointError(f"{owner}: {part} has different shapes in the codebooks")
+    return torch.stack(tensors)
 
 
 def _squeezed(value: torch.Tensor, shape: Sequence[int] | None) -> torch.Tensor:

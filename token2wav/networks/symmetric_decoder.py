@@ -1,10 +1,13 @@
 """Symmetric decoder of DAC, SNAC and Higgs Audio: upsampling with Snake, and convolutions that read
-as far ahead as they read back. In the decoders of VoxCPM and of the causal DAC they are causal.
+as far ahead as they read back. In the decoders of VoxCPM, of the causal DAC and of Qwen3 they are
+causal.
 
 Modules have the names of the published weights of DAC in the format of `transformers`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -13,6 +16,7 @@ from token2wav.layers.combine import Chain, Residual
 from token2wav.layers.position_noise import PositionNoise
 from token2wav.layers.snake import Snake
 from token2wav.layers.streaming import (
+    StreamConv,
     StreamConvTranspose,
     Streaming,
     causal_conv,
@@ -24,54 +28,88 @@ KERNEL = 7  # of the first and the last convolution, and of the residual units
 DILATIONS = (1, 3, 9)  # of the residual units after each upsampling
 
 
+@dataclass(frozen=True)
+class Variant:
+    """Variant of a symmetric decoder.
+
+    Attributes:
+        causal: whether no convolution reads ahead.
+        whole_frames: whether every frame has all its samples. If not, an upsampling by an odd
+            factor returns one output less, as in DAC; a causal upsampling, those of one input.
+        depthwise: whether the convolutions with a kernel of more than one position, except the
+            last, filter every channel by itself.
+        noise: whether every upsampling is followed by noise.
+        scaled: whether every channel has a scale and a bias before each upsampling.
+        log_snakes: whether the activations have two parameters, which are logarithms.
+    """
+
+    causal: bool = False
+    whole_frames: bool = False
+    depthwise: bool = False
+    noise: bool = False
+    scaled: bool = False
+    log_snakes: bool = False
+
+    def conv(self, inputs: int, outputs: int, *, dilation: int = 1, groups: int = 1) -> StreamConv:
+        make = causal_conv if self.causal else centred_conv
+        return make(inputs, outputs, KERNEL, dilation=dilation, groups=groups)
+
+    def up(self, channels: int, rate: int) -> StreamConvTranspose:
+        if self.causal:
+            cut = (0 if self.whole_frames else rate, rate)
+        else:
+            start = (rate + 1) // 2
+            cut = (start, rate - start if self.whole_frames else start)
+        return StreamConvTranspose(channels, channels // 2, 2 * rate, rate, cut=cut)
+
+    def snake(self, channels: int) -> Snake:
+        return Snake(channels, beta=self.log_snakes, log_scale=self.log_snakes)
+
+    def residual_unit(self, channels: int, dilation: int) -> Residual:
+        groups = channels if self.depthwise else 1
+        return Residual(
+            channels,
+            {
+                "snake1": self.snake(channels),
+                "conv1": self.conv(channels, channels, dilation=dilation, groups=groups),
+                "snake2": self.snake(channels),
+                "conv2": causal_conv(channels, channels, 1),
+            },
+        )
+
+
+_PLAIN = Variant()
+
+
 class SymmetricDecoder(Chain):
     """Decoder from latents to audio.
 
     Args:
-        whole_frames: whether every frame has all its samples. If not, an upsampling by an odd
-            factor returns one output less, as in DAC.
-        depthwise: whether the convolutions with a kernel of more than one position, except the
-            last, filter every channel by itself.
         attention: layer before the first upsampling; None for no such layer.
-        causal: whether no convolution reads ahead. Every frame then has all its samples.
-        scaled: whether every channel has a scale and a bias before each upsampling.
     """
 
     def __init__(
         self,
         sizes: SymmetricSizes,
-        *,
-        whole_frames: bool = False,
-        depthwise: bool = False,
-        noise: bool = False,
+        variant: Variant = _PLAIN,
         attention: Streaming | None = None,
-        causal: bool = False,
-        scaled: bool = False,
     ) -> None:
         latents, channels = sizes.latents, sizes.decoder_hidden_size
         layers: dict[str, nn.Module] = {}
-        conv = causal_conv if causal else centred_conv
-        if depthwise:
-            layers["conv0"] = conv(latents, latents, KERNEL, groups=latents)
+        if variant.depthwise:
+            layers["conv0"] = variant.conv(latents, latents, groups=latents)
             layers["conv1"] = causal_conv(latents, channels, 1)
         else:
-            layers["conv1"] = conv(latents, channels, KERNEL)
+            layers["conv1"] = variant.conv(latents, channels)
         if attention is not None:
             layers["attention"] = attention
         layers["block"] = Chain(
-            UpsamplingBlock(
-                channels >> number,
-                rate,
-                whole_frames=whole_frames,
-                depthwise=depthwise,
-                noise_seed=number if noise else None,
-                causal=causal,
-                scaled=scaled,
-            )
+            UpsamplingBlock(channels >> number, rate, variant, number)
             for number, rate in enumerate(sizes.rates)
         )
         channels >>= len(sizes.rates)
-        super().__init__(layers | {"snake1": _snake(channels), "conv2": conv(channels, 1, KERNEL)})
+        ends = {"snake1": variant.snake(channels), "conv2": variant.conv(channels, 1)}
+        super().__init__(layers | ends)
 
 
 class UpsamplingBlock(Chain):
@@ -79,31 +117,16 @@ class UpsamplingBlock(Chain):
     with growing dilations.
 
     Args:
-        noise_seed: seed of the noise; None for no noise.
+        number: number of the block, the seed of its noise.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        rate: int,
-        *,
-        whole_frames: bool,
-        depthwise: bool,
-        noise_seed: int | None,
-        causal: bool,
-        scaled: bool,
-    ) -> None:
-        half, start = channels // 2, 0 if causal else (rate + 1) // 2
-        cut = (start, rate - start if whole_frames or causal else start)
-        layers: dict[str, nn.Module] = {"scale": ChannelScale(channels)} if scaled else {}
-        layers |= {
-            "snake1": _snake(channels),
-            "conv_t1": StreamConvTranspose(channels, half, 2 * rate, rate, cut=cut),
-        }
-        if noise_seed is not None:
-            layers["noise"] = PositionNoise(half, seed=noise_seed)
-        for number, dilation in enumerate(DILATIONS, 1):
-            layers[f"res_unit{number}"] = _residual_unit(half, dilation, depthwise, causal)
+    def __init__(self, channels: int, rate: int, variant: Variant, number: int) -> None:
+        layers: dict[str, nn.Module] = {"scale": ChannelScale(channels)} if variant.scaled else {}
+        layers |= {"snake1": variant.snake(channels), "conv_t1": variant.up(channels, rate)}
+        if variant.noise:
+            layers["noise"] = PositionNoise(channels // 2, seed=number)
+        for unit, dilation in enumerate(DILATIONS, 1):
+            layers[f"res_unit{unit}"] = variant.residual_unit(channels // 2, dilation)
         super().__init__(layers)
 
 
@@ -119,21 +142,3 @@ class ChannelScale(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.addcmul(self.bias[:, None], x, self.weight[:, None])
-
-
-def _residual_unit(channels: int, dilation: int, depthwise: bool, causal: bool) -> Residual:
-    groups = channels if depthwise else 1
-    conv = causal_conv if causal else centred_conv
-    return Residual(
-        channels,
-        {
-            "snake1": _snake(channels),
-            "conv1": conv(channels, channels, KERNEL, dilation=dilation, groups=groups),
-            "snake2": _snake(channels),
-            "conv2": causal_conv(channels, channels, 1),
-        },
-    )
-
-
-def _snake(channels: int) -> Snake:
-    return Snake(channels, beta=False, log_scale=False)

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from token2wav.config.strict_yaml import stand_in
 from token2wav.errors import CheckpointError
 from token2wav.published.checkpoint_files import stored_bytes, weight_files
+from token2wav.published.nemo_archive import WEIGHTS, read_member
 
 _FACTORIES = (torch.empty, torch.zeros, torch.ones)  # functions that allocate weights of modules
 _BUFFERS = 1 << 24  # most values that a network has besides its weights
@@ -212,13 +213,20 @@ def _older_name(name: str) -> str:
 
 
 def fitting_weights(
-    module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path
+    module: nn.Module,
+    weights: Mapping[str, torch.Tensor],
+    path: Path,
+    published: Callable[[str], str] = str,
 ) -> dict[str, torch.Tensor]:
-    """Returns the weights of a module in float32, after all checks."""
-    _compare(module, weights, path)
+    """Returns the weights of a module in float32, after all checks.
+
+    Args:
+        published: returns the name of a weight in the file, for messages.
+    """
+    _compare(module, weights, path, published)
     widened = {name: value.float() for name, value in weights.items()}
     if broken := [name for name, value in widened.items() if not _is_finite(value)]:
-        raise CheckpointError(f"{path}: NaN or infinite values in {_listed(broken)}")
+        raise CheckpointError(f"{path}: NaN or infinite values in {_listed(broken, published)}")
     return widened
 
 
@@ -276,21 +284,33 @@ def fill(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     module.load_state_dict(copies, assign=True)
 
 
-def _compare(module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> None:
+def _compare(
+    module: nn.Module,
+    weights: Mapping[str, torch.Tensor],
+    path: Path,
+    published: Callable[[str], str],
+) -> None:
     expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
     problems = {
         "missing": [name for name in expected if name not in shapes],
         "unexpected": [name for name in shapes if name not in expected],
         "wrongly shaped": [
-            f"{name} {shapes[name]} instead of {shape}"
-            for name, shape in expected.items()
-            if name in shapes and shapes[name] != shape
+            name for name, shape in expected.items() if shapes.get(name, shape) != shape
         ],
     }
     if any(problems.values()):
         lists = [
-            f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names
+
+    def described(name: str) -> str:
+        shape, expected_shape = shapes.get(name), expected.get(name)
+        if shape is None or expected_shape is None:
+            return published(name)
+        return f"{published(name)} {shape} instead of {expected_shape}"
+
+            f"{len(names)} {kind}: {_listed(names, described)}"
+            for kind, names in problems.items()
+            if names
         ]
         raise CheckpointError(
             f"{path}: parameters do not match the configuration; {'; '.join(lists)}"
@@ -301,6 +321,6 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: list[str], described: Callable[[str], str]) -> str:
     more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
+    return ", ".join(map(described, names[:_LISTED])) + more

@@ -36,7 +36,7 @@ GraphName = Literal[
 Precision = Literal["float32", "float16"]
 Backend = Literal["onnx", "tensorrt", "tensorrt_rtx"]
 
-GRAPH_VERSION = 4  # raise it when inputs or outputs of a graph change
+GRAPH_VERSION = 5  # raise it when inputs or outputs of a graph change
 ENGINES = "engines"  # name of the default engine folder, below the model folder
 DESCRIPTION = "artifact.json"
 _STAGING = ".partial-"

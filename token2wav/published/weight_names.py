@@ -46,6 +46,22 @@ class WeightNames:
     wrappers: tuple[str, ...] = ()
 
 
+# Semantic and acoustic codebooks of Mimi, and of codecs that copied it
+RVQ_NAMES = (
+    (r"^quantizer\.rvq_first\.(vq\.)?", "quantizer.semantic."),
+    (r"^quantizer\.rvq_rest\.(vq\.)?", "quantizer.acoustic."),
+    (r"\._codebook\.embedding_sum$", ".codebook.embed_sum"),
+    (r"\._codebook\.", ".codebook."),
+)
+RVQ_CODEBOOKS = tuple(
+    Codebooks(
+        rf"quantizer\.{kind}\.layers\.(\d{{1,3}})\.codebook\.",
+        f"quantizer.{kind}",
+        ("embed_sum", "cluster_usage"),
+    )
+    for kind in ("semantic", "acoustic")
+)
+RVQ_UNUSED = r"\bquantizer\..*(\.input_proj\.|initialized$|inited$)"  # weights that make codes
 WRAPPERS = (r"(?:\.conv(?:tr)?)+\.(weight|bias)$", r".\1")  # names of wrappers of convolutions
 # Layers of transformers in the package `moshi`, and in codecs that copied them
 MOSHI_LAYERS = (

@@ -14,7 +14,7 @@ from token2wav.layers.convnext import ConvNeXt
 from token2wav.layers.feed_forward import GatedFeedForward
 from token2wav.layers.streaming import OFFLINE, StreamConvTranspose, StreamStep, WaveformNetwork
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
-from token2wav.networks.symmetric_decoder import SymmetricDecoder
+from token2wav.networks.symmetric_decoder import SymmetricDecoder, Variant
 
 _ROPE_BASE, _NORM_EPS = 10_000.0, 1e-5
 
@@ -54,7 +54,7 @@ class CausalDac(WaveformNetwork):
             Chain([StreamConvTranspose(width, width, factor, factor, cut="end"), ConvNeXt(width)])
             for factor in sizes.codec_downsample_factor[::-1]
         )
-        self.decoder = SymmetricDecoder(sizes.decoder, causal=True)
+        self.decoder = SymmetricDecoder(sizes.decoder, Variant(causal=True, whole_frames=True))
         self.output = placed((self.post_module, self.upsample, self.decoder))
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:

@@ -8,7 +8,7 @@ from torch import nn
 from token2wav.families.higgs import HiggsSizes
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
-from token2wav.networks.symmetric_decoder import SymmetricDecoder
+from token2wav.networks.symmetric_decoder import SymmetricDecoder, Variant
 
 
 class Higgs(WaveformNetwork):
@@ -27,7 +27,7 @@ class Higgs(WaveformNetwork):
             self.input_channels, sizes.codebook_size, sizes.codebook_dim, width
         )
         self.fc2 = nn.Linear(width, sizes.latents)
-        self.acoustic_decoder = SymmetricDecoder(sizes, whole_frames=True)
+        self.acoustic_decoder = SymmetricDecoder(sizes, Variant(whole_frames=True))
         self.output = self.acoustic_decoder.place()
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from token2wav.families.lfm2_audio import Lfm2AudioSizes
+from token2wav.layers.codebooks import MeanEmbedding
 from token2wav.layers.combine import placed
 from token2wav.layers.feed_forward import GatedFeedForward
 from token2wav.layers.inverse_stft import InverseSTFT
@@ -40,16 +41,15 @@ class Lfm2AudioDecoder(WaveformNetwork):
     def __init__(self, sizes: Lfm2AudioSizes) -> None:
         super().__init__()
         self.input_channels, self.frame_samples = sizes.num_codebooks, sizes.frame_samples
-        self._codebook_size, self._repeats = sizes.codebook_size, sizes.upsample_factor
-        self.emb = nn.Embedding(sizes.num_codebooks * sizes.codebook_size, sizes.hidden_size)
+        self._repeats = sizes.upsample_factor
+        self.emb = MeanEmbedding(sizes.num_codebooks, sizes.codebook_size, sizes.hidden_size)
         self.lfm = Lfm2(sizes)
         self.lin = nn.Linear(sizes.hidden_size, sizes.n_fft + 2)
         self.istft = InverseSTFT(sizes.n_fft, sizes.hop_length)
         self.output = placed((self.lfm, self.istft))
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        first = self._codebook_size * torch.arange(codes.shape[1], device=codes.device)[:, None]
-        x = self.emb(codes + first).mean(1).repeat_interleave(self._repeats, dim=1)
+        x = self.emb(codes).repeat_interleave(self._repeats, dim=1)
         return self.istft.of_polar(self.lin(self.lfm(x, step)).transpose(1, 2), step)
 
 

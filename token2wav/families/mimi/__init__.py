@@ -27,7 +27,14 @@ from token2wav.published.formats import MIMI, Format
 from token2wav.published.relations import Below, Equals
 from token2wav.published.sizes import CodebookCount, CodebookSize, Width
 from token2wav.published.transformers_json import CONFIG_JSON, read_json
-from token2wav.published.weight_names import MOSHI_LAYERS, WRAPPERS, Codebooks, WeightNames
+from token2wav.published.weight_names import (
+    MOSHI_LAYERS,
+    RVQ_CODEBOOKS,
+    RVQ_NAMES,
+    RVQ_UNUSED,
+    WRAPPERS,
+    WeightNames,
+)
 
 MODEL_TYPES = ("mimi",)
 FILES = ("tokenizer-*-checkpoint*.safetensors",)  # of `moshi`
@@ -90,25 +97,15 @@ DOWNLOADS = (
 DECODER = "token2wav.families.mimi.network:Mimi"
 WEIGHTS = WeightNames(
     parts=("quantizer.", "upsample.", "decoder_transformer.", "decoder."),
-    unused=r"\.input_proj\.|initialized$",  # make codes
+    unused=RVQ_UNUSED,
     renamed=(
         (r"_residual_vector_quantizer\.", "."),
-        (r"^quantizer\.rvq_first\.(vq\.)?", "quantizer.semantic."),
-        (r"^quantizer\.rvq_rest\.(vq\.)?", "quantizer.acoustic."),
-        (r"\._codebook\.embedding_sum$", ".codebook.embed_sum"),
-        (r"\._codebook\.", ".codebook."),
+        *RVQ_NAMES,
         (r"^decoder\.model\.", "decoder.layers."),
         (r"^decoder_transformer\.transformer\.", "decoder_transformer."),
         *(WRAPPERS, *MOSHI_LAYERS),
     ),
-    codebooks=tuple(
-        Codebooks(
-            rf"quantizer\.{kind}\.layers\.(\d{{1,3}})\.codebook\.",
-            f"quantizer.{kind}",
-            ("embed_sum", "cluster_usage"),
-        )
-        for kind in ("semantic", "acoustic")
-    ),
+    codebooks=RVQ_CODEBOOKS,
 )
 
 

@@ -15,15 +15,13 @@ from token2wav.families.moss import MossSizes, TransformerPart
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.combine import placed
 from token2wav.layers.feed_forward import FeedForward
-from token2wav.layers.streaming import (
-    OFFLINE,
-    ON_TIME,
-    StreamModule,
-    StreamStep,
-    Timing,
-    WaveformNetwork,
+from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
+from token2wav.layers.window_transformer import (
+    ProjectedTransformer,
+    TransformerSizes,
+    WindowTransformer,
+    projection,
 )
-from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
 
 _NORM_EPS = 1e-5
 
@@ -44,10 +42,10 @@ class Moss(WaveformNetwork):
         self.quantizer = ProjectedCodebooks(
             codes.num_quantizers, codes.codebook_size, codes.codebook_dim, codes.width
         )
-        self.output_proj = _projection(codes.width, codes.latents, bias=True)
+        self.output_proj = projection(codes.width, codes.latents, bias=True)
         self.decoder = nn.ModuleDict(
             {
-                str(index): ProjectedTransformer(part, windows[index], sizes.channels > 1)
+                str(index): _transformer(part, windows[index], sizes.channels > 1)
                 if isinstance(part, TransformerPart)
                 else Patches(part.patch_size)
                 for index, part in enumerate(sizes.parts)
@@ -62,38 +60,31 @@ class Moss(WaveformNetwork):
         return x.transpose(1, 2)
 
 
-class ProjectedTransformer(StreamModule):
-    """Transformer between two projections.
+def _transformer(part: TransformerPart, window: int, project_always: bool) -> ProjectedTransformer:
+    """Makes a transformer.
 
     Args:
         window: positions that a position attends to, itself included.
         project_always: whether the projections exist even if they keep the number of channels, as
             in version 2 of the codec.
     """
-
-    def __init__(self, part: TransformerPart, window: int, project_always: bool) -> None:
-        super().__init__()
-        self.input_proj = _projection(part.input_dimension, part.d_model, always=project_always)
-        self.transformer = WindowTransformer(
-            TransformerSizes(
-                part.num_layers,
-                part.d_model,
-                part.num_heads,
-                part.d_model // part.num_heads,
-                window,
-                part.max_period,
-            ),
-            partial(nn.LayerNorm, eps=_NORM_EPS),
-            lambda: FeedForward(part.d_model, part.dim_feedforward),
-        )
-        self.output_proj = _projection(part.d_model, part.output_dimension, always=project_always)
-
-    def place(self, timing: Timing = ON_TIME) -> Timing:
-        return self.transformer.place(timing)
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        """Converts x (B, T, input_dimension) to (B, T, output_dimension)."""
-        return self.output_proj(self.transformer(self.input_proj(x), step))
+    transformer = WindowTransformer(
+        TransformerSizes(
+            part.num_layers,
+            part.d_model,
+            part.num_heads,
+            part.d_model // part.num_heads,
+            window,
+            part.max_period,
+        ),
+        partial(nn.LayerNorm, eps=_NORM_EPS),
+        lambda: FeedForward(part.d_model, part.dim_feedforward),
+    )
+    return ProjectedTransformer(
+        transformer,
+        projection(part.input_dimension, part.d_model, always=project_always),
+        projection(part.d_model, part.output_dimension, always=project_always),
+    )
 
 
 class Patches(nn.Module):
@@ -108,14 +99,3 @@ class Patches(nn.Module):
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Converts x (B, T, C) to (B, T * size, C // size)."""
         return x.unflatten(2, (-1, self.size)).transpose(2, 3).flatten(1, 2)
-
-
-def _projection(
-    inputs: int, outputs: int, *, bias: bool = False, always: bool = False
-) -> nn.Module:
-    """Makes a projection; none where the number of channels is the same, as in the public code,
-    unless `always` is set.
-    """
-    if inputs == outputs and not always:
-        return nn.Identity()
-    return nn.Linear(inputs, outputs, bias=bias)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 from token2wav.config.windows import ONE_PART
 from token2wav.families.neucodec import NeuCodecSizes
 from token2wav.layers.feed_forward import FeedForward
-from token2wav.layers.full_attention import full_attention
+from token2wav.layers.full_attention import FullAttention, FullTransformerLayer
 from token2wav.layers.inverse_stft import MOST_MAGNITUDE, InverseSTFT
 from token2wav.layers.scalar_codes import ScalarCodes
 from token2wav.layers.streaming import WindowNetwork, centred_conv
@@ -37,9 +39,7 @@ class NeuCodecDecoder(WindowNetwork):
         self.prior_net, self.post_net = (
             nn.Sequential(ResidualBlock(width), ResidualBlock(width)) for _ in range(2)
         )
-        self.layers = nn.Sequential(
-            *(TransformerLayer(sizes) for _ in range(sizes.num_hidden_layers))
-        )
+        self.layers = nn.Sequential(*(_layer(sizes) for _ in range(sizes.num_hidden_layers)))
         self.norm = nn.LayerNorm(width, eps=_EPS)
         self.istft = InverseSTFT(4 * self.frame_samples, self.frame_samples)
         self.head = nn.Linear(width, 4 * self.frame_samples + 2)
@@ -51,34 +51,10 @@ class NeuCodecDecoder(WindowNetwork):
         return self.istft.of_polar(self.head(self.norm(x)).transpose(1, 2), most=MOST_MAGNITUDE)
 
 
-class TransformerLayer(nn.Module):
-    """Attention and a feed-forward part, each after a norm."""
-
-    def __init__(self, sizes: NeuCodecSizes) -> None:
-        super().__init__()
-        width = sizes.hidden_size
-        self.input_layernorm, self.post_attention_layernorm = (
-            nn.RMSNorm(width, sizes.rms_norm_eps) for _ in range(2)
-        )
-        self.self_attn = Attention(width, sizes.num_attention_heads, sizes.head_dim)
-        self.mlp = FeedForward(width, sizes.intermediate_size, F.silu)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x))
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Attention(nn.Module):
-    """Attention of every position to all positions."""
-
-    def __init__(self, width: int, heads: int, dim_head: int) -> None:
-        super().__init__()
-        self._heads, inner = heads, heads * dim_head
-        self.q_proj, self.k_proj, self.v_proj = (
-            nn.Linear(width, inner, bias=False) for _ in range(3)
-        )
-        self.o_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (project(x) for project in (self.q_proj, self.k_proj, self.v_proj))
-        return self.o_proj(full_attention(q, k, v, self._heads))
+def _layer(sizes: NeuCodecSizes) -> FullTransformerLayer:
+    width = sizes.hidden_size
+    return FullTransformerLayer(
+        FullAttention(width, sizes.num_attention_heads, sizes.head_dim),
+        FeedForward(width, sizes.intermediate_size, F.silu),
+        partial(nn.RMSNorm, width, sizes.rms_norm_eps),
+    )

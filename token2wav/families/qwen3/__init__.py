@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from token2wav.config.values import Bounds
 from token2wav.errors import ConfigError
 from token2wav.published.codec_config import CodecConfig
-from token2wav.published.codec_sizes import CodecSizes
+from token2wav.published.codec_sizes import CodecSizes, SymmetricSizes
 from token2wav.published.formats import ROPE_THETA, ROPE_TYPES, TRANSFORMERS, Format
 from token2wav.published.registry import unfilled_network
 from token2wav.published.relations import Equals, Even, Halves, Only
@@ -29,7 +29,7 @@ from token2wav.published.sizes import (
     Width,
     Window,
 )
-from token2wav.published.weight_names import Codebooks, WeightNames
+from token2wav.published.weight_names import RVQ_CODEBOOKS, RVQ_NAMES, RVQ_UNUSED, WeightNames
 
 _UNUSED = (
     *(*TRANSFORMERS, "layer_scale_initial_scale", "num_semantic_quantizers"),
@@ -56,23 +56,16 @@ WEIGHT_PREFIXES = ("decoder.", "code2wav.")
 DECODER = "token2wav.families.qwen3.network:Qwen3Decoder"
 WEIGHTS = WeightNames(
     parts=("decoder.", "code2wav."),
-    unused=r"\.quantizer\..*(\.input_proj\.|initialized$|inited$)",  # make codes
+    unused=RVQ_UNUSED,
     renamed=(
         (r"^(decoder|code2wav)\.", ""),
-        (r"^(?=quantizer\.|pre_conv\.|code_embedding\.)", "front."),
-        (r"^front\.quantizer\.rvq_first\.", "front.quantizer.semantic."),
-        (r"^front\.quantizer\.rvq_rest\.", "front.quantizer.acoustic."),
+        *RVQ_NAMES,
         (r"\.conv\.", "."),  # wrapper
-        (r"^pre_transformer\.layers\.", "pre_transformer.window.layers."),
+        (r"^pre_transformer\.layers\.", "pre_transformer.transformer.layers."),
+        (r"^decoder\.", "decoder.model."),
+        (r"\.act([12])\.", r".snake\1."),
     ),
-    codebooks=tuple(
-        Codebooks(
-            rf"front\.quantizer\.{kind}\.vq\.layers\.(\d{{1,3}})\._codebook\.",
-            f"front.quantizer.{kind}",
-            ("embedding_sum", "cluster_usage"),
-        )
-        for kind in ("semantic", "acoustic")
-    ),
+    codebooks=RVQ_CODEBOOKS,
 )
 
 
@@ -134,6 +127,10 @@ class DecoderSizes(CodecSizes):
     def latents(self) -> int:
         """Channels of the upsampling before the decoder."""
         return self.latent_dim or self.hidden_size
+
+    @property
+    def decoder(self) -> SymmetricSizes:
+        return SymmetricSizes.of_decoder(self.upsample_rates, self.decoder_dim, self.latents)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from token2wav.families.snac import SnacSizes
 from token2wav.families.snac.attention import LocalAttention
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
-from token2wav.networks.symmetric_decoder import SymmetricDecoder
+from token2wav.networks.symmetric_decoder import SymmetricDecoder, Variant
 
 
 class Snac(WaveformNetwork):
@@ -26,13 +26,8 @@ class Snac(WaveformNetwork):
         attention, window, token = None, sizes.attn_window_size, sizes.token_latents
         if window is not None:
             attention = LocalAttention(sizes.decoder_dim, window, token)
-        self.decoder = SymmetricDecoder(
-            sizes.decoder,
-            whole_frames=True,
-            depthwise=sizes.depthwise,
-            noise=sizes.noise,
-            attention=attention,
-        )
+        variant = Variant(whole_frames=True, depthwise=sizes.depthwise, noise=sizes.noise)
+        self.decoder = SymmetricDecoder(sizes.decoder, variant, attention)
         self.output = self.decoder.place()
         if attention is not None:
             self.window_frames = sizes.window_tokens

@@ -13,7 +13,7 @@ from token2wav.families.codec_family import CodecFamily
 from token2wav.families.voxcpm import WEIGHTS, VoxCPMSizes
 from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
 from token2wav.networks.codec_weights import converted_weights
-from token2wav.networks.symmetric_decoder import SymmetricDecoder
+from token2wav.networks.symmetric_decoder import SymmetricDecoder, Variant
 from token2wav.networks.weights import read_state
 
 _BOUNDARIES = "decoder.sr_bin_boundaries"
@@ -27,12 +27,13 @@ class AudioVAE(WaveformNetwork):
         super().__init__()
         self.sizes = sizes
         self.input_channels, self.frame_samples = sizes.latent_dim, sizes.frame_samples
-        self.decoder = SymmetricDecoder(
-            sizes.decoder,
+        variant = Variant(
             causal=True,
+            whole_frames=True,
             depthwise=sizes.depthwise,
             scaled=sizes.sr_bin_boundaries is not None,
         )
+        self.decoder = SymmetricDecoder(sizes.decoder, variant)
         self.output = self.decoder.place()
 
     def forward(self, latents: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:

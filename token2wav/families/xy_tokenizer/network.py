@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from token2wav.config.windows import Windows
 from token2wav.families.xy_tokenizer import XYTokenizerSizes, whole_windows
 from token2wav.layers.codebooks import Codebooks
 from token2wav.layers.feed_forward import FeedForward
-from token2wav.layers.full_attention import full_attention
+from token2wav.layers.full_attention import FullAttention, FullTransformerLayer
 from token2wav.layers.streaming import WindowNetwork
 from token2wav.networks.vocos import Vocos
 
@@ -22,8 +23,6 @@ _LONGEST_PERIOD = 10_000  # of the sines and cosines of positions, over 2 pi
 class XYTokenizerDecoder(WindowNetwork):
     """Decoder from codes to audio: a transformer on frames of codes, one on more positions, and
     Vocos.
-
-    Modules have the names of the published weights.
     """
 
     input_dtype = torch.int32
@@ -67,7 +66,7 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int, heads: int, inner: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(TransformerLayer(width, heads, inner) for _ in range(layers))
+        self.layers = nn.ModuleList(_layer(width, heads, inner) for _ in range(layers))
         self.layer_norm = nn.LayerNorm(width)
 
     def transform(self, x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
@@ -108,32 +107,10 @@ class AcousticDecoder(Transformer):
         return F.gelu(self.deconv2(F.gelu(self.deconv1(x))))[:, :, :count]
 
 
-class TransformerLayer(nn.Module):
-    """Attention and a feed-forward part, each after a norm."""
-
-    def __init__(self, width: int, heads: int, inner: int) -> None:
-        super().__init__()
-        self.self_attn_layer_norm, self.final_layer_norm = (nn.LayerNorm(width) for _ in range(2))
-        self.self_attn = Attention(width, heads)
-        self.mlp = FeedForward(width, inner, bias=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.self_attn(self.self_attn_layer_norm(x))
-        return x + self.mlp(self.final_layer_norm(x))
-
-
-class Attention(nn.Module):
-    """Attention of every position to all positions."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.q_proj, self.v_proj, self.out_proj = (nn.Linear(width, width) for _ in range(3))
-        self.k_proj = nn.Linear(width, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (project(x) for project in (self.q_proj, self.k_proj, self.v_proj))
-        return self.out_proj(full_attention(q, k, v, self._heads))
+def _layer(width: int, heads: int, inner: int) -> FullTransformerLayer:
+    attention = FullAttention(width, heads, width // heads, bias=True)
+    mlp = FeedForward(width, inner, bias=True)
+    return FullTransformerLayer(attention, mlp, partial(nn.LayerNorm, width))
 
 
 def sinusoids(positions: torch.Tensor, channels: int) -> torch.Tensor:
