@@ -45,7 +45,7 @@ def read_state(
     path: Path, prefixes: tuple[str, ...] = ("",), *, wrappers: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Reads the weights of a file or of shards, on the CPU: of `.safetensors` files, or of pickled
-    state dicts, whose tensors may be views of the file.
+    state dicts, alone or in a `.nemo` archive. Their tensors may be views of the file.
 
     Args:
         path: file that `weights_file` found.
@@ -72,15 +72,17 @@ def _read_file(path: Path, prefixes: tuple[str, ...], wrappers: tuple[str, ...])
     with _reading(path):
         if path.suffix == ".safetensors":
             return _read_tensors(path, prefixes)
-        # Files older than torch 1.6 are no zip archives and cannot be mapped.
-        state = read_pickle(path, path, mmap=zipfile.is_zipfile(path))
+        if path.suffix == ".nemo":
+            state = _read_pickle(read_member(path, WEIGHTS), path)
+        else:  # files older than torch 1.6 are no zip archives and cannot be mapped
+            state = _read_pickle(path, path, mmap=zipfile.is_zipfile(path))
     for wrapper in wrappers:
         if isinstance(nested := state.get(wrapper), dict):
             state = nested
     return {name: value for name, value in state.items() if str(name).startswith(prefixes)}
 
 
-def read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> dict[str, Any]:
+def _read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> dict[str, Any]:
     """Reads a pickled state dict, on the CPU.
 
     Args:
@@ -299,8 +301,6 @@ def _compare(
             name for name, shape in expected.items() if shapes.get(name, shape) != shape
         ],
     }
-    if any(problems.values()):
-        lists = [
 
     def described(name: str) -> str:
         shape, expected_shape = shapes.get(name), expected.get(name)
@@ -308,6 +308,8 @@ def _compare(
             return published(name)
         return f"{published(name)} {shape} instead of {expected_shape}"
 
+    if any(problems.values()):
+        lists = [
             f"{len(names)} {kind}: {_listed(names, described)}"
             for kind, names in problems.items()
             if names

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 from token2wav.config.strict_yaml import parse_yaml, read_bounded
 from token2wav.config.values import Bounds, prefixed
 from token2wav.errors import ConfigError
+from token2wav.published import nemo_archive
 from token2wav.published.checkpoint_files import only_file
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import Format
-from token2wav.published.nemo_archive import CONFIG, WEIGHTS, read_member
+from token2wav.published.nemo_archive import CONFIG, read_member
 from token2wav.published.relations import Equals, Gives, Halves
 from token2wav.published.sizes import Kernel, Levels, SampleRate, SomeKernels, SomeRates, Width
 from token2wav.published.weight_names import WeightNames
@@ -27,12 +28,10 @@ from token2wav.published.weight_names import WeightNames
 ARCHIVE = "*.nemo"
 FILES = (ARCHIVE, CONFIG)
 # Names of files with the weights in a folder without an archive, in order of preference.
-WEIGHTS_FILES = ("model_weights.safetensors", "model.safetensors", WEIGHTS)
-DOWNLOADS = (
-    "*.nemo|model_config.yaml",
-    "*.nemo|model_weights.safetensors|model.safetensors|model_weights.ckpt",
-)
-NAMES = WeightNames(
+WEIGHTS_FILES = ("model_weights.safetensors", "model.safetensors", nemo_archive.WEIGHTS)
+DOWNLOADS = (f"*.nemo|{CONFIG}", "|".join(("*.nemo", *WEIGHTS_FILES)))
+DECODER = "token2wav.families.nanocodec.network:NanoCodec"
+WEIGHTS = WeightNames(
     parts=("audio_decoder.",),
     renamed=((r"^audio_decoder\.", ""), (r"\.conv\.", "."), (r"\.activation\.snake_act\.", ".")),
 )
