@@ -280,7 +280,7 @@ type = "dit"                         | flow.type: 'dit' is not one of streamflow
 forward_layers = [5]                 | flow.forward_layers: 5 is not one of the layers 1 to 4
 forward_layers = [2]                 | flow.forward_layers: layer 2 already has the mask backward
 backward_layers = [3, 3]             | flow.backward_layers: layer 3 already has the mask backward
-block_frames = 26                    | flow.block_frames: 26 frames are not a whole number of tokens
+block_frames = 26                    | flow.block_frames: 26 is no multiple of 4, the frames of
 chunk_blocks = 0                     | flow.chunk_blocks: 0 is not between 1 and 1000
 dim = "wide"                         | flow.dim: expected int, got 'wide'
 input_frame_rate = 50                | hop_size is 160 instead of 80
@@ -381,17 +381,20 @@ code2wav_config = -                  | code2wav_config: expected an object
 [qwen25_omni: config.json: token2wav_config]
 dit_config.look_ahead_layers = [0]   | look_backward_layers: layer 0 is in look_ahead_layers too
 dit_config.block_size = 7
-    | block_size: 7 frames are not a whole number of codes of 2 frames
+    | dit_config.block_size: 7 is no multiple of 2, the frames of a code
 dit_config.head_dim = 15             | head_dim: 15 is odd
 dit_config.enc_channels = [8, 8, 8, 8, 32] | enc_channels: [8, 8, 8, 8, 32] do not fit
-dit_config.enc_dilations = [1, 1]    | enc_dilations: 2 layers, but enc_channels has 5
+dit_config.enc_dilations = [1, 1]    | enc_dilations: 2 items, but enc_channels has 5
 dit_config.enc_kernel_sizes = [5, 3, 4, 3, 1] | enc_kernel_sizes[2]: 4 is even
-dit_config.enc_res2net_scale = 3     | enc_res2net_scale: 3 does not divide the 8 channels
+dit_config.enc_res2net_scale = 3     | enc_res2net_scale: 3 does not divide block_channels, 8
 dit_config.mel_dim = 11              | bigvgan_config.mel_dim: 10, but dit_config.mel_dim is 11
 dit_config.rope_theta = 5000         | rope_theta: 5000 is not supported; expected 10000
 dit_config.rope_parameters = {"rope_type": "yarn"}
     | rope_parameters.rope_type: 'yarn' is not supported; expected 'default'
 dit_config.num_hidden_layers = "many" | dit_config.num_hidden_layers
+dit_config.long_skip_connection = true | dit_config.long_skip_connection: True is not supported
+dit_config.look_ahaed_layers = [1]   | look_ahaed_layers: unknown key; did you mean
+bigvgan_config.use_bias_at_final = true | bigvgan_config.use_bias_at_final: True is not supported
 [qwen25_omni: config.json]
 token2wav_config = null              | token2wav_config: expected an object, got NoneType
 token2wav_config = []                | token2wav_config: expected an object, got list
@@ -465,14 +468,14 @@ upsample_rates = 4                   | upsample_rates: expected a list, got int
 upsample_rates = []; upsample_kernel_sizes = [] | upsample_rates: empty
 resblock_dilation_sizes = [[]]       | resblock_dilation_sizes[0]: empty
 resblock_dilation_sizes = [[0]]      | resblock_dilation_sizes[0][0]: 0 is not between 1 and 4096
-upsample_kernel_sizes = [8]          | upsample_kernel_sizes: 1 entries, but upsample_rates has 2
+upsample_kernel_sizes = [8]          | upsample_kernel_sizes: 1 items, but upsample_rates has 2
 resblock_kernel_sizes = [3, 5]
-    | resblock_dilation_sizes: 1 entries, but resblock_kernel_sizes has 2
+    | resblock_dilation_sizes: 1 items, but resblock_kernel_sizes has 2
 resblock_kernel_sizes = [4]          | resblock_kernel_sizes[0]: 4 is even
 upsample_kernel_sizes = [2, 20]      | upsample_kernel_sizes[0]: 2 must equal the rate 16
 upsample_kernel_sizes = [32, 21]     | upsample_kernel_sizes[1]: 21 must equal the rate 10
 upsample_initial_channel = 1         | upsample_initial_channel: 1 is too small for 2 stages
-hop_size = 256                       | hop_size: 256, but upsample_rates give 160 samples per frame
+hop_size = 256                       | hop_size: 256, but upsample_rates give 160; they must be
 num_mels = 80                        | BigVGAN: num_mels is 80 instead of 20; use a BigVGAN
 """
 
@@ -736,10 +739,10 @@ dim_head: 32 | dim_head: 33 | flow.decoder.estimator.dim_head: 33 is odd
 mu_dim: 80 | mu_dim: 40 | flow.decoder.estimator: mel_dim, mu_dim, spk_dim
 "    input_size: 80" | "    input_size: 96" | flow.input_size: 96
 chunk_size: 25\n | chunk_size: 25.5\n | flow.decoder.estimator.static_chunk_size: 51 frames
-upsample_kernel_sizes: [16, 11, 7] | upsample_kernel_sizes: [16, 11] | differ in length
-source_resblock_kernel_sizes: [7, 7, 11] | source_resblock_kernel_sizes: [7, 7] | differ in length
-source_resblock_dilation_sizes: [ | source_resblock_dilation_sizes: [[2], | per upsampling stage
-" resblock_dilation_sizes: [" | " resblock_dilation_sizes: [[2]," | per resblock kernel size
+upsample_kernel_sizes: [16, 11, 7] | upsample_kernel_sizes: [16, 11] | hift.upsample_kernel_sizes: 2
+source_resblock_kernel_sizes: [7, 7, 11] | source_resblock_kernel_sizes: [7, 7] | 2 items, but up
+source_resblock_dilation_sizes: [ | source_resblock_dilation_sizes: [[2], | 4 items, but upsample
+" resblock_dilation_sizes: [" | " resblock_dilation_sizes: [[2]," | 4 items, but resblock_kernel
 base_channels: 32 | base_channels: 36 | hift.base_channels: 36
 n_fft: 16 | n_fft: 15 | hift.istft_params: n_fft 15 must be even
 n_fft: 16 | n_fft: 6 | n_fft 6 must be

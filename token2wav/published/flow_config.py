@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import ConfigError
 from token2wav.published.hyperyaml import HyperYaml, ModelNode
-from token2wav.published.sizes import HiFTConfig, ScheduleConfig, Width
+from token2wav.published.sizes import (
+    ConformerConfig,
+    Heads,
+    HiFTConfig,
+    Layers,
+    ScheduleConfig,
+    UNetConfig,
+    Width,
+)
 
 ConfigT = TypeVar("ConfigT", bound="FlowModelConfig")
+
+_ENCODER_ALWAYS = {
+    "input_layer": "linear",
+    "pos_enc_layer_type": "rel_pos_espnet",
+    "selfattention_layer_type": "rel_selfattn",
+    "normalize_before": True,
+    "use_cnn_module": False,
+    "macaron_style": False,
+}
+# Keys of the encoder that its public code uses in training only, or does not use.
+ENCODER_UNUSED = (
+    "dropout_rate",
+    "positional_dropout_rate",
+    "attention_dropout_rate",
+    "gradient_checkpointing",
+    "cnn_module_kernel",
+    "cnn_module_norm",
+    "causal",
+    "use_dynamic_left_chunk",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +134,52 @@ def check_flow_used(flow: ModelNode, decoder: ModelNode, solver: ModelNode) -> N
     flow.check_used("output_type", "only_mask_loss", "decoder_conf", "mel_feat_conf")
     decoder.check_used("in_channels", "n_spks", "spk_emb_dim")
     solver.check_used("sigma_min", "training_cfg_rate", "reg_loss_type")
+
+
+def conformer_from(
+    flow: ModelNode,
+    encoder: ModelNode,
+    up_layers: int = ConformerConfig.up_layers,
+    *,
+    variant: Mapping[str, Any] | None = None,
+    omitted: bool = False,
+) -> ConformerConfig:
+    """Reads the sizes of an encoder, and checks that it is of the only supported kind.
+
+    Args:
+        variant: supported values of keys, if they differ from those of CosyVoice.
+        omitted: whether the file may omit keys.
+    """
+    size = encoder.get("output_size", Width)
+    flow.only({"input_size": size}, omitted=omitted)
+    encoder.only({"input_size": size, **_ENCODER_ALWAYS, **(variant or {})}, omitted=omitted)
+    encoder.only({"activation_type": "swish", "key_bias": True, "positionwise_conv_kernel_size": 1})
+    return ConformerConfig(
+        size,
+        encoder.get("attention_heads", Heads),
+        encoder.get("linear_units", Width),
+        encoder.get("num_blocks", Layers),
+        up_layers,
+    )
+
+
+def unet_from(estimator: ModelNode, bands: int) -> tuple[UNetConfig, int]:
+    """Reads the sizes of a U-Net whose resolutions all have one width, and their number."""
+    estimator.only({"in_channels": 4 * bands, "out_channels": bands})
+    estimator.only({"act_fn": "gelu"}, omitted=False)
+    channels = estimator.get("channels", tuple[Width, ...])
+    if len({*channels}) != 1:
+        raise ConfigError(
+            f"{estimator.name}.channels: {list(channels)}; all resolutions must have one width"
+        )
+    config = UNetConfig(
+        channels[0],
+        estimator.get("num_heads", Heads),
+        estimator.get("attention_head_dim", Width),
+        estimator.get("num_mid_blocks", Layers),
+        estimator.get("n_blocks", Layers),
+    )
+    return config, len(channels)
 
 
 def hift_from(document: HyperYaml, *, causal: bool) -> HiFTConfig:

@@ -93,6 +93,17 @@ class Even:
 
 
 @dataclass(frozen=True)
+class Odd:
+    """An odd number."""
+
+    reason: str  # reason for messages
+
+    def check_in(self, config: Any, value: Any, name: str) -> None:
+        if value % 2 == 0:
+            raise ConfigError(f"{name}: {value} is even; {self.reason}")
+
+
+@dataclass(frozen=True)
 class Halves:
     """A number of channels that is halved once for each item of another field."""
 

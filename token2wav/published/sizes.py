@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 from token2wav.config.settings import MOST_STEPS
 from token2wav.config.values import Bounds, Length, check_bounds
 from token2wav.errors import ConfigError
-from token2wav.published.relations import Even, Halves
+from token2wav.published.relations import AsLong, Equals, Even, Halves, Odd
 
 Mask = Literal["block", "backward", "forward"]
 Spacing = Literal["cosine", "linear"]  # spacing of ODE steps: short at first, or equal
@@ -42,6 +42,7 @@ Dilations = Annotated[tuple[Annotated[tuple[Dilation, ...], Stages], ...], Stage
 OptionalWidth = Annotated[int | None, Bounds(1, 1 << 16)]  # None: other sizes give it
 SomeRates = Annotated[tuple[Rate, ...], Length(16, least=1)]
 SomeKernels = Annotated[tuple[Kernel, ...], Length(16, least=1)]
+OddKernel = Annotated[Kernel, Odd("only odd kernels keep the length")]
 SomeDilations = Annotated[tuple[Annotated[tuple[Dilation, ...], Length(16, least=1)], ...], Stages]
 Levels = Annotated[tuple[Annotated[int, Bounds(2, 4096)], ...], Length(16, least=1)]  # of codes
 Window = Annotated[int, Bounds(2, 1 << 16)]  # positions that a position attends to
@@ -223,7 +224,7 @@ class CodebookConfig:
 @dataclass(frozen=True)
 class EcapaConfig:
     """Configuration of ECAPA-TDNN, which turns the mel of a speaker into a vector. Fields have the
-    names of Qwen2.5-Omni, without `enc_`.
+    names of Qwen2.5-Omni, without `enc_`. Its section of the file checks them.
 
     Attributes:
         channels: channels of the first convolution, of every block, and of all blocks together.
@@ -239,32 +240,6 @@ class EcapaConfig:
     attention_channels: Width = 64
     res2net_scale: Ratio = 2
     se_channels: Width = 64
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "enc")
-        if len(self.channels) < 3:
-            raise ConfigError(f"enc_channels: {len(self.channels)} layers; at least 3 are needed")
-        for name in ("kernel_sizes", "dilations"):
-            if (count := len(getattr(self, name))) != len(self.channels):
-                raise ConfigError(
-                    f"enc_{name}: {count} layers, but enc_channels has {len(self.channels)} layers"
-                )
-        first, *blocks, last = self.channels
-        if set(blocks) != {first} or last != sum(blocks):
-            raise ConfigError(
-                f"enc_channels: {list(self.channels)} do not fit together; the first layer and all "
-                "blocks must have the same number, and the last layer their sum over the blocks"
-            )
-        if first % self.res2net_scale:
-            raise ConfigError(
-                f"enc_res2net_scale: {self.res2net_scale} does not divide the {first} channels of "
-                "a block"
-            )
-        for index, kernel in enumerate(self.kernel_sizes):
-            if kernel % 2 == 0:
-                raise ConfigError(
-                    f"enc_kernel_sizes[{index}]: {kernel} is even; only odd kernels keep the length"
-                )
 
     @property
     def least_frames(self) -> int:
@@ -282,6 +257,9 @@ class MelSettings(NamedTuple):
     sample_rate_hz: int
     hop_samples: int  # samples per frame
     bands: int
+
+
+_DILATIONS = ((1, 3, 5),) * 3
 
 
 @dataclass(frozen=True)
@@ -303,13 +281,13 @@ class HiFTConfig:
     nsf_sigma: Level = 0.003
     nsf_voiced_threshold: Level = 10
     upsample_rates: SomeRates = (8, 5, 3)
-    upsample_kernel_sizes: Kernels = (16, 11, 7)
+    upsample_kernel_sizes: Annotated[Kernels, AsLong("upsample_rates")] = (16, 11, 7)
     n_fft: Rate = 16
     hop_len: Rate = 4
     resblock_kernel_sizes: SomeKernels = (3, 7, 11)
-    resblock_dilation_sizes: Dilations = ((1, 3, 5),) * 3
-    source_resblock_kernel_sizes: Kernels = (7, 7, 11)
-    source_resblock_dilation_sizes: Dilations = ((1, 3, 5),) * 3
+    resblock_dilation_sizes: Annotated[Dilations, AsLong("resblock_kernel_sizes")] = _DILATIONS
+    source_resblock_kernel_sizes: Annotated[Kernels, AsLong("upsample_rates")] = (7, 7, 11)
+    source_resblock_dilation_sizes: Annotated[Dilations, AsLong("upsample_rates")] = _DILATIONS
     lrelu_slope: Level = 0.1
     audio_limit: Level = 0.99
     conv_pre_look_right: Annotated[int, Bounds(1, 1000)] = 3
@@ -318,20 +296,6 @@ class HiFTConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "hift")
-        stages = len(self.upsample_rates)
-        if not len(self.upsample_kernel_sizes) == len(self.source_resblock_kernel_sizes) == stages:
-            raise ConfigError(
-                "hift: upsample_rates, upsample_kernel_sizes and source_resblock_kernel_sizes "
-                "differ in length"
-            )
-        if len(self.source_resblock_dilation_sizes) != stages:
-            raise ConfigError(
-                "hift: source_resblock_dilation_sizes needs one list per upsampling stage"
-            )
-        if len(self.resblock_dilation_sizes) != len(self.resblock_kernel_sizes):
-            raise ConfigError(
-                "hift: resblock_dilation_sizes needs one list per resblock kernel size"
-            )
         if self.n_fft % 2 or self.n_fft < 2 * self.hop_len:
             raise ConfigError(
                 f"hift.istft_params: n_fft {self.n_fft} must be even and at least twice hop_len "
@@ -356,32 +320,20 @@ class BigVGANConfig:
 
     resblock: Literal["1", "2"]
     upsample_rates: SomeRates
-    upsample_kernel_sizes: SomeKernels
+    upsample_kernel_sizes: Annotated[SomeKernels, AsLong("upsample_rates")]
     upsample_initial_channel: Width
-    resblock_kernel_sizes: SomeKernels
-    resblock_dilation_sizes: SomeDilations
+    resblock_kernel_sizes: Annotated[tuple[OddKernel, ...], Length(16, least=1)]
+    resblock_dilation_sizes: Annotated[SomeDilations, AsLong("resblock_kernel_sizes")]
     activation: Literal["snake", "snakebeta"]
     snake_logscale: bool
     num_mels: Width
-    hop_size: Annotated[int, Bounds(1, 1 << 16)]
+    hop_size: Annotated[int, Bounds(1, 1 << 16), Equals("frame_samples", "upsample_rates")]
     sampling_rate: SampleRate
     use_tanh_at_final: bool = True
     use_bias_at_final: bool = True
 
     def __post_init__(self) -> None:
-        check_bounds(self, "BigVGAN")
-        for name, partner in (
-            ("upsample_kernel_sizes", "upsample_rates"),
-            ("resblock_dilation_sizes", "resblock_kernel_sizes"),
-        ):
-            if (count := len(getattr(self, name))) != (expected := len(getattr(self, partner))):
-                raise ConfigError(f"{name}: {count} entries, but {partner} has {expected} entries")
-        for index, kernel in enumerate(self.resblock_kernel_sizes):
-            if kernel % 2 == 0:
-                raise ConfigError(
-                    f"resblock_kernel_sizes[{index}]: {kernel} is even; only odd kernels keep the "
-                    f"length"
-                )
+        check_bounds(self, "")
         for index, (kernel, rate) in enumerate(
             zip(self.upsample_kernel_sizes, self.upsample_rates, strict=True)
         ):
@@ -397,10 +349,10 @@ class BigVGANConfig:
                 f"for {stages} stages, which halve it each; at least {1 << stages} channels "
                 "are needed"
             )
-        if (product := math.prod(self.upsample_rates)) != self.hop_size:
-            raise ConfigError(
-                f"hop_size: {self.hop_size}, but upsample_rates give {product} samples per frame"
-            )
+
+    @property
+    def frame_samples(self) -> int:
+        return math.prod(self.upsample_rates)
 
     @property
     def mel(self) -> MelSettings:

@@ -17,15 +17,19 @@ from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.config.windows import Windows
 from token2wav.errors import ConfigError, InputError
-from token2wav.families.cosyvoice2 import ENCODER_ALWAYS, ENCODER_UNUSED
 from token2wav.published.codec_sizes import CodecSizes
-from token2wav.published.flow_config import check_flow_used, hift_from
+from token2wav.published.flow_config import (
+    ENCODER_UNUSED,
+    check_flow_used,
+    conformer_from,
+    hift_from,
+    unet_from,
+)
 from token2wav.published.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.published.registry import unfilled_network
 from token2wav.published.sizes import (
     ConformerConfig,
     Guidance,
-    Heads,
     HiFTConfig,
     Layers,
     Rates,
@@ -223,7 +227,9 @@ def _sizes_from(document: HyperYaml) -> CosyVoice1Sizes:
     decoder = flow.child("decoder", "ConditionalCFM")
     solver = decoder.child("cfm_params", "DictConfig").child("content")
     solver.only({"solver": "euler", "t_scheduler": "cosine"}, omitted=False)
-    estimator, levels = _estimator_from(decoder, bands)
+    estimator = decoder.child("estimator", "ConditionalDecoder")
+    unet, levels = unet_from(estimator, bands)
+    estimator.check_used("dropout")
     sizes = CosyVoice1Sizes(
         **flow.fields(CosyVoice1Sizes, "vocab_size", "spk_embed_dim", "input_frame_rate"),
         output_size=bands,
@@ -231,7 +237,7 @@ def _sizes_from(document: HyperYaml) -> CosyVoice1Sizes:
         regulator_layers=len(regulator.get("sampling_ratios", Rates)),
         levels=levels,
         **_encoder_from(flow),
-        estimator=estimator,
+        estimator=unet,
         hift=hift_from(document, causal=False),
     )
     regulator.check_used()
@@ -244,39 +250,9 @@ def _encoder_from(flow: ModelNode) -> dict[str, Any]:
     section = flow.data.get("encoder")
     in_blocks = isinstance(section, Tagged) and section.target.endswith(".BlockConformerEncoder")
     encoder = flow.child("encoder", "BlockConformerEncoder" if in_blocks else "ConformerEncoder")
-    size = encoder.get("output_size", Width)
     attention = {"selfattention_layer_type": "block_rel_selfattn"} if in_blocks else {}
-    flow.only({"input_size": size}, omitted=False)
-    encoder.only({"input_size": size, **ENCODER_ALWAYS, **attention}, omitted=False)
-    encoder.only({"activation_type": "swish", "key_bias": True, "positionwise_conv_kernel_size": 1})
+    config = conformer_from(flow, encoder, variant=attention)
     encoder.only({"static_chunk_size": 0, "use_dynamic_chunk": False})
-    config = ConformerConfig(
-        size,
-        encoder.get("attention_heads", Heads),
-        encoder.get("linear_units", Width),
-        encoder.get("num_blocks", Layers),
-    )
     block = encoder.get_or("block_size", Tokens, _BLOCK_SIZE) if in_blocks else 0
     encoder.check_used(*ENCODER_UNUSED)
     return {"encoder": config, "block_size": block}
-
-
-def _estimator_from(decoder: ModelNode, bands: int) -> tuple[UNetConfig, int]:
-    """Reads the U-Net, and its number of resolutions."""
-    estimator = decoder.child("estimator", "ConditionalDecoder")
-    estimator.only({"in_channels": 4 * bands, "out_channels": bands})
-    estimator.only({"act_fn": "gelu"}, omitted=False)
-    channels = estimator.get("channels", tuple[Width, ...])
-    if len({*channels}) != 1:
-        raise ConfigError(
-            f"{estimator.name}.channels: {list(channels)}; all resolutions must have one width"
-        )
-    config = UNetConfig(
-        channels[0],
-        estimator.get("num_heads", Heads),
-        estimator.get("attention_head_dim", Width),
-        estimator.get("num_mid_blocks", Layers),
-        estimator.get("n_blocks", Layers),
-    )
-    estimator.check_used("dropout")
-    return config, len(channels)

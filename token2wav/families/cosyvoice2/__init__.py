@@ -18,12 +18,18 @@ from token2wav.config.settings import Steps, StreamConfig
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.errors import ConfigError
-from token2wav.published.flow_config import FlowModelConfig, check_flow_used, hift_from
+from token2wav.published.flow_config import (
+    ENCODER_UNUSED,
+    FlowModelConfig,
+    check_flow_used,
+    conformer_from,
+    hift_from,
+    unet_from,
+)
 from token2wav.published.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.published.sizes import (
     ConformerConfig,
     Guidance,
-    Heads,
     HiFTConfig,
     Layers,
     Ratio,
@@ -47,25 +53,6 @@ _MODEL_FILES = (*FILES[:2], "config.yaml")
 _BLOCK_TOKENS = 25  # attention block of a file that does not set one
 # Least mel frames of the first hop, of which the vocoder withholds 21, and of the longest hop.
 _FIRST_HOP_FRAMES, _LONGEST_HOP_FRAMES = 40, 200
-ENCODER_ALWAYS = {
-    "input_layer": "linear",
-    "pos_enc_layer_type": "rel_pos_espnet",
-    "selfattention_layer_type": "rel_selfattn",
-    "normalize_before": True,
-    "use_cnn_module": False,
-    "macaron_style": False,
-}
-# Keys of the encoder that its public code uses in training only, or does not use.
-ENCODER_UNUSED = (
-    "dropout_rate",
-    "positional_dropout_rate",
-    "attention_dropout_rate",
-    "gradient_checkpointing",
-    "cnn_module_kernel",
-    "cnn_module_norm",
-    "causal",
-    "use_dynamic_left_chunk",
-)
 
 EstimatorT = TypeVar("EstimatorT")
 
@@ -193,22 +180,13 @@ def _encoder_from(flow: ModelNode, ratio: int) -> tuple[ConformerConfig, int, bo
     dynamic chunks.
     """
     encoder = flow.child("encoder", "UpsampleConformerEncoder")
-    size = encoder.get("output_size", Width)
-    flow.only({"input_size": size}, omitted=False)
-    encoder.only({"input_size": size, **ENCODER_ALWAYS}, omitted=False)
     if (stride := encoder.get_or("upsample_stride", Ratio, RATIO)) != ratio:
         raise ConfigError(
             f"{encoder.name}.upsample_stride: {stride}, but flow.token_mel_ratio is {ratio}"
         )
-    config = ConformerConfig(
-        size,
-        encoder.get("attention_heads", Heads),
-        encoder.get("linear_units", Width),
-        encoder.get("num_blocks", Layers),
-        encoder.get_or("num_up_blocks", Layers, ConformerConfig.up_layers),
-    )
+    up_layers = encoder.get_or("num_up_blocks", Layers, ConformerConfig.up_layers)
+    config = conformer_from(flow, encoder, up_layers)
     block = encoder.get_or("static_chunk_size", Annotated[int, Bounds(0, 1000)], 0)
-    encoder.only({"activation_type": "swish", "key_bias": True, "positionwise_conv_kernel_size": 1})
     dynamic = encoder.get_or("use_dynamic_chunk", bool, False)
     encoder.check_used(*ENCODER_UNUSED)
     return config, block or _BLOCK_TOKENS, dynamic
@@ -226,20 +204,11 @@ def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetCo
         raise ConfigError(
             f"{estimator.name}.causal: false; only causal convolutions can be streamed"
         )
-    estimator.only(
-        {"in_channels": 4 * bands, "out_channels": bands, "static_chunk_size": block_frames}
-    )
-    estimator.only({"act_fn": "gelu"}, omitted=False)
-    if len(channels := estimator.get("channels", tuple[Width, ...])) != 1:
+    estimator.only({"static_chunk_size": block_frames})
+    config, levels = unet_from(estimator, bands)
+    if levels != 1:
         raise ConfigError(
-            f"{estimator.name}.channels: {len(channels)} entries; only one resolution is supported"
+            f"{estimator.name}.channels: {levels} entries; only one resolution is supported"
         )
-    config = UNetConfig(
-        channels[0],
-        estimator.get("num_heads", Heads),
-        estimator.get("attention_head_dim", Width),
-        estimator.get("num_mid_blocks", Layers),
-        estimator.get("n_blocks", Layers),
-    )
     estimator.check_used("dropout", "num_decoding_left_chunks")
     return config

@@ -7,26 +7,19 @@ The defaults are the published sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import StageName
-from token2wav.config.values import (
-    Bounds,
-    Length,
-    check_bounds,
-    from_mapping,
-    known_fields,
-    prefixed,
-)
+from token2wav.config.values import Bounds, Length, check_bounds, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.streamflow import GuidedFlowConfig
 from token2wav.published.checkpoint_files import PUBLISHED
 from token2wav.published.flow_config import FlowModelConfig
-from token2wav.published.relations import Even
+from token2wav.published.formats import ROPE_TYPES, TRANSFORMERS, Format
+from token2wav.published.relations import AsLong, Divides, Even, Multiple
 from token2wav.published.sizes import (
     PAIRS,
     BigVGANConfig,
@@ -36,9 +29,9 @@ from token2wav.published.sizes import (
     Frames,
     GuidedAttention,
     Heads,
-    Kernels,
     Layers,
     Mask,
+    OddKernel,
     Ratio,
     ScheduleConfig,
     SomeDilations,
@@ -60,13 +53,26 @@ PREFIXES: dict[StageName, str] = {  # beginnings of the names of the weights of 
 
 _RATE = 24_000  # Hz; no file has it
 _SECTION = "token2wav_config"
-# Names of published files, and the names of `transformers` for the same sizes.
-_OLDER_NAMES = {
-    "dim": "hidden_size",
-    "depth": "num_hidden_layers",
-    "heads": "num_attention_heads",
-}
-_ROPE = {"rope_type": "default", "rope_theta": 10_000}
+_DIT, _BIGVGAN = "dit_config", "bigvgan_config"
+_DIT_FORMAT = Format(
+    section=f"{_SECTION}.{_DIT}",
+    names={  # of `transformers`, and of published files
+        "hidden_size": ("hidden_size", "dim"),
+        "num_hidden_layers": ("num_hidden_layers", "depth"),
+        "num_attention_heads": ("num_attention_heads", "heads"),
+    },
+    only={
+        **ROPE_TYPES,
+        **dict.fromkeys(("rope_parameters.rope_theta", "rope_theta"), 10_000),
+        "long_skip_connection": False,
+    },
+    without_effect=(*TRANSFORMERS, "dropout", "enc_global_context", "enc_lin_neurons"),
+)
+_BIGVGAN_FORMAT = Format(
+    section=f"{_SECTION}.{_BIGVGAN}",
+    only={"use_bias_at_final": False},
+    without_effect=TRANSFORMERS,
+)
 # The public code has these numbers as defaults of its functions.
 _STEPS = 9  # between ten times
 _GUIDANCE = 0.5
@@ -91,7 +97,8 @@ class DitSection:
     head_dim: Annotated[Width, Even(PAIRS)] = 64
     ff_mult: Ratio = 2
     emb_dim: Width = 512  # channels of the embedding of a code
-    block_size: Frames = 24  # mel frames of an attention block
+    # mel frames of an attention block
+    block_size: Annotated[Frames, Multiple("repeats", "the frames of a code")] = 24
     look_ahead_layers: LayerIndices = (10,)
     look_backward_layers: LayerIndices = (0, 20)
     repeats: Ratio = 2  # mel frames of a code
@@ -99,20 +106,30 @@ class DitSection:
     mel_dim: Width = 80
     enc_emb_dim: Width = 192  # length of the vector `cond` of a voice
     enc_dim: Width = EcapaConfig.dim
-    enc_channels: Annotated[tuple[Width, ...], Stages] = EcapaConfig.channels
-    enc_kernel_sizes: Kernels = EcapaConfig.kernel_sizes
-    enc_dilations: Annotated[tuple[Dilation, ...], Stages] = EcapaConfig.dilations
+    enc_channels: Annotated[tuple[Width, ...], Length(16, least=3)] = EcapaConfig.channels
+    enc_kernel_sizes: Annotated[tuple[OddKernel, ...], Stages, AsLong("enc_channels")] = (
+        EcapaConfig.kernel_sizes
+    )
+    enc_dilations: Annotated[tuple[Dilation, ...], Stages, AsLong("enc_channels")] = (
+        EcapaConfig.dilations
+    )
     enc_attention_channels: Width = EcapaConfig.attention_channels
-    enc_res2net_scale: Ratio = EcapaConfig.res2net_scale
+    enc_res2net_scale: Annotated[Ratio, Divides("block_channels")] = EcapaConfig.res2net_scale
     enc_se_channels: Width = EcapaConfig.se_channels
 
     def __post_init__(self) -> None:
         check_bounds(self, "")
-        if self.block_size % self.repeats:
+        first, *blocks, last = self.enc_channels
+        if set(blocks) != {first} or last != sum(blocks):
             raise ConfigError(
-                f"block_size: {self.block_size} frames are not a whole number of codes of "
-                f"{self.repeats} frames (repeats)"
+                f"enc_channels: {list(self.enc_channels)} do not fit together; the first layer and "
+                "all blocks must have the same number, and the last layer their sum over the blocks"
             )
+
+    @property
+    def block_channels(self) -> int:
+        """Channels of a block of ECAPA-TDNN."""
+        return self.enc_channels[0]
 
     def attention(self) -> GuidedAttention:
         """Returns the masks of the layers. The public code ignores a layer that does not exist."""
@@ -236,46 +253,24 @@ class Qwen25OmniConfig(FlowModelConfig):
 def read(folder: Path) -> Qwen25OmniConfig:
     """Reads the configuration of a folder. Settings of the language models are skipped."""
     path = folder / CONFIG_JSON
-    document = read_json(path)
+    section = read_json(path).get(_SECTION)
     with prefixed(f"{path}: "):
-        if (section := document.get(_SECTION)) is None:
-            raise ConfigError(f"{_SECTION}: missing; this folder has no decoder")
-        section = _object(section, _SECTION)
-        names = f"{_SECTION}.dit_config", f"{_SECTION}.bigvgan_config"
-        dit_values = _object(section.get("dit_config") or {}, names[0])
-        vocoder_values = _object(section.get("bigvgan_config") or {}, names[1])
-        with prefixed(f"{names[0]}."):
-            _check_rope(dit_values)
-            dit = from_mapping(DitSection, _current_names(dit_values), "")
+        if not isinstance(section, dict):
+            kind = type(section).__name__
+            raise ConfigError(
+                f"{_SECTION}: expected an object, got {kind}; this folder has no decoder"
+            )
+        # A part that is missing has the published sizes.
+        document = {_SECTION: {part: section.get(part) or {} for part in (_DIT, _BIGVGAN)}}
+        dit = _DIT_FORMAT.read(DitSection, document)
+        sizes = _BIGVGAN_FORMAT.read(BigVGANSection, document)
+        if sizes.mel_dim != dit.mel_dim:
+            raise ConfigError(
+                f"{_BIGVGAN_FORMAT.section}.mel_dim: {sizes.mel_dim}, but {_DIT}.mel_dim is "
+                f"{dit.mel_dim}"
+            )
+        with prefixed(f"{_DIT_FORMAT.section}."):
             flow = dit.flow()
-        with prefixed(f"{names[1]}."):
-            sizes = from_mapping(BigVGANSection, known_fields(BigVGANSection, vocoder_values), "")
-            if sizes.mel_dim != dit.mel_dim:
-                raise ConfigError(
-                    f"mel_dim: {sizes.mel_dim}, but dit_config.mel_dim is {dit.mel_dim}"
-                )
+        with prefixed(f"{_BIGVGAN_FORMAT.section}."):
             vocoder = sizes.vocoder()
         return Qwen25OmniConfig.of(flow, vocoder, schedule=ScheduleConfig("sway", method="rk4"))
-
-
-def _object(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{name}: expected an object, got {type(value).__name__}")
-    return value
-
-
-def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sizes under the names of `transformers`, which take precedence."""
-    older = {new: values[old] for old, new in _OLDER_NAMES.items() if old in values}
-    return {**older, **known_fields(DitSection, values)}
-
-
-def _check_rope(values: Mapping[str, Any]) -> None:
-    parameters = values.get("rope_parameters")
-    parameters = {} if parameters is None else _object(parameters, "rope_parameters")
-    for name, expected in _ROPE.items():
-        for owner, section in (("rope_parameters.", parameters), ("", values)):
-            if (value := section.get(name, expected)) != expected:
-                raise ConfigError(
-                    f"{owner}{name}: {value!r:.80} is not supported; expected {expected!r}"
-                )

@@ -11,17 +11,10 @@ from pathlib import Path
 
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.values import check_bounds, prefixed
-from token2wav.families.cosyvoice2 import (
-    ENCODER_ALWAYS,
-    ENCODER_UNUSED,
-    RATIO,
-    CosyVoice2Config,
-    FlowConfig,
-)
-from token2wav.published.flow_config import hift_from
+from token2wav.families.cosyvoice2 import RATIO, CosyVoice2Config, FlowConfig
+from token2wav.published.flow_config import ENCODER_UNUSED, conformer_from, hift_from
 from token2wav.published.hyperyaml import HyperYaml, ModelNode
 from token2wav.published.sizes import (
-    ConformerConfig,
     Guidance,
     Heads,
     HiFTConfig,
@@ -90,23 +83,15 @@ def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
     encoder = flow.child("encoder", "UpsampleConformerEncoderV2")
     decoder = flow.child("decoder", "CausalConditionalCFM")
     estimator = decoder.child("estimator", "DiT")
-    size, bands = encoder.get("output_size", Width), flow.get("output_size", Width)
-    flow.only({"input_size": size})
-    encoder.only({"input_size": size, **ENCODER_ALWAYS, "activation_type": "swish"})
-    encoder.only({"key_bias": True, "up_stride": RATIO, "up_scale_factor": float(RATIO)})
+    bands = flow.get("output_size", Width)
+    encoder.only({"up_stride": RATIO, "up_scale_factor": float(RATIO)})
     estimator.only({"in_channels": 4 * bands, "out_channels": bands, "mlp_ratio": _FF_MULT})
     config = FlowConfig(
         **flow.fields(FlowConfig, "vocab_size", "spk_embed_dim"),
         mel_bands=bands,
         pre_lookahead_len=encoder.get("pre_lookahead_len", Tokens),
         inference_cfg_rate=decoder.get("inference_cfg_rate", Guidance),
-        encoder=ConformerConfig(
-            size,
-            encoder.get("attention_heads", Heads),
-            encoder.get("linear_units", Width),
-            encoder.get("num_blocks", Layers),
-            encoder.get("num_up_blocks", Layers),
-        ),
+        encoder=conformer_from(flow, encoder, encoder.get("num_up_blocks", Layers), omitted=True),
         estimator=DiTConfig(**estimator.fields(DiTConfig)),
     )
     flow.check_used("output_type")

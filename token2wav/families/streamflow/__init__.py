@@ -14,6 +14,7 @@ from token2wav.config.values import Bounds, check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice3 import CosyVoice3Config, FlowConfig
 from token2wav.published.hyperyaml import HyperYaml
+from token2wav.published.relations import Multiple
 from token2wav.published.sizes import (
     EstimatorConfig,
     Frames,
@@ -67,19 +68,14 @@ class StreamFlowSection:
     heads: Heads = 16
     dim_head: Width = 64
     ff_mult: Ratio = 2
-    block_frames: Frames = 24  # mel frames of an attention block
+    # mel frames of an attention block
+    block_frames: Annotated[Frames, Multiple("token_mel_ratio", "the frames of a token")] = 24
     chunk_blocks: Annotated[int, Bounds(1, 1000)] = 2
     backward_layers: tuple[Layers, ...] = (7, 14)
     forward_layers: tuple[Layers, ...] = (1,)
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow")
-        if self.block_frames % self.token_mel_ratio:
-            raise ConfigError(
-                f"flow.block_frames: {self.block_frames} frames are not a whole number of tokens "
-                f"of "
-                f"{self.token_mel_ratio} frames"
-            )
 
     def schedule(self) -> ScheduleConfig:
         with prefixed("flow."):
