@@ -1,84 +1,108 @@
-"""Process of an aligner: reads texts and their audio from standard input, and answers with JSON.
-
-    python -m token2wav_gateway.words.aligner_worker NAME MEMORY_MIB
-
-`word_times.py` starts it, and ends it if it takes too long. A request is a header, the text if it
-is the first one of its text, and samples. An answer is the number of its request, its length, and a
-JSON object: `ready`, `words` or `error`.
-"""
+"""Work of an aligner in its process: texts whose audio arrives, and the times of their words."""
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import resource
-import signal
-import struct
-import sys
-from typing import Any, BinaryIO
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-# Number, number of the text, its bytes, bytes of the samples, sample rate, and a constant below.
-REQUEST = struct.Struct("<QQIIiB")
-ANSWER = struct.Struct("<QI")  # number of the request, bytes of the JSON
-LOADED = 0  # number of the first answer, which no request asks for
-ONGOING, LAST, DROPPED = 0, 1, 2  # whether audio of the text follows; none for a text given up
-_NICE = 10  # audio goes first
-_PR_SET_PDEATHSIG = 1
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+from token2wav_gateway.words.aligners import ALIGNERS, Aligner, Alignment, WholeAligner, Word, begin
+from token2wav_gateway.words.worker import WorkerError
+
+_TOLERANCE_S = 0.05  # by which a word may end after the audio
 
 
-def main() -> None:
-    name, memory_mib = sys.argv[1], int(sys.argv[2])
-    os.nice(_NICE)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_mib << 20, memory_mib << 20))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # an aligner that hangs ends with the gateway too
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the aligner prints is no answer
-    # Imported after the memory was limited.
-    import numpy as np
-    import soxr
+@dataclass
+class _Text:
+    """Text whose audio arrives.
 
-    from token2wav_gateway.words.aligners import ALIGNERS, Alignment, begin
+    Attributes:
+        words: words that are known.
+        seconds: duration of the audio that has arrived.
+    """
 
-    try:
-        aligner = ALIGNERS.load(name)()
-    except Exception as error:
-        _answer(answers, LOADED, {"error": f"{type(error).__name__}: {error}"[:500]})
-        return
-    _answer(answers, LOADED, {"ready": True})
-    process = os.getpid()
-    open_texts: dict[int, tuple[Alignment, soxr.ResampleStream]] = {}
-    while header := sys.stdin.buffer.read(REQUEST.size):
-        number, key, text_bytes, sample_bytes, rate_hz, state = REQUEST.unpack(header)
-        text = sys.stdin.buffer.read(text_bytes).decode()
-        samples = np.frombuffer(sys.stdin.buffer.read(sample_bytes), "<i2")
-        try:
-            if text:
-                resampler = soxr.ResampleStream(rate_hz, aligner.rate_hz, 1, dtype="int16")
-                open_texts[key] = begin(aligner, text), resampler
-            alignment, resampler = open_texts.pop(key)
-            words: list[Any] = []
-            if state != DROPPED:
-                words += alignment.feed(resampler.resample_chunk(samples, state == LAST))
-            if state == LAST:
-                words += alignment.finish()
-            if state == ONGOING:
-                open_texts[key] = alignment, resampler
-            content = json.dumps({"words": [list(word) for word in words]}, allow_nan=False)
-        except Exception as error:  # its message may repeat the text, which is never logged
-            content = json.dumps({"error": type(error).__name__})
-        if os.getpid() != process:  # the aligner has forked, and its parent answers
-            os._exit(0)
-        _answer(answers, number, content)
+    text: str
+    alignment: Alignment
+    resampler: soxr.ResampleStream
+    words: list[Word] = field(default_factory=list)
+    seconds: float = 0.0
 
 
-def _answer(answers: BinaryIO, number: int, content: dict[str, Any] | str) -> None:
-    encoded = (content if isinstance(content, str) else json.dumps(content)).encode()
-    answers.write(ANSWER.pack(number, len(encoded)) + encoded)
-    answers.flush()
+_aligner: Aligner | WholeAligner
+_texts: dict[int, _Text] = {}
 
 
-if __name__ == "__main__":
-    main()
+def load(name: str) -> None:
+    """Loads an aligner."""
+    global _aligner
+    _aligner = ALIGNERS.load(name)()
+
+
+def align(
+    number: int, text: str, samples: NDArray[np.int16], rate_hz: int, last: bool
+) -> list[Word]:
+    """Adds audio of a text, and returns the next words.
+
+    Args:
+        number: number of the text.
+        text: what the audio says, in the first call for the text; else empty.
+        samples: (n,) audio at `rate_hz`.
+        last: whether the audio ends.
+    """
+    if text:
+        resampler = soxr.ResampleStream(rate_hz, _aligner.rate_hz, 1, dtype="int16")
+        _texts[number] = _Text(text, begin(_aligner, text), resampler)
+    if (spoken := _texts.pop(number, None)) is None:
+        raise WorkerError("its process was replaced while a text was spoken")
+    spoken.seconds += len(samples) / rate_hz
+    found: list[Any] = [*spoken.alignment.feed(spoken.resampler.resample_chunk(samples, last))]
+    if last:
+        found += spoken.alignment.finish()
+    words = checked(found, spoken.text, spoken.seconds, spoken.words)
+    if not last:
+        spoken.words += words
+        _texts[number] = spoken
+    return words
+
+
+def forget(number: int) -> None:
+    """Gives up a text."""
+    _texts.pop(number, None)
+
+
+def checked(found: Sequence[Any], text: str, seconds: float, before: Sequence[Word]) -> list[Word]:
+    """Checks the next words that an aligner has found.
+
+    Args:
+        found: items (word, start, end).
+        seconds: duration of the audio.
+        before: earlier words.
+
+    Raises:
+        WorkerError: an item has another form, a word is not in the text at its place, or a time is
+            not in the audio or not in order.
+    """
+    words, position, latest = list[Word](), 0, 0.0
+    for word in before:
+        position, latest = text.index(word.word, position) + len(word.word), word.start_s
+    for item in found:
+        if not (isinstance(item, (list, tuple)) and len(item) == 3):
+            raise WorkerError("its answer has a word of another form")
+        name, *times = item
+        if not (isinstance(name, str) and name):
+            raise WorkerError("its answer has a word of another form")
+        if (at := text.find(name, position)) < 0:
+            raise WorkerError("its answer has a word that is not in the text")
+        if not all(isinstance(time, (int, float)) and type(time) is not bool for time in times):
+            raise WorkerError("its answer has a time that is not a number")
+        start, end = times
+        # Numbers that are not finite are outside the audio, and so are integers of any size.
+        if not latest <= start <= end <= seconds + _TOLERANCE_S:
+            raise WorkerError("its answer has a time out of order, or outside the audio")
+        words.append(Word(str(name), float(start), float(min(end, seconds))))
+        position, latest = at + len(name), start
+    return words
