@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -13,6 +15,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 
@@ -41,11 +45,14 @@ class Section(BaseModel):
     @classmethod
     def _known_keys(cls, values: Any) -> Any:
         if isinstance(values, dict):
-            for key in values:
-                if key not in cls.model_fields:
-                    known = ", ".join(cls.model_fields)
-                    raise ValueError(f"unknown key {shown(key)}; expected one of {known}")
+            _check_keys(values, cls.model_fields)
         return values
+
+
+def _check_keys(values: dict[Any, Any], known: Collection[str]) -> None:
+    for key in values:
+        if key not in known:
+            raise ValueError(f"unknown key {shown(key)}; expected one of {', '.join(known)}")
 
 
 Origin: TypeAlias = Annotated[
@@ -147,37 +154,14 @@ class LanguageModelSettings(Section):
         return key
 
 
-class TlsSettings(Section):
-    """Encryption of the connection to the speech server. The fields are those of
-    `token2wav_client.Tls`.
-
-    Attributes:
-        ca: PEM file with the certificate authorities to trust; None for the public ones.
-        cert: PEM file with the gateway's certificate, for a server that requires one.
-        key: PEM file with the private key of the certificate.
-        server_name: name to expect in the server's certificate, if it differs from the address.
-    """
-
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-    server_name: str | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> TlsSettings:
-        self.loaded()
-        return self
-
-    def loaded(self) -> Tls:
-        """Reads the files.
-
-        Raises:
-            ValueError: a file cannot be used, or only one of `cert` and `key` is set.
-        """
-        try:
-            return Tls(ca=self.ca, cert=self.cert, key=self.key, server_name=self.server_name)
-        except ClientError as error:
-            raise ValueError(str(error)) from None
+def _read_tls(values: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """Checks the options of `token2wav_client.Tls`, which reads its files."""
+    if isinstance(values, dict):
+        _check_keys(values, [field.name for field in fields(Tls)])
+    try:
+        return read(values)
+    except ClientError as error:
+        raise ValueError(str(error)) from None
 
 
 class SpeechServerSettings(Section):
@@ -187,21 +171,21 @@ class SpeechServerSettings(Section):
         url: host:port of its gRPC endpoint.
         token: access token; None for none.
         token_file: file with the access token, instead of `token`.
-        tls: encryption of the connection; None for an unencrypted connection.
+        tls: encryption of the connection, with the fields of `token2wav_client.Tls`; None for an
+            unencrypted connection.
         response_timeout_s: seconds without a response that the server owes.
     """
 
     url: _Address = "localhost:8001"
     token: str | None = None
     token_file: Path | None = None
-    tls: TlsSettings | None = None
+    tls: Annotated[Tls | None, WrapValidator(_read_tls)] = None
     response_timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
 
     @model_validator(mode="after")
     def _check(self) -> SpeechServerSettings:
-        tls = None if self.tls is None else self.tls.loaded()
         try:
-            checked_metadata(self.url, tls, {}, self.access_token())
+            checked_metadata(self.url, self.tls, {}, self.access_token())
         except ClientError as error:
             raise ValueError(str(error)) from None
         return self

@@ -36,6 +36,8 @@ speech_server: {token: a, token_file: b} | token and token_file are both set
 speech_server: {token_file: /nowhere} | token_file: /nowhere cannot be read
 speech_server: {token_file: /dev/null} | token_file: /dev/null is empty
 speech_server: {url: 'far:8001', token: a} | speech_server: .*TLS
+speech_server: {tls: {ca: 5}} | speech_server\.tls\.ca.*: Input is not a valid path
+speech_server: {tls: {file: a}} | speech_server\.tls: unknown key 'file'; expected one of ca, cert
 speech_server: {tls: {cert: a.crt}} | speech_server\.tls: .*key: missing
 speech_server: {tls: {ca: /nowhere}} | speech_server\.tls: .*ca: cannot
 language_model: {api_key_file: /nowhere} | api_key_file: /nowhere cannot be read

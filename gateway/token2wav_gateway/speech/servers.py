@@ -51,7 +51,7 @@ class Servers:
         self.client = AsyncClient(
             server.url,
             token=server.access_token(),
-            tls=None if server.tls is None else server.tls.loaded(),
+            tls=server.tls,
             response_timeout_s=server.response_timeout_s,
         )
         # A check synthesizes three tokens, and clients need no key for the readiness.
