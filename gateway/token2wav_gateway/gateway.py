@@ -8,14 +8,15 @@ from contextlib import contextmanager
 
 from token2wav_gateway.access import Access, Holder
 from token2wav_gateway.encoding import Encoder
-from token2wav_gateway.errors import NotFoundError
+from token2wav_gateway.errors import NotFoundError, TooLargeError
+from token2wav_gateway.forms import check_length
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech.content import Codes, Text
 from token2wav_gateway.speech.servers import Servers
 from token2wav_gateway.speech.turn import Turn
 from token2wav_gateway.tracing import trace_headers
-from token2wav_gateway.voices.voice_folder import Voice, VoiceFolder
+from token2wav_gateway.voices.voice_folder import LONGEST_TEXT, Voice, VoiceFolder
 from token2wav_gateway.words.word_times import WordTimes
 
 
@@ -105,13 +106,16 @@ class Gateway:
         default voice.
 
         Args:
-            recording_field, text_field, text: see `VoiceFolder.of_recording`.
+            text: words of the recording; empty if they are unknown.
+            recording_field, text_field: names of both in the request, for messages.
 
         Raises:
             RequestError: the recording is unusable, or there is no default voice.
+            TooLargeError: the text is too long.
             NotFoundError: there is no voice with this name.
             BusyError: too many recordings wait.
         """
         if recording is None:
             return self.voices.get(name)
-        return await self.voices.of_recording(recording, text, recording_field, text_field)
+        check_length(text_field, text, LONGEST_TEXT, TooLargeError)
+        return await self.voices.of_recording(recording, text, recording_field)

@@ -11,8 +11,10 @@ response. Any other model returns the audio of the whole text.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
+import math
 import os
 import threading
 from collections.abc import AsyncGenerator
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
@@ -35,7 +38,7 @@ from token2wav_gateway.settings import Settings, SettingsError, check_plugin, re
 from token2wav_gateway.speech.content import Audio, Text
 from token2wav_gateway.speech.servers import Servers
 from token2wav_gateway.speech.turn import Turn
-from token2wav_gateway.voices.recorded_voices import RecordedVoices
+from token2wav_gateway.voices.voice_folder import Voice, VoiceFolder
 from token2wav_gateway.words.normaliser_worker import NORMALISERS
 
 _SETTINGS = "TOKEN2WAV_GATEWAY"  # variable that names the settings file of the gateway
@@ -43,6 +46,8 @@ _SETTINGS = "TOKEN2WAV_GATEWAY"  # variable that names the settings file of the 
 _GRPC = "TOKEN2WAV_GRPC"
 # Ends instructions in the text of a recording. They replace the default ones.
 _INSTRUCTIONS_END = "<|endofprompt|>"
+_RECORDING_HZ = 16_000
+_NO_RECORDING = "default"  # name of the voice of requests without a recording
 _POLL_S = 0.05  # time between two looks at whether a request was cancelled
 
 log = logging.getLogger(__name__)
@@ -76,7 +81,7 @@ class RecipeService:
         check_plugin("text.normalise", settings.text.normalise, NORMALISERS)
         self._decoupled = decoupled
         self._longest_text = settings.limits.text_characters
-        self._voices = RecordedVoices(settings.voices)
+        self._voices = VoiceFolder(settings.voices, most_waiting=math.inf)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="recipe", daemon=True)
         self._thread.start()
@@ -175,13 +180,22 @@ class RecipeService:
             raise text
         if not text.words.strip():
             raise RequestError("target_text: empty; a text is needed")
-        voice = await self._voices.of(text.recording, text.reference)
+        voice = await self._voice(text)
         instructions = "" if _INSTRUCTIONS_END in text.reference else None
         turn = Turn(self._servers, Text(text.words, voice, instructions), Encoder(FLOATS))
         async with aclosing(turn.events()) as events:
             async for event in events:
                 if isinstance(event, Audio):
                     yield np.frombuffer(event.content, np.float32)
+
+    async def _voice(self, text: RecipeText) -> Voice:
+        if text.recording is not None:
+            file = await asyncio.to_thread(_file_of, text.recording)
+            return await self._voices.of_recording(file, text.reference, "reference_wav")
+        voice = self._voices.get(_NO_RECORDING)
+        if voice.tensors is None:
+            raise RequestError("reference_wav: missing; there is no default voice")
+        return voice
 
 
 def _require_strings() -> None:
@@ -223,6 +237,14 @@ def _recording(request: Any) -> NDArray[np.float32] | None:
     if not np.isfinite(samples[:count]).all():
         raise RequestError("reference_wav: has NaN or infinite samples")
     return samples[:count].copy()
+
+
+def _file_of(recording: NDArray[np.float32]) -> bytes:
+    """Returns a recording as an audio file."""
+    file = io.BytesIO()
+    # A WAV file of floats has the time at which it was written, so it is never the same again.
+    soundfile.write(file, recording, _RECORDING_HZ, format="AU", subtype="FLOAT")
+    return file.getvalue()
 
 
 def _text(request: Any, name: str, longest: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +32,7 @@ class Listener:
         most_waiting: largest number of recordings that are computed or wait.
     """
 
-    def __init__(self, model: Path, longest_s: float, most_waiting: float = math.inf) -> None:
+    def __init__(self, model: Path, longest_s: float, most_waiting: float) -> None:
         self._model = model
         self._longest_s = longest_s
         self._most_waiting = most_waiting

@@ -40,7 +40,7 @@ from token2wav_gateway.voices.memory import Memory
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_LONGEST_TEXT = 1000
+LONGEST_TEXT = 1000  # characters of the words of a recording
 _LONGEST_CONSENT = 256
 _LARGEST_DESCRIPTION = 1 << 16  # bytes
 # Names of OpenAI's voices. Some clients send no other names.
@@ -49,7 +49,7 @@ _OPENAI_VOICES = frozenset(
     | {"sage", "shimmer", "verse", "default"}  # the last one in requests of vLLM-Omni
 )
 _MOST_READ = 128  # voices that are remembered, with up to 0.5 MB each
-_MOST_WAITING = 8  # recordings that clients have sent, each of which is in memory
+_MOST_WAITING = 8
 
 
 class Description(BaseModel):
@@ -117,13 +117,14 @@ class VoiceFolder:
 
     Args:
         settings: folder, and limits of new voices.
+        most_waiting: largest number of recordings that are computed or wait. Each is in memory.
     """
 
-    def __init__(self, settings: VoiceSettings) -> None:
+    def __init__(self, settings: VoiceSettings, most_waiting: float = _MOST_WAITING) -> None:
         self._settings = settings
         self._listener: Listener | None = None
         if settings.model is not None:
-            self._listener = Listener(settings.model, settings.longest_s, _MOST_WAITING)
+            self._listener = Listener(settings.model, settings.longest_s, most_waiting)
         self._read = Memory[str, tuple[list[Any], Voice]](
             _MOST_READ
         )  # with stamps of its files, by name
@@ -231,7 +232,7 @@ class VoiceFolder:
                 param="name",
             )
         _check_recording(recording, "audio_sample")
-        check_length("ref_text", text, _LONGEST_TEXT, TooLargeError)
+        check_length("ref_text", text, LONGEST_TEXT, TooLargeError)
         check_length("consent", consent or "", _LONGEST_CONSENT)
         path = folder / f"{name}.safetensors"
         description = Description(
@@ -241,25 +242,20 @@ class VoiceFolder:
         work = partial(self._create, listener, path, description, recording)
         return await listener.in_turn(work)
 
-    async def of_recording(
-        self, recording: bytes, text: str, recording_field: str, text_field: str
-    ) -> Voice:
+    async def of_recording(self, recording: bytes, text: str, field: str) -> Voice:
         """Makes a voice of a recording for one request, and writes nothing to disk.
 
         Args:
             recording: content of an audio file, as `Recording.load` reads it.
             text: words of the recording; empty if they are unknown.
-            recording_field: name of the recording in the request, for messages.
-            text_field: name of the text in the request, for messages.
+            field: name of the recording in the request, for messages.
 
         Raises:
             RequestError: the recording is empty or unusable, or this gateway makes no voices.
             BusyError: too many recordings wait.
         """
-        _check_recording(recording, recording_field)
-        check_length(text_field, text, _LONGEST_TEXT, TooLargeError)
-        listener = self._hearing(recording_field)
-        return Voice("", text, await listener.voice(recording, recording_field))
+        _check_recording(recording, field)
+        return Voice("", text, await self._hearing(field).voice(recording, field))
 
     def _hearing(self, field: str) -> Listener:
         """Returns the listener. Raises RequestError if this gateway has none."""

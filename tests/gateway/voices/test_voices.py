@@ -29,8 +29,7 @@ from token2wav_gateway.errors import (
 from token2wav_gateway.settings import VoiceSettings
 from token2wav_gateway.voices import listener
 from token2wav_gateway.voices.listener import Listener
-from token2wav_gateway.voices.recorded_voices import RecordedVoices
-from token2wav_gateway.voices.voice_folder import VoiceFolder
+from token2wav_gateway.voices.voice_folder import Voice, VoiceFolder
 
 FULL = 1000  # bytes of a file on a full disk
 TENSORS: dict[str, Any] = {
@@ -70,24 +69,6 @@ def test_names_of_openais_voices_select_the_default_voice(tmp_path: Path) -> Non
     folder = VoiceFolder(VoiceSettings(folder=tmp_path, default="joe"))
     names = {"alloy": "joe", "nova": "nova", "joe": "joe", "": "joe"}
     assert {name: folder.get(name).name for name in names} == names
-
-
-def test_a_recording_that_comes_with_each_request_is_heard_once(
-    heard: list[bytes], tmp_path: Path
-) -> None:
-    folder = folder_with_model(tmp_path)
-
-    async def listen(recording: bytes, text: str) -> str:
-        fields = {"recording_field": "ref_audio", "text_field": "ref_text"}
-        return (await folder.of_recording(recording, text, **fields)).text
-
-    texts = [
-        asyncio.run(listen(sound, text)) for sound, text in ((b"a", "x"), (b"b", ""), (b"a", "y"))
-    ]
-    assert texts == ["x", "", "y"]
-    with pytest.raises(RequestError, match=r"^ref_audio: empty; a recording is needed$"):
-        asyncio.run(listen(b"", "x"))
-    assert heard == [b"a", b"b"]
 
 
 def write(content: bytes) -> Callable[[Path], object]:
@@ -235,39 +216,31 @@ async def test_a_recording_becomes_a_voice_once(
     heard: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(listener, "_MOST_VOICES", 2)
-    first, second, third = (np.full(4, level, np.float32) for level in (0.1, 0.2, 0.3))
+    folder = folder_with_model(tmp_path)
 
-    recorded = RecordedVoices(VoiceSettings(model=tmp_path))
-    same = await asyncio.gather(*(recorded.of(first, "words") for _ in range(3)))
-    assert len(heard) == 1
-    assert len({voice.name for voice in same}) == 1
+    async def listen(recording: bytes, text: str) -> Voice:
+        return await folder.of_recording(recording, text, "ref_audio")
+
+    same = await asyncio.gather(*(listen(b"a", text) for text in ("x", "", "y")))
+    assert heard == [b"a"]
+    assert [voice.text for voice in same] == ["x", "", "y"]
     assert same[0].tensors is same[1].tensors
     # Two recordings with the same words are two voices.
-    assert (await recorded.of(second, "words")).name != same[0].name
-    await recorded.of(first, "words")
-    await recorded.of(third, "other words")  # the second one is forgotten
-    await recorded.of(first, "words")
-    assert len(heard) == 3
-    await recorded.of(second, "words")
+    assert (await listen(b"b", "x")).tensors is not same[0].tensors
+    await listen(b"a", "x")
+    await listen(b"c", "other words")  # b is forgotten
+    await listen(b"a", "x")
+    assert heard == [b"a", b"b", b"c"]
+    await listen(b"b", "x")
     assert len(heard) == 4
-
-
-def test_the_default_voice_of_the_folder(tmp_path: Path) -> None:
-    async def default() -> str:
-        folder = tmp_path / "voices"
-        recorded = RecordedVoices(VoiceSettings(model=tmp_path, folder=folder))
-        with pytest.raises(NotFoundError):
-            await recorded.of(None, "")
-        save_file(TENSORS, folder / "default.safetensors")
-        return (await recorded.of(None, "")).name
-
-    assert asyncio.run(default()) == "default"
+    with pytest.raises(RequestError, match=r"^ref_audio: empty; a recording is needed$"):
+        await listen(b"", "x")
 
 
 def test_a_full_disk_is_told_apart_from_a_bad_recording(tmp_path: Path) -> None:
-    recorded = RecordedVoices(VoiceSettings(model=tmp_path))
+    folder = folder_with_model(tmp_path)
     with files_of_at_most(FULL), pytest.raises(StorageError, match=r"its disk is full$"):
-        asyncio.run(recorded.of(np.zeros(10_000, np.float32), "words"))
+        asyncio.run(folder.of_recording(bytes(10_000), "words", "ref_audio"))
 
 
 @pytest.mark.anyio
@@ -281,7 +254,7 @@ async def test_a_recording_is_hashed_beside_the_event_loop(monkeypatch: pytest.M
 
     monkeypatch.setattr(listener, "_digest", digest)
     asyncio.get_running_loop().call_later(0.02, goes_on.set)
-    knowing = Listener(Path("model"), longest_s=30)
+    knowing = Listener(Path("model"), longest_s=30, most_waiting=1)
     voice = ClientVoice(**TENSORS)
     knowing._known.put(b"sound", (voice.id, voice))
     assert await knowing.voice(b"sound", "file") is voice
@@ -289,6 +262,6 @@ async def test_a_recording_is_hashed_beside_the_event_loop(monkeypatch: pytest.M
 
 def test_a_model_by_name_that_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    nowhere = Listener(Path("acme/nowhere"), longest_s=30)
+    nowhere = Listener(Path("acme/nowhere"), longest_s=30, most_waiting=1)
     with pytest.raises(GatewayError, match="file: the model cannot turn it into a voice"):
         nowhere.voice_of(PROMPT.read_bytes(), "file")
