@@ -59,7 +59,6 @@ GATEWAY_FLOORS = [
 # Families whose models are variants of the models of another family, and this other family
 VARIANTS = {
     ("chatterbox", "cosyvoice2"),
-    ("cosyvoice1", "cosyvoice2"),
     ("qwen25_omni", "cosyvoice3"),
     ("qwen25_omni", "streamflow"),
     ("stepaudio2", "cosyvoice2"),
