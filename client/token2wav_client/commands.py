@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -93,9 +93,9 @@ def synth(options: argparse.Namespace) -> int:
                     end_after_silence_s=options.end_after_silence,
                     speed=options.speed,
                 ):
-                    timings.append(ChunkTiming.of(chunk))
                     if writer is not None:
                         writer.write(chunk.audio, chunk.sample_rate)
+                    timings.append(ChunkTiming.of(chunk))
                     if player is not None:
                         player.write(chunk.audio, chunk.sample_rate)
                     if source.count is not None:
@@ -106,7 +106,9 @@ def synth(options: argparse.Namespace) -> int:
                 writer.close()  # it may fail as well, if the disk is too full for the last bytes
         except BaseException:
             if writer is not None and timings:
-                _report_incomplete(writer, out, timings[0].sample_rate)
+                name = "standard output" if out == STANDARD_OUTPUT else out
+                kept_s = sum(timing.duration_s for timing in timings)
+                print(f"{name}: incomplete, {kept_s:.2f} s of audio kept", file=sys.stderr)
             raise
     stats = summarize(timings)
     if stats.end_reason is not None:
@@ -145,17 +147,6 @@ def _files_named(options: argparse.Namespace, source: TokenSource) -> Iterator[N
         if source.shape is not None and file == tokens:
             text = _SHAPE.sub(f"shape {source.shape}", text, count=1)
         raise type(error)(f"{file}: {text}") from None
-
-
-def _report_incomplete(writer: AudioWriter, out: str | None, sample_rate: int) -> None:
-    """Completes the file as far as possible and prints how much audio it contains."""
-    with suppress(OutputError):  # the command reports the error that ended the utterance
-        writer.close()
-    duration_s = writer.samples / sample_rate
-    if out != STANDARD_OUTPUT:
-        print(f"{out}: incomplete, {duration_s:.2f} s of audio kept", file=sys.stderr)
-    elif duration_s:
-        print(f"standard output: incomplete, {duration_s:.2f} s of audio written", file=sys.stderr)
 
 
 def _speaker(options: argparse.Namespace) -> ClientVoice | str | None:

@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import tempfile
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import IO, Literal, get_args
 import soundfile
 
 from token2wav_client.audio import (
-    DTYPES,
     SAMPLE_RATE,
     SUBTYPES,
     AudioArray,
@@ -34,8 +33,6 @@ _ENCODED = {"flac": ("FLAC", "PCM_16"), "ogg": ("OGG", "VORBIS"), "opus": ("OGG"
 # Size fields in the header of a WAV file that continues to the end of the stream.
 _UNKNOWN_SIZE = b"\xff\xff\xff\xff"
 _PROBE_BYTES = 1 << 16
-# Samples per read. In a truncated file, the samples of the last, failed read are not counted.
-_BLOCK_SAMPLES = 256
 
 
 class AudioWriter(AbstractContextManager["AudioWriter"]):
@@ -67,7 +64,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         self._path = None if str(out) == STANDARD_OUTPUT else Path(out)
         self._audio_format = audio_format
         self._format = file_format or _format_of(self._path)
-        self._samples = 0
+        self._samples = 0  # of a channel, in all chunks
         self._channels = 1
         self._begun = False
         self._files = ExitStack()  # closes `_out` and `_encoded` if they were opened
@@ -79,22 +76,6 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
             raise OutputError(
                 "out: standard output is a terminal; pipe the samples into a program or a file"
             )
-
-    @property
-    def samples(self) -> int:
-        """Samples of a channel that were written; for a file, the samples in the file.
-
-        A FLAC or Ogg file contains its samples only after the writer is closed. If the writing of a
-        chunk failed or was interrupted, a part of this chunk may be included.
-        """
-        if self._path is None or self._encoder is not None:
-            return self._samples
-        if not (self._begun and self._path.is_file()):
-            return 0
-        if self._format == "raw":
-            sample = self._channels * DTYPES[self._audio_format].itemsize
-            return self._path.stat().st_size // sample
-        return _samples_in(self._path)
 
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
         """Appends samples of shape (samples,) or (samples, channels), in the `audio_format` of the
@@ -124,8 +105,10 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         except (OSError, soundfile.SoundFileError) as error:
             raise self._error(error) from None
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        # An error that leaves the block says more than one that closing the file raises after it.
+        with suppress(OutputError) if kind else nullcontext():
+            self.close()
 
     def _write(self, audio: AudioArray, sample_rate: int) -> None:
         if self._format in _ENCODED:
@@ -223,19 +206,6 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         return OutputError(
             f"{self._path}: cannot write ({reason or _refusal(self._path) or error})"
         )
-
-
-def _samples_in(path: Path) -> int:
-    """Counts the samples that can be read from a WAV, FLAC or Ogg file that may be incomplete."""
-    count = 0
-    # An error marks the end of the readable samples.
-    with suppress(soundfile.SoundFileError), soundfile.SoundFile(path) as file:
-        if file.frames < sys.maxsize:
-            return int(file.frames)
-        # An incomplete FLAC file does not contain its length.
-        while samples := len(file.read(_BLOCK_SAMPLES, "int16")):
-            count += samples
-    return count
 
 
 def _write_all(file: FileIO, data: bytes) -> None:

@@ -130,7 +130,6 @@ def test_the_header_is_right_after_every_chunk(
     for count in range(1, 4):
         writer.write(np.full(960, 0.25).astype(DTYPES[audio_format]))
         assert declared_bytes(path) == count * 960 * sample_bytes
-    assert writer.samples == 2880
     info = soundfile.info(path)
     assert (info.samplerate, info.channels, info.frames) == (24_000, 1, 2880)
     assert (
@@ -147,11 +146,9 @@ def written(
     with AudioWriter(path, audio_format) as writer:
         for part in parts:
             writer.write(part, 8000)
-        assert writer.samples == len(sent)
     with standard_output_in_a_pipe() as reading, AudioWriter("-", audio_format, kind) as writer:
         for part in parts:
             writer.write(part, 8000)
-        assert writer.samples == len(sent)
     return path.read_bytes(), content_of(reading)
 
 
@@ -256,26 +253,23 @@ def test_unknown_formats_are_refused_with_the_known_ones(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("kind", FILE_FORMATS)
-def test_samples_on_a_full_disk_are_counted(kind: FileFormat, tmp_path: Path) -> None:
+def test_audio_on_a_full_disk_stays_playable(kind: FileFormat, tmp_path: Path) -> None:
+    """The error is that of the write, not the one of closing an incomplete file after it."""
     path = tmp_path / f"out.{kind}"
     message = re.escape(f"cannot write ({os.strerror(errno.EFBIG)})")
     writer = AudioWriter(path)
-    with files_of_at_most(20_000):
-        with pytest.raises(OutputError, match=message):
-            writer.write(noise(240_000))
-        with suppress(OutputError):
-            writer.close()
+    with files_of_at_most(20_000), pytest.raises(OutputError, match=message), writer:
+        writer.write(noise(240_000))
     assert path.stat().st_size == 20_000
-    assert 1000 < writer.samples == readable_samples(path)
-    assert kind != "wav" or declared_bytes(path) == 4 * writer.samples
+    assert readable_samples(path) > 1000
+    assert kind != "wav" or declared_bytes(path) == 4 * readable_samples(path)
 
 
 @pytest.mark.parametrize("kind", FILE_FORMATS)
-def test_a_disk_without_any_room_keeps_nothing(kind: FileFormat, tmp_path: Path) -> None:
+def test_a_disk_without_any_room(kind: FileFormat, tmp_path: Path) -> None:
     writer = AudioWriter(tmp_path / f"out.{kind}")
     with files_of_at_most(0), pytest.raises(OutputError, match="cannot write"), writer:
         writer.write(noise(240_000))
-    assert writer.samples == 0
 
 
 @pytest.mark.parametrize("kind", ["flac", "ogg", "opus"])
@@ -299,13 +293,15 @@ def test_an_interrupt_while_encoding_keeps_received_audio(kind: FileFormat, tmp_
     def has_begun() -> bool:
         return path.exists() and path.stat().st_size > 50_000
 
+    written = 0
     with interrupted_when(has_begun), AudioWriter(path) as writer:
         for _ in range(2000):
             writer.write(audio)
+            written += len(audio)
     heard, _ = soundfile.read(path)
     # the chunk that was interrupted may be there
-    assert len(heard) - writer.samples in (0, len(audio))
-    assert writer.samples > 0
+    assert len(heard) - written in (0, len(audio))
+    assert written > 0
 
 
 @pytest.mark.parametrize("kind", ["flac", "ogg", "opus"])
@@ -335,6 +331,5 @@ def test_a_file_that_vanishes_is_an_error_of_the_output(tmp_path: Path) -> None:
     writer = AudioWriter(tmp_path / "out.wav")
     writer.write(np.zeros(960, np.float32))
     (tmp_path / "out.wav").unlink()
-    assert writer.samples == 0
     with pytest.raises(OutputError, match="cannot write"):
         writer.write(np.zeros(960, np.float32))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
@@ -78,23 +77,21 @@ def test_a_terminated_command_reports_the_written_audio(rig: DoorServer, tmp_pat
     )
 
 
-def test_a_full_disk_is_reported_with_the_written_audio(rig: DoorServer, tmp_path: Path) -> None:
+def test_a_full_disk_is_named(rig: DoorServer, tmp_path: Path) -> None:
     out = tmp_path / "out.flac"
     arguments = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={VOICE}", "--quiet", f"--out={out}"]
     command = f"ulimit -f 20; {' '.join(synth(rig.server.grpc_url, *arguments))}"
-    shell = ["bash", "-c", command]
     done = subprocess.run(
-        shell, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert done.returncode == 2
-    match = re.fullmatch(
-        rf"{out}: incomplete, (\d+\.\d\d) s of audio kept\n"
-        rf"token2wav synth: error: {out}: cannot write \(File too large\)\n",
-        done.stderr,
-    )
-    assert match is not None, done.stderr
-    assert out.stat().st_size <= 20 * 1024
-    assert float(match[1]) > 0.1
+    error = f"token2wav synth: error: {out}: cannot write (File too large)"
+    assert done.stderr.splitlines()[-1] == error
+    assert 1000 < out.stat().st_size <= 20 * 1024
 
 
 @pytest.mark.parametrize("name", ["tokens.npy", "-"])
