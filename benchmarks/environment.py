@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping
 from datetime import date
 from importlib.metadata import distributions
@@ -30,11 +30,9 @@ def describe(*packages: str) -> dict[str, Any]:
     Args:
         packages: further packages, for their versions.
     """
-    program = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
-    program = program.removesuffix(".__main__")
     return {
         "date": date.today().isoformat(),
-        "command": " ".join(["python -m", program, *sys.argv[1:]]),
+        "command": " ".join(["python -m", _program(), *sys.argv[1:]]),
         "commit": _commit(),
         "cpus": len(os.sched_getaffinity(0)),
         "processor": _processor(),
@@ -85,8 +83,17 @@ def _processor() -> str:
 Commands = Mapping[str, tuple[Callable[[ArgumentParser], None], Callable[[Namespace], None], str]]
 
 
-def run_command(parser: ArgumentParser, commands: Commands) -> None:
-    """Runs the command that the command line names. Each has the option `--name`."""
+def run_command(commands: Commands) -> None:
+    """Runs the command of the program that the command line names. Each has the option `--name`.
+
+    The docstring of the program is its help text.
+    """
+    program = sys.modules["__main__"]
+    parser = ArgumentParser(
+        f"python -m {_program()}",
+        description=program.__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
     parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (add_options, _, result) in commands.items():
         command = parsers.add_parser(name)
@@ -97,3 +104,9 @@ def run_command(parser: ArgumentParser, commands: Commands) -> None:
         commands[options.command][1](options)
     except ValueError as error:
         parser.error(str(error))
+
+
+def _program() -> str:
+    """Returns the name of the program that runs, as `python -m` takes it."""
+    name: str = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
+    return name.removesuffix(".__main__")

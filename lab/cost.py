@@ -228,20 +228,14 @@ def throughput(options: argparse.Namespace) -> None:
         save(options.name, {"runs": runs})
 
 
-# Options, function and result of each command.
-COMMANDS = {
-    "stream": (add_stream_options, stream, "streaming_cost"),
-    "throughput": (add_throughput_options, throughput, "flow_throughput"),
-}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        "python -m lab.cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    # Options, function and result of each command.
+    run_command(
+        {
+            "stream": (add_stream_options, stream, "streaming_cost"),
+            "throughput": (add_throughput_options, throughput, "flow_throughput"),
+        }
     )
-    run_command(parser, COMMANDS)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from benchmarks.gpu.settings import PACE, SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.gpu.streams import BUFFER_S, STARTS_WITHIN_S, TOKENS_PER_PUSH
-from benchmarks.load.closed_loop import Load, measure
+from benchmarks.load.clients import Load
+from benchmarks.load.measure import measure
 from benchmarks.load.subject import Subject
 from token2wav_server import TritonNotFoundError
 from token2wav_server.launcher.binaries import find_tritonserver

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from benchmarks.load.subject import Subject
 from token2wav_client import AsyncClient, ClientError
+from token2wav_client.bench import paced
 from token2wav_client.listening import Recording, record, summary
 
 GATEWAY_RATE_HZ = 24_000
@@ -49,10 +50,11 @@ async def from_server(
 ) -> AsyncIterator[Chunk]:
     """Sends the tokens of an utterance to a token2wav server, and yields its audio.
 
-    The other arguments are those of `Subject.portions`.
+    The other arguments are those of `paced`; without a pace all tokens are sent at once.
     """
-    portions = subject.portions(size, tokens_per_second)
-    async for chunk in client.synthesize(portions, subject.voice, audio_format="int16"):
+    tokens = subject.tokens
+    batches = paced(tokens, tokens_per_second, size) if tokens_per_second else [tokens]
+    async for chunk in client.synthesize(batches, subject.voice, audio_format="int16"):
         yield chunk.audio, chunk.sample_rate, chunk.latency_s
 
 
@@ -67,12 +69,11 @@ async def from_gateway(http: httpx.AsyncClient) -> AsyncIterator[Chunk]:
             yield np.frombuffer(whole, "<i2"), GATEWAY_RATE_HZ, None
 
 
-async def hear(speak: Speak, audio_s: float, at_s: float = 0.0, lag_s: float = 0.0) -> Heard:
+async def hear(speak: Speak, audio_s: float, lag_s: float = 0.0) -> Heard:
     """Returns an utterance as heard. Errors of the server are a part of the result.
 
     Args:
         audio_s: expected length of the audio.
-        at_s: time at which it should have begun, on the clock of the load.
         lag_s: time by which it begins too late.
     """
     began, chunks, rate, error = time.monotonic(), list[tuple[float, Any]](), 1, ""
@@ -87,7 +88,7 @@ async def hear(speak: Speak, audio_s: float, at_s: float = 0.0, lag_s: float = 0
     ended_s = time.monotonic() - began
     arrived_s = sum(len(audio) for _, audio in chunks) / rate
     complete = not error and abs(arrived_s - audio_s) <= _ROUNDING_S
-    recording = record(chunks, rate, ended_s, complete=complete, began_s=at_s + lag_s, error=error)
+    recording = record(chunks, rate, ended_s, complete=complete, error=error)
     return Heard(recording, lag_s, after_tokens_s)
 
 

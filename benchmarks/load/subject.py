@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,20 +109,6 @@ class Subject:
     def portion_tokens(self, seconds: float) -> int:
         """Tokens of a message that has at least some seconds of audio."""
         return max(1, math.ceil(seconds * self.config.token_frame_rate))
-
-    async def portions(self, size: int, tokens_per_second: float) -> AsyncIterator[Tokens]:
-        """Yields the tokens in portions, each when its last token is due; the first token at once.
-
-        Args:
-            tokens_per_second: pace of a language model; 0 yields all tokens at once.
-        """
-        began = time.monotonic()
-        for start in range(0, len(self.tokens), size):
-            portion = self.tokens[start : start + size]
-            if tokens_per_second:
-                due = began + (start + len(portion) - 1) / tokens_per_second
-                await asyncio.sleep(due - time.monotonic())
-            yield portion
 
     def save_voice(self, path: Path) -> None:
         """Writes the voice, for programs that read a file."""

@@ -157,7 +157,7 @@ async def _speak(
     chunks, rate, complete, problem = list[tuple[float, Any]](), 1, False, ""
     async with await client.open(voice, audio_format="int16") as utterance:
         zero = time.monotonic()
-        batches: TokenBatches = _paced(tokens, tokens_per_second) if tokens_per_second else [tokens]
+        batches: TokenBatches = paced(tokens, tokens_per_second) if tokens_per_second else [tokens]
         sender = asyncio.create_task(send_all(utterance, batches))
         try:
             async for chunk in utterance:
@@ -181,12 +181,16 @@ async def _speak(
             )
 
 
-async def _paced(tokens: TokenArray, tokens_per_second: float) -> AsyncIterator[TokenArray]:
-    """Yields tokens one by one, the first one at once."""
+async def paced(
+    tokens: TokenArray, tokens_per_second: float, size: int = 1
+) -> AsyncIterator[TokenArray]:
+    """Yields tokens in portions, each when its last token is due; the first token at once."""
     began = time.monotonic()
-    for number in range(len(tokens)):
-        await asyncio.sleep(began + number / tokens_per_second - time.monotonic())
-        yield tokens[number : number + 1]
+    for start in range(0, len(tokens), size):
+        portion = tokens[start : start + size]
+        due = began + (start + len(portion) - 1) / tokens_per_second
+        await asyncio.sleep(due - time.monotonic())
+        yield portion
 
 
 async def _tokens(

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.load.closed_loop import Load, row
+from benchmarks.load.clients import Load
+from benchmarks.load.figures import highest_rate, next_rate, row
 from benchmarks.load.listener import Heard
-from benchmarks.load.open_loop import highest_rate, next_rate
 from token2wav_client.listening import record
 
 RATE = 8000
@@ -56,8 +56,18 @@ def test_a_load_counts_gaps_after_the_buffer_of_the_player_and_complete_utteranc
     utterances = [heard(1.0, 2.58), heard(1.0, 2.8), heard(1.0, complete=False)]
     result = row("batching", load, utterances, 8.0, {"sum": 6.0, "count": 4.0})
     assert result["load"] == "3 clients, 25 tokens/s"
-    assert (result["utterances"], result["failed"]) == (2, ["incomplete audio"])
+    assert (result["utterances"], result["complete"]) == (3, 2)
+    assert result["failed"] == ["incomplete audio"]
     assert result["first_audio_ms"]["p50"] == 250.0
     assert result["first_playable_ms"]["p50"] == 1000.0
     assert result["share_without_gaps"] == {"0.05 s": 0.0, "0.1 s": 0.5, "0.2 s": 0.5}
     assert (result["audio_seconds_per_second"], result["mean_batch"]) == (0.5, 1.5)
+
+
+def test_starts_of_an_open_loop_are_random_and_those_of_a_closed_loop_are_even() -> None:
+    assert Load(4, 25.0, starts_s=2.0).starts() == [0.0, 0.5, 1.0, 1.5]
+    starts = Load(0, 25.0, seconds=100.0, utterances_per_s=4.0).starts()
+    assert 300 < len(starts) < 500
+    assert starts == sorted(starts)
+    assert 0 < starts[0] < starts[-1] < 100
+    assert np.diff(starts).std() == pytest.approx(0.25, rel=0.2)
