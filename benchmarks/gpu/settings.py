@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +11,9 @@ from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.config.settings import DecoderPrecision
 
 Row = dict[str, Any]
-# rows of a section: the key of each row, and the function that measures it
-Rows = Iterator[tuple[str, Callable[[], Row]]]
+# Rows of a section: the key of each row, and the function that measures it. The section is sent the
+# row, which another process may have measured.
+Rows = Generator[tuple[str, Callable[[], Row]], Row, None]
 
 
 class LeftOut(Exception):  # noqa: N818 (it is no error)

@@ -83,15 +83,13 @@ def streams(folder: Path, settings: Settings) -> Rows:
         model.synthesize([1, 2, 3], a_voice(model.config, seed))
     yield f"{settings.setting}: the model", lambda: loaded
     held: dict[int, bool] = {}
-
-    def measure(number: int) -> Row:
-        row = listen(model, settings, number)
-        held[number] = row["unbroken"] >= UNBROKEN
-        return row
-
     while (number := next_number(held, settings.streams_from, settings.most_streams)) is not None:
-        held[number] = False  # also if memory is too small
-        yield f"{settings.setting}: {number} streams", partial(measure, number)
+        row = yield (
+            f"{settings.setting}: {number} streams",
+            partial(listen, model, settings, number),
+        )
+        # A row without the share was left out, or failed.
+        held[number] = row.get("unbroken", 0.0) >= UNBROKEN
 
 
 def next_number(held: Mapping[int, bool], first: int, most: int) -> int | None:

@@ -1,5 +1,5 @@
 """Runs every section of the report in its own process, so that an error that makes the device
-unusable ends one section.
+unusable ends one row. Another process goes on with the next row.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def run_section(
 ) -> None:
     """Runs a section until it ends or its time is over.
 
-    Rows measured before an error or the end of the time are in the results.
+    Rows measured before an error or the end of the time are in the results. If an error ends the
+    process after some rows, another process goes on with the next row.
 
     Args:
         name: name of the section in `SECTIONS`.
@@ -86,31 +87,38 @@ def run_section(
     # Not forked: modules of torch ask for the GPU when they are imported, and a process that is
     # forked after that cannot use the GPU.
     context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(name, folder, settings, sender))
-    began, ended, running = time.monotonic(), False, "start"
-    problem: str | None = "the section exceeded its time; the results before that are kept"
-    process.start()
-    sender.close()
-    try:
-        while not ended and receiver.poll(max(0.0, began + seconds - time.monotonic())):
-            kind, key, value = receiver.recv()
-            if kind == "facts":
-                results.content["facts"] |= value
-            elif kind == "begin":
-                running = key
-            elif kind == "row":
-                results.add(name, key, value)
-            else:
-                ended, problem = True, value
-    except (EOFError, OSError):
-        process.join(_GRACE_S)
-        code = process.exitcode or 0
-        signalled = signal.Signals(-code).name if code < 0 else code
-        problem = f"{running}: the process ended with {signalled}"
-    finally:
-        _end(process, _GRACE_S if ended else 0.0)
-        receiver.close()
+    began, done, goes_on, problem = time.monotonic(), dict[str, Row](), True, None
+    while goes_on:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(name, folder, settings, done, sender))
+        before, ended, running = len(done), False, ""
+        problem, goes_on = "the section exceeded its time; the results before that are kept", False
+        process.start()
+        sender.close()
+        try:
+            while not ended and receiver.poll(max(0.0, began + seconds - time.monotonic())):
+                kind, key, value = receiver.recv()
+                if kind == "facts":
+                    results.content["facts"] |= value
+                elif kind == "begin":
+                    running = key
+                elif kind == "row":
+                    running, done[key] = "", value
+                    results.add(name, key, value)
+                else:
+                    ended, problem = True, value
+                    goes_on = problem is not None and len(done) > before
+        except (EOFError, OSError):
+            process.join(_GRACE_S)
+            code = process.exitcode or 0
+            problem = f"the process ended with {signal.Signals(-code).name if code < 0 else code}"
+            if running:
+                done[running] = {"problem": problem}
+                results.add(name, running, done[running])
+            goes_on = len(done) > before
+        finally:
+            _end(process, _GRACE_S if ended else 0.0)
+            receiver.close()
     results.end(name, problem, time.monotonic() - began)
 
 
@@ -132,8 +140,12 @@ def _end(process: BaseProcess, patience_s: float) -> None:
     process.join()
 
 
-def _work(name: str, folder: Path, settings: Settings, messages: Connection) -> None:
-    """Measures all rows, in its own process group that ends with the parent process."""
+def _work(
+    name: str, folder: Path, settings: Settings, done: dict[str, Row], messages: Connection
+) -> None:
+    """Measures the rows that are not in `done`, in its own process group that ends with the parent
+    process.
+    """
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log = os.open(settings.out / LOG, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
@@ -143,15 +155,21 @@ def _work(name: str, folder: Path, settings: Settings, messages: Connection) -> 
     problem = None
     try:
         messages.send(("facts", "", _device_facts(settings)))
-        for key, measure in section_named(name)(folder, settings):
-            messages.send(("begin", key, None))
-            began = time.monotonic()
-            row = _measured(measure) | {"took_s": round(time.monotonic() - began, 1)}
-            messages.send(("row", key, row))
-            gc.collect()
-            if settings.on_gpu:  # after a device error, every further call on the device fails
-                torch.cuda.synchronize(settings.device)
-                torch.cuda.empty_cache()
+        rows = section_named(name)(folder, settings)
+        key, measure = next(rows)
+        while True:
+            if key not in done:
+                messages.send(("begin", key, None))
+                began = time.monotonic()
+                done[key] = _measured(measure) | {"took_s": round(time.monotonic() - began, 1)}
+                messages.send(("row", key, done[key]))
+                gc.collect()
+                if settings.on_gpu:  # after a device error, every further call on the device fails
+                    torch.cuda.synchronize(settings.device)
+                    torch.cuda.empty_cache()
+            key, measure = rows.send(done[key])
+    except StopIteration:
+        pass
     except LeftOut as reason:
         messages.send(("row", "all of it", {"left_out": _text(reason)}))
     except Exception as error:

@@ -15,6 +15,7 @@ import threading
 import time
 import venv
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.gpu.settings import RESULTS, Settings
+from benchmarks.gpu.settings import RESULTS, Row, Settings
 from benchmarks.gpu.worker import Results, run_section
 from testkit.models.golden import ROOT, TINY
 from testkit.patience import PATIENCE_SECONDS, until
@@ -190,7 +191,7 @@ def test_a_section_has_a_time_limit_and_leaves_no_process(tmp_path: Path) -> Non
     assert not holders(tmp_path / "log.txt")
 
 
-def test_a_killed_process_ends_its_section(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_before_its_first_row_ends_its_section(tmp_path: Path) -> None:
     settings, results = small(tmp_path)
 
     def kill() -> None:
@@ -202,7 +203,32 @@ def test_a_killed_process_ends_its_section(tmp_path: Path) -> None:
     killer.start()
     run_section("streams", TINY, settings, results, PATIENCE_SECONDS)
     killer.join()
-    assert section(tmp_path)["problem"].endswith("the process ended with SIGKILL")
+    assert section(tmp_path)["problem"] == "the process ended with SIGKILL"
+
+
+class KillingResults(Results):
+    """Results that kill the process of a section after its first row."""
+
+    def add(self, section: str, key: str, row: Row) -> None:
+        if not self.content["rows"]:
+            [process] = multiprocessing.active_children()
+            process.kill()
+        super().add(section, key, row)
+
+
+def test_a_section_goes_on_after_the_row_in_which_its_process_was_killed(tmp_path: Path) -> None:
+    settings, _ = small(tmp_path)
+    settings = replace(settings, batches=(1, 2))
+    results = KillingResults(tmp_path / RESULTS, {})
+    run_section("chunks", TINY, settings, results, PATIENCE_SECONDS)
+    assert section(tmp_path)["problem"] is None
+    keys = [row["key"] for row in results.content["rows"]]
+    assert len(keys) == len(set(keys)) == 7
+    assert keys[0] == "the model"
+    # The process may have been killed before it began its next row.
+    failed = [row["key"] for row in results.content["rows"] if row["problem"]]
+    assert failed in ([], keys[1:2])
+    assert "total_ms" in results.content["rows"][-1]
 
 
 def holders(path: Path) -> list[Path]:
