@@ -43,6 +43,7 @@ from token2wav_server.launcher.ports import LOOPBACK, fetched
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 ENVIRONMENT = ROOT / ".venv"  # in which the blocks run
+STAMP = ENVIRONMENT / "setup-stamp"  # of `make setup`
 DEFAULT_SERVER = ".venv/bin/token2wav serve tests/data/tiny"
 BLOCK_SECONDS = 900.0
 STARTING_SECONDS = 180.0
@@ -60,24 +61,36 @@ _SHOWN_LINES = 30
 
 
 @dataclass(frozen=True)
-class Block:
-    """Block of commands in a page: its place, its language, and its use of a server."""
+class Code:
+    """Block of code of a page: its lines from `start` up to `stop`, and its text and language.
 
-    page: Path
-    line: int
+    An indented block has no language.
+    """
+
+    start: int
+    stop: int
     language: str
     text: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """Block of commands in a page, and its use of a server."""
+
+    page: Path
+    code: Code
     kind: str | None
 
     def __str__(self) -> str:
-        first = self.text.strip().splitlines()[0]
-        return f"{self.page.name}:{self.line}: {first if len(first) <= 60 else first[:57] + '...'}"
+        first = self.code.text.strip().splitlines()[0]
+        shown = first if len(first) <= 60 else first[:57] + "..."
+        return f"{self.page.name}:{self.code.start + 1}: {shown}"
 
     @property
     def command(self) -> list[str]:
-        if self.language == "python":
-            return [".venv/bin/python", "-c", self.text]
-        return ["bash", "-euo", "pipefail", "-c", self.text]
+        if self.code.language == "python":
+            return [".venv/bin/python", "-c", self.code.text]
+        return ["bash", "-euo", "pipefail", "-c", self.code.text]
 
 
 class MarkError(ValueError):
@@ -94,18 +107,20 @@ def blocks(page: Path) -> list[Block]:
     lines = page.read_text(encoding="utf-8").splitlines()
     marks = {number: line for number, line in enumerate(lines) if _ANY_MARK.match(line)}
     runnable_blocks = []
-    for start, language, text in _code(lines):
-        if language not in (*_SHELL, "python"):
+    for code in code_in(lines):
+        if code.language not in (*_SHELL, "python"):
             continue
-        number = max((index for index in range(start) if lines[index]), default=0)
+        number = max((index for index in range(code.start) if lines[index]), default=0)
         line = marks.pop(number, None)
         mark = None if line is None else _MARK.fullmatch(line)
         if line is not None and mark is None:
             raise MarkError(f"{page.name}:{number + 1}: {line!r} is not a mark; use {_MARKS}")
-        if mark is None and language in _SHELL:
-            raise MarkError(f"{page.name}:{start + 1}: these commands have no mark; use {_MARKS}")
+        if mark is None and code.language in _SHELL:
+            raise MarkError(
+                f"{page.name}:{code.start + 1}: these commands have no mark; use {_MARKS}"
+            )
         if mark is not None and not mark["skipped"]:
-            runnable_blocks.append(Block(page, start + 1, language, text, mark["kind"]))
+            runnable_blocks.append(Block(page, code, mark["kind"]))
     if marks:
         raise MarkError(
             f"{page.name}:{min(marks) + 1}: no block of shell commands or Python follows the mark"
@@ -113,29 +128,26 @@ def blocks(page: Path) -> list[Block]:
     return runnable_blocks
 
 
-def _code(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yields the first line, the language and the text of each block of code; an indented one has
-    no language.
-    """
+def code_in(lines: Sequence[str]) -> Iterator[Code]:
+    """Yields the blocks of code in the lines of a page."""
     number = 0
     while number < len(lines):
         start, inside = number, []
         if fence := _FENCE.match(lines[start]):
-            number = (
-                next(
-                    index
-                    for index in range(start + 1, len(lines))
-                    if lines[index].startswith(fence["fence"])
-                )
-                + 1
+            closing = (
+                index
+                for index in range(start + 1, len(lines))
+                if lines[index].startswith(fence["fence"])
             )
-            yield start, fence["language"], "\n".join(lines[start + 1 : number - 1])
+            number = next(closing) + 1
+            text = "\n".join(lines[start + 1 : number - 1])
+            yield Code(start, number, fence["language"], text)
         elif lines[start].startswith(_INDENT):
             while number < len(lines) and (not lines[number] or lines[number].startswith(_INDENT)):
                 inside.append(lines[number].removeprefix(_INDENT))
                 number += 1
             if start == 0 or not lines[start - 1]:  # else it goes on with a paragraph
-                yield start, "", "\n".join(inside).rstrip()
+                yield Code(start, number, "", "\n".join(inside).rstrip())
         else:
             number += 1
 
@@ -170,7 +182,7 @@ def _link_environment(tree: Path) -> None:
         if item.name not in ("setup-stamp", "setup.log"):
             (target / item.name).symlink_to(item)
     # By the stamp setup.sh knows that .venv is up to date.
-    version, *_, digest = (ENVIRONMENT / "setup-stamp").read_text().split()
+    version, *_, digest = STAMP.read_text().split()
     (target / "setup-stamp").write_text(f"{version} {tree} {digest}\n")
 
 
@@ -300,7 +312,9 @@ def run_page(page_blocks: Sequence[Block]) -> int:
 
 
 def main() -> int:
-    """Runs the command; returns 1 if a block failed, 2 if a mark cannot be read."""
+    """Runs the command; returns 1 if a block failed, 2 if there is no environment, or a mark cannot
+    be read.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "pages",
@@ -311,6 +325,9 @@ def main() -> int:
     options = parser.parse_args()
     # so that servers are stopped
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("run_docs: terminated"))
+    if not STAMP.is_file():
+        print(f"run_docs: {STAMP} is missing; run: make setup", file=sys.stderr)
+        return 2
     try:
         pages = [blocks(page) for page in options.pages or PAGES]
     except MarkError as error:

@@ -1,47 +1,33 @@
-"""Parser of a page for the checks: anchors of headings, links, and blocks of code."""
+"""Contents of a page for the checks: anchors of headings, links, and blocks of code."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from scripts.run_docs import Code, code_in
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "lab" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 # a page for developers: it is neither on the site nor in its index
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
-_FENCED = re.compile(
-    r"^(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE
-)
-_INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?:    .*\n|\n(?=    ))+", re.MULTILINE)
 _SPAN = re.compile(r"(?<!`)`(?P<text>[^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 _HEADING = re.compile(r"^#{1,6} +(?P<text>.+)$", re.MULTILINE)
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 
 
-@dataclass(frozen=True)
-class Code:
-    """Block of code; an indented block has no language."""
-
-    language: str
-    text: str
-
-
 def prose(page: Path) -> str:
     """Text without its blocks of code."""
-    return _INDENTED.sub("\n", _FENCED.sub("\n", page.read_text(encoding="utf-8")))
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for code in code_in(lines):
+        lines[code.start : code.stop] = [""] * (code.stop - code.start)
+    return "\n".join(lines)
 
 
 def code_blocks(page: Path) -> list[Code]:
-    text = page.read_text(encoding="utf-8")
-    fenced = [Code(match["language"], match["text"]) for match in _FENCED.finditer(text)]
-    indented = (
-        re.sub(r"^    ", "", match[0], flags=re.MULTILINE)
-        for match in _INDENTED.finditer(_FENCED.sub("\n", text))
-    )
-    return fenced + [Code("", block) for block in indented]
+    return list(code_in(page.read_text(encoding="utf-8").splitlines()))
 
 
 def spans(page: Path) -> list[str]:

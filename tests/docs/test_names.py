@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import yaml
 
 from tests.docs.markdown import ROOT, code_blocks, commands, spans
+from token2wav.commands import COMMANDS
 from token2wav.config import ServerConfig
 from token2wav.config.values import from_mapping
 from token2wav_gateway.doors.requests import SessionConfig, SpeechRequest
 
-# Where the options of a program are defined.
-PROGRAMS = {
-    "bench": ("client",),
-    "completion": ("token2wav",),
-    "doctor": ("server/token2wav_server",),
-    "export": ("exporters",),
-    "gateway": ("gateway",),
-    "health": ("client",),
-    "models": ("token2wav",),
-    "perf-data": ("client",),
-    "plan": ("server/token2wav_server",),
-    "pull": ("token2wav",),
-    "serve": ("server/token2wav_server",),
-    "setup": ("server/token2wav_server",),
-    "synth": ("client",),
-    "tokenize": ("voices",),
-    "up": ("server/token2wav_server",),
-    "voice": ("voices",),
-    "voice-id": ("client",),
-    "benchmarks": ("benchmarks",),
-    "examples": ("examples",),
-    "lab": ("lab",),
-}
+# Folders of programs that are run as modules.
+MODULES = ("benchmarks", "examples", "lab")
 # Of Triton, pip, Docker, Kubernetes, perf_analyzer and others, where a page names them on their
 # own.
 FOREIGN = {
@@ -72,18 +54,17 @@ def test_make_targets_and_variables(page: Path) -> None:
 
 
 def test_options_of_commands(page: Path) -> None:
-    ours = frozenset().union(
-        *(_options(folders) for folders in PROGRAMS.values()), _makefile_options()
-    )
+    ours = frozenset(_OPTION.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
+    ours = ours.union(*map(_options, (*COMMANDS, *MODULES)))
     for command in commands(page):
         for part in re.split(r"\s[|;]\s|&&", command):
             if program := _PROGRAM.search(part):
                 name = program["name"] or program["module"]
                 arguments = part[program.start() :].partition(" -- ")[0]
-                unknown = set(_OPTION.findall(arguments)) - _options(PROGRAMS[name]) - {"--help"}
+                unknown = set(_OPTION.findall(arguments)) - _options(name)
                 assert not unknown, f"{part.strip()}: {name} has no {', '.join(unknown)}"
             elif part.lstrip().startswith("--"):
-                unknown = set(_OPTION.findall(part)) - ours - FOREIGN - {"--help"}
+                unknown = set(_OPTION.findall(part)) - ours - FOREIGN
                 assert not unknown, f"{part}: nothing here has {', '.join(unknown)}"
 
 
@@ -118,23 +99,20 @@ def test_the_page_of_the_gateway_has_every_field_of_a_speech() -> None:
 
 
 @cache
-def _options(folders: tuple[str, ...]) -> frozenset[str]:
-    """Returns strings in the source that look like options, alone or with a placeholder.
-
-    Some options are composed from the name of a service.
-    """
-    options: set[str] = set()
-    for folder in folders:
-        for file in (ROOT / folder).rglob("*.py"):
-            options.update(
-                re.findall(
-                    r'"(--[a-z][a-z0-9-]*)(?: [A-Z/:=]+)?"', file.read_text(encoding="utf-8")
-                )
-            )
-    if "server/token2wav_server" in folders:
-        options.update(f"--{service}-port" for service in ("http", "grpc", "metrics"))
-    return frozenset(options)
+def _options(program: str) -> frozenset[str]:
+    """Returns the options of a subcommand, or the strings in a folder that look like options."""
+    if program in COMMANDS:
+        command = COMMANDS[program]
+        return frozenset(_options_of(command.load(command.parser)()))
+    texts = (file.read_text(encoding="utf-8") for file in (ROOT / program).rglob("*.py"))
+    return frozenset(
+        option for text in texts for option in re.findall(r'"(--[a-z][a-z0-9-]*)"', text)
+    )
 
 
-def _makefile_options() -> frozenset[str]:
-    return frozenset(_OPTION.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
+def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                yield from _options_of(subparser)

@@ -5,10 +5,12 @@ or not, links work on GitHub and on the site, and tables of models are those of 
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 
+from scripts import run_docs
 from scripts.family_table import configs, row
 from scripts.run_docs import blocks
 from tests.docs.markdown import PAGES, ROOT, anchors, code_blocks, links
@@ -24,7 +26,16 @@ def test_python_compiles(page: Path) -> None:
 
 def test_every_block_of_commands_is_marked_as_runnable_or_not(page: Path) -> None:
     for block in blocks(page):
-        assert block.text.strip()
+        assert block.code.text.strip()
+
+
+def test_blocks_need_the_environment_of_make_setup(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_docs, "STAMP", stamp := tmp_path / "setup-stamp")
+    monkeypatch.setattr(sys, "argv", ["run_docs"])
+    assert run_docs.main() == 2
+    assert capsys.readouterr().err == f"run_docs: {stamp} is missing; run: make setup\n"
 
 
 def test_relative_links_and_anchors(page: Path) -> None:
