@@ -54,7 +54,7 @@ class Token2Wav:
         self.config = config
         self.summary = stages.summary
         self.name = name
-        speaks = config.stages[-1] in stages.by_name  # the first process of the ensemble does not
+        speaks = len(stages.by_name) == len(config.stages)  # a stage of the ensemble does not
         mark = load_mark(stream.mark) if stream.mark is not None and speaks else None
         self.pipeline = Pipeline(config, stages.by_name, stream, self.summary.device, mark)
 

@@ -73,12 +73,6 @@ def measure(
 
 
 def batch_sizes(url: str) -> dict[str, float]:
-    """Reads the sum and the number of batch sizes. For an ensemble, they are of the flow model."""
+    """Reads the sum and the number of batch sizes."""
     metrics = scrape(url)
-    return {
-        name: sum(
-            metrics.get(f"token2wav_batch_streams_{name}{model}", 0.0)
-            for model in ("", '{model="flow"}')
-        )
-        for name in ("sum", "count")
-    }
+    return {name: metrics[f"token2wav_batch_streams_{name}"] for name in ("sum", "count")}

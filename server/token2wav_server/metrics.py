@@ -36,15 +36,12 @@ _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
 # Gauge whose exported value is the sum over the running processes. Modes of prometheus_client that
 # do not combine the processes would add a label `pid`.
 _SumGauge = partial(Gauge, multiprocess_mode="livesum")
-# Metric families that the engine and the stages of the ensemble share.
+# Metric family that the engine and the stages of the ensemble share.
 OPEN_STREAMS = partial(
     _SumGauge,
     "token2wav_open_streams",
     "Open utterances that each part of the server (label owner) still stores",
     ["owner"],
-)
-BATCH_STREAMS = partial(
-    Histogram, "token2wav_batch_streams", "Chunks in each batch", buckets=_STREAMS
 )
 
 
@@ -108,7 +105,9 @@ class ServerMetrics(Observer):
             ["stage"],
             buckets=_SECONDS,
         )
-        self._batches = BATCH_STREAMS(registry=registry)
+        self._batches = histogram(
+            "token2wav_batch_streams", "Chunks in each batch", buckets=_STREAMS
+        )
         self._factor = histogram(
             "token2wav_real_time_factor",
             "Computing time of an utterance's batches divided by the length of its audio",

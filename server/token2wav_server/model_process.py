@@ -24,7 +24,8 @@ DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"
 # Environment variable with the path of the Unix socket on which the engine listens.
 ENGINE_VARIABLE = "TOKEN2WAV_ENGINE"
 # Environment variable with the client name of the launcher's canary. The name is a secret, because
-# no limit refuses the canary, and the workers serve it first.
+# no limit refuses the canary, and the workers serve it first. It is also the key with which the
+# ensemble calls its stages.
 CANARY_VARIABLE = "TOKEN2WAV_CANARY"
 
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
 
 from token2wav.errors import Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav_server.replies import outputs_of, status_of
 from token2wav_server.triton_tensors import tensor_of
-
-Outputs = Mapping[str, Any]
 
 
 class TritonReply:
@@ -30,22 +29,15 @@ class TritonReply:
     def send(self, chunk: AudioChunk) -> None:
         self.send_outputs(outputs_of(chunk))
 
-    def send_outputs(self, outputs: Outputs) -> bool:
-        """Sends a response, unless the reply is over, and returns whether it was sent.
-
-        Args:
-            outputs: output tensors by name, as NumPy arrays or torch tensors.
-        """
-        response = _response(outputs)
+    def send_outputs(self, outputs: Mapping[str, NDArray[Any]]) -> None:
+        """Sends a response with output tensors by name, unless the reply is over."""
+        response = pb_utils.InferenceResponse([tensor_of(*item) for item in outputs.items()])
         with self._lock:
-            if self._over:  # the utterance was cancelled while the chunk was computed
-                return False
-            self._sender.send(response)
-            return True
+            if not self._over:  # true if the utterance was cancelled while the chunk was computed
+                self._sender.send(response)
 
-    def finish(self, outputs: Outputs | None = None) -> None:
-        """Ends the reply, with a last response if `outputs` is given."""
-        self._send_final(*([] if outputs is None else [_response(outputs)]))
+    def finish(self) -> None:
+        self._send_final()
 
     def fail(self, error: Token2WavError) -> None:
         self.fail_with(status_of(error), str(error))
@@ -69,7 +61,3 @@ class TritonReply:
             if not self._over:
                 self._over = True
                 self._sender.send(*response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-
-def _response(outputs: Outputs) -> Any:
-    return pb_utils.InferenceResponse([tensor_of(*item) for item in outputs.items()])

@@ -45,14 +45,11 @@ def inputs_of(request: Any) -> dict[str, NDArray[Any]]:
     return {part.name(): array_of(part) for part in request.inputs()}
 
 
-def tensor_of(name: str, values: Any) -> Any:
+def tensor_of(name: str, values: NDArray[Any]) -> Any:
     """Returns an output tensor.
 
     Triton renames the capsule that it has used to "used_dlpack", but the protocol says
-    "used_dltensor". NumPy and torch do not know the former, and print a traceback for each capsule.
-
-    Args:
-        values: a NumPy array or a torch tensor.
+    "used_dltensor". NumPy does not know the former, and prints a traceback for each capsule.
     """
     capsule = values.__dlpack__()
     tensor = pb_utils.Tensor.from_dlpack(name, capsule)

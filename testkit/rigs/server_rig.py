@@ -169,7 +169,7 @@ class Connection:
             inputs |= voice
         self.client.async_stream_infer(
             self.model,
-            [_input(name, array) for name, array in inputs.items()],
+            [request_input(name, array) for name, array in inputs.items()],
             sequence_id=sequence,
             sequence_start=start,
             sequence_end=end,
@@ -216,7 +216,7 @@ def voice_inputs(voice: Voice) -> dict[str, NDArray[Any]]:
     }
 
 
-def _input(name: str, array: NDArray[Any]) -> triton.InferInput:
+def request_input(name: str, array: NDArray[Any]) -> triton.InferInput:
     value = triton.InferInput(name, list(array.shape), _TYPES[array.dtype.name])
     value.set_data_from_numpy(array)
     return value

@@ -1,29 +1,30 @@
-"""The stages as models of their own, on a real server: many streams in a batch, and nothing left
-behind. `test_streaming.py`, `test_bad_requests.py` and `test_takeover.py` test the ensemble like
-the model in one process.
+"""The stages as models of their own, on a real server: streams share batches, and all stages free a
+stream whose client leaves. `test_streaming.py`, `test_bad_requests.py` and `test_takeover.py` test
+the ensemble like the model in one process.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
 from testkit.models.golden import GoldenSet
-from testkit.rigs.server_rig import Rig
-from tests.served.conftest import IDLE_SECONDS
+from testkit.rigs.server_rig import Rig, request_input
 from token2wav_client import Client, ClientVoice
 from token2wav_server.launcher.supervisor import Canary
 
 MODEL = "token2wav_ensemble"
-IDLE = f"in ensemble '{MODEL}', stream: no tokens for {IDLE_SECONDS} s, so it was closed"
 
 
-def batches(rig: Rig, stage: str) -> tuple[int, int]:
-    """Returns the number of batches that a stage has run, and of batches with one stream only."""
+def batches(rig: Rig) -> tuple[int, int]:
+    """Returns the number of batches, and of batches with one stream only."""
     text = rig.metrics()
-    [alone] = re.findall(rf'token2wav_batch_streams_bucket{{le="1.0",model="{stage}"}} (\d+)', text)
-    [count] = re.findall(rf'token2wav_batch_streams_count{{model="{stage}"}} (\d+)', text)
+    [alone] = re.findall(r'token2wav_batch_streams_bucket\{le="1.0"\} (\d+)', text)
+    [count] = re.findall(r"token2wav_batch_streams_count (\d+)", text)
     return int(count), int(alone)
 
 
@@ -37,29 +38,26 @@ def test_eight_streams_share_batches(rig: Rig, golden: GoldenSet, voice: ClientV
         with Client(rig.server.grpc_url, model=MODEL) as client:
             return sum(len(chunk.audio) for chunk in client.synthesize([golden.tokens], voice))
 
-    before = {stage: batches(rig, stage) for stage in ("flow", "vocoder")}
+    count, alone = batches(rig)
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(synthesize, range(8))) == {960 * len(golden.tokens)}
-    for stage, (count, alone) in before.items():
-        now, alone_now = batches(rig, stage)
-        assert alone_now - alone < now - count
+    now, alone_now = batches(rig)
+    assert alone_now - alone < now - count
 
 
-def test_abandoned_streams_are_freed_in_all_stages(limited: Rig, golden: GoldenSet) -> None:
-    with limited.connect(MODEL) as connection:
-        connection.send(golden.tokens[:60], golden.voice, "abandoned", start=True)
-        assert len(connection.answers().chunks) == 1
-        assert limited.open_streams() == {"scheduler": 1, "engine": 1, "flow": 1, "vocoder": 1}
-        connection.send(golden.tokens, golden.voice)  # and leaves while this is computed
-    limited.wait_until_empty()
-    with limited.connect(MODEL) as connection:
-        connection.send(golden.tokens[60:], None, "abandoned", end=True)
-        assert connection.answers().errors == [IDLE]
-        connection.send([1], golden.voice, "silent", start=True)
-        while not (errors := connection.answers().errors):
-            time.sleep(0.2)
-            connection.send([], None, "silent")  # an empty message does not count as activity
-        assert errors == [IDLE]
-        # The id is free again.
-        connection.send([1], golden.voice, "abandoned", start=True, end=True)
-        assert connection.answers().audio.shape == (960,)
+def test_all_stages_free_a_stream_whose_client_leaves(rig: Rig, golden: GoldenSet) -> None:
+    """The idle timeout of this server is longer than the patience of the test."""
+    with rig.connect(MODEL) as connection:
+        parameters = {"keep_open": True}
+        connection.send(golden.tokens[:60], golden.voice, 7, start=True, parameters=parameters)
+        connection.first_chunk()
+        assert rig.open_streams() == {"scheduler": 1, "engine": 1, "flow": 1, "vocoder": 1}
+    rig.wait_until_empty()
+
+
+def test_a_client_cannot_call_a_stage(rig: Rig) -> None:
+    with rig.connect() as connection:
+        for content in (b"", b"\1" * 100):
+            call = request_input("call", np.frombuffer(content, np.uint8))
+            with pytest.raises(InferenceServerException):
+                connection.client.infer("flow", [call])

@@ -18,14 +18,13 @@ from token2wav import Token2Wav
 from token2wav_server.launcher.metrics_folder import VARIABLE, MetricsFolder
 from token2wav_server.metrics import ServerMetrics
 
-# Stage of the ensemble. Its argument is the name of the stage.
+# Process with streams. Its argument is its name in the metrics.
 STAGE = """
 import sys
-from prometheus_client import Counter
-from token2wav_server.metrics import BATCH_STREAMS, OPEN_STREAMS
-stage = sys.argv[1]
-OPEN_STREAMS(registry=None).labels(stage).set(3)
-BATCH_STREAMS(labelnames=["model"], registry=None).labels(stage).observe(5)
+from prometheus_client import Counter, Histogram
+from token2wav_server.metrics import OPEN_STREAMS
+OPEN_STREAMS(registry=None).labels(sys.argv[1]).set(3)
+Histogram("token2wav_batch_streams", "", registry=None).observe(5)
 Counter("token2wav_starts_total", "", ["kind"], registry=None).labels("provisional").inc()
 print("recorded", flush=True)
 sys.stdin.read()
@@ -78,7 +77,7 @@ def test_metrics_of_several_processes(tmp_path: Path) -> None:
         text = metrics.text()
         assert lines(text, "open_streams") == {'{owner="flow"} 3.0', '{owner="vocoder"} 3.0'}
         assert lines(text, "starts") == {'_total{kind="provisional"} 2.0'}
-        assert metrics.values("token2wav_batch_streams_count") == [1, 1]
+        assert metrics.values("token2wav_batch_streams_count") == [2]
         assert b"pid=" not in text
         assert b"_created" not in text
 
@@ -88,7 +87,7 @@ def test_metrics_of_several_processes(tmp_path: Path) -> None:
         text = metrics.text()
         assert lines(text, "open_streams") == {'{owner="vocoder"} 3.0'}
         assert '_total{kind="provisional"} 2.0' in lines(text, "starts")
-        assert metrics.values("token2wav_batch_streams_count") == [1, 1]
+        assert metrics.values("token2wav_batch_streams_count") == [2]
 
 
 def test_a_folder_that_was_removed_has_no_metrics(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,13 +28,10 @@ from token2wav import (
     UtteranceOptions,
     Voice,
 )
-from token2wav.config import RuntimeConfig, ServerConfig
+from token2wav.config import RuntimeConfig
 from token2wav.model import check_settings
 from token2wav.serving.audio_mark import Marking, load_mark
 from token2wav.serving.audio_output import AudioFormat
-from token2wav.stages.stage import FrameChunk
-from token2wav_server.ensemble.stage_streams import Label
-from token2wav_server.ensemble.stages import load_flow, load_vocoder
 
 _CODE = """
 from testkit.echo_mark import Echo
@@ -97,21 +93,10 @@ def test_the_mark_follows_the_resampler_and_precedes_the_encoder(
     assert np.array_equal(spoken(marked, "int16"), pcm)
 
 
-def test_the_ensemble_marks_in_its_vocoder_alone(marked: Token2Wav) -> None:
-    server = ServerConfig(stream=MARKED, runtime=RuntimeConfig(device="cpu"))
-    assert load_flow(TINY, replace(server, stream=replace(MARKED, mark="Weightless")))
-    stage, mel = load_vocoder(TINY, server), torch.randn(80, 50)
-    label = Label(1, 0, last=False, audio_format=AudioFormat())
-    state = stage.open(label, FrameChunk(mel, last=False))
-    chunks: list[Any] = [
-        stage.advance([(state, FrameChunk(part, last=last))])[0]
-        for part, last in ((mel[:, :30], False), (mel[:, 30:], True))
-    ]
-    assert off(joined(chunks), echoed(marked.vocode(mel.numpy()))) < ROUNDING
-    stage.close(state)
-    with pytest.raises(InputError, match="sample_rate: 8000: an echo needs 16000 or more"):
-        stage.open(replace(label, audio_format=AudioFormat("mulaw", 8000)), FrameChunk(mel, True))
-    assert stage._vocoder.open_streams == 0
+def test_a_stage_of_the_ensemble_does_not_mark() -> None:
+    """The process that schedules the streams does: tests/server/ensemble/test_ensemble.py."""
+    stream, runtime = replace(MARKED, mark="Weightless"), RuntimeConfig(device="cpu")
+    assert Token2Wav.load(TINY, stream=stream, runtime=runtime, stages=("vocoder",))
 
 
 @pytest.mark.parametrize("end", ["finish", "cancel", "fail"])

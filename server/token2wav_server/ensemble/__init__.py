@@ -1,6 +1,6 @@
-"""Ensemble of three Triton models: accumulator, flow and vocoder.
+"""Ensemble: a model of Triton that schedules streams, and calls the models of the stages.
 
-The accumulator admits streams and cuts their tokens into chunks, the flow turns tokens into mel,
-and the vocoder turns mel into audio and reports to the accumulator. Each model has a process of its
-own. docs/ensemble.md explains when this is useful.
+The scheduling model is the service of the one-process server, whose pipeline has stand-ins for the
+stages. Each stage, the flow and the vocoder, is a model of Triton in a process of its own.
+docs/ensemble.md explains when this is useful.
 """

@@ -24,7 +24,7 @@ _BANDS, _SPEAKER_SIZE, _VOCABULARY = 80, 192, 6561
 
 _USUAL = "token2wav"
 _FRONT = "token2wav_server.front"  # package that this model imports
-_OF_TOKENS = f"tokens|latents|{LATENTS_FP16}|prompt_tokens|chunk_tokens"  # a row for each token
+_OF_TOKENS = f"tokens|latents|{LATENTS_FP16}|prompt_tokens"  # a row for each token
 # Triton accepts one type for each input, so latents of half precision are an input of their own.
 _TOKENS = re.compile(r'  \{\n    name: "tokens"[^\n]*\n    data_type: TYPE_INT32\n[^}]*\}')
 _LATENTS = ",\n".join(
@@ -50,14 +50,16 @@ def usual_models(repository: Path) -> tuple[str, ...]:
 
 
 def selected(repository: Path, names: Sequence[str]) -> list[str]:
-    """Returns the names of some models of a repository, and of the stages of those that are
-    ensembles.
+    """Returns the names of some models of a repository, and of the models that these call: steps of
+    ensembles of Triton, and the stages that the parameter `stages` of our ensemble names.
     """
     selection = set(names)
     for name in names:
         file = repository / name / _CONFIG
         content = file.read_text(encoding="utf-8") if file.is_file() else ""
         selection |= set(re.findall(r'model_name: "(\w+)"', content))
+        for stages in re.findall(r'key: "stages" value { string_value: "([\w,]+)"', content):
+            selection |= set(stages.split(","))
     return sorted(name for name in selection if (repository / name).is_dir())
 
 
@@ -113,7 +115,6 @@ def _fitted(text: str, config: ModelConfig) -> str:
     # sizes a client sees that it must send no voice.
     sizes = {
         "prompt_mel": config.mel_bands if config.takes_voice else -1,
-        "mel": config.mel_bands,
         "speaker_embedding": config.speaker_size or -1,
     }
     for name, size in sizes.items():
