@@ -1,4 +1,4 @@
-"""Triton without the launcher, as deploy/plain_tritonserver.sh runs it."""
+"""Triton without the launcher, as deploy/plain_tritonserver.sh runs it. A plugin marks audio."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from testkit.echo_mark import echoed
 from testkit.models.golden import ROOT, TINY, GoldenSet
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.plugins import installed
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ModelNotReadyError, ServerUnavailable
@@ -33,14 +35,16 @@ def test_plain_tritonserver_serves_the_model(
     tmp_path: Path, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
 ) -> None:
     config = tmp_path / "server.yaml"
-    config.write_text("limits: {streams: 2}\n")
+    config.write_text("limits: {streams: 2}\nstream: {mark: Echo}\n")
     ports = Ports.free()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     some_shells_export = {"HOST": "nowhere.invalid"}
-    environment = (
-        os.environ | some_shells_export | {"PATH": path, "MODEL": str(TINY), "CONFIG": str(config)}
-    )
+    (site := tmp_path / "site").mkdir()
+    environment = os.environ | some_shells_export | {"PYTHONPATH": f"{site}:{ROOT}"}
+    environment |= {"PATH": path, "MODEL": str(TINY), "CONFIG": str(config)}
+    mark = "from testkit.echo_mark import Echo"
     with (
+        installed(site, "a_mark", mark, "token2wav.audio_marks", ["Echo"]),
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(
             ["bash", "-c", recipe(ports)], cwd=tmp_path, env=environment, stdout=log, stderr=log
@@ -52,10 +56,8 @@ def test_plain_tritonserver_serves_the_model(
                 audio = np.concatenate(
                     [chunk.audio for chunk in client.synthesize([golden.tokens], voice)]
                 )
-            assert (
-                np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max()
-                <= SERVER_EQUALS_LIBRARY
-            )
+            expected = echoed(model.synthesize(golden.tokens, golden.voice))
+            assert np.abs(audio - expected).max() <= SERVER_EQUALS_LIBRARY
             metrics = fetched(ports.http, "/metrics")
             assert metrics is not None
             assert b'token2wav_streams_ended_total{reason="finished"}' in metrics

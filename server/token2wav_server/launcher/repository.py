@@ -8,7 +8,7 @@ for another model.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from token2wav.config.model_config import ModelConfig
@@ -78,33 +78,41 @@ def prepare(
     target: Path,
     library: Path | None = None,
 ) -> None:
-    """Makes a model repository for a model folder, with some models of another repository.
+    """Makes a model repository for a model folder, with some models of another repository, and with
+    the files that lie beside the models there.
 
     Triton could also load single models, but then the admin key could unload them.
 
     Args:
         target: folder of the new repository.
-        library: library of the native front, which is then the backend of the model `token2wav`.
+        library: library of the native front, which is then the backend of the model `token2wav`,
+            unless the folder of this model has a file of the same name.
     """
     try:
         config = read_config(model)
     except ConfigError:  # the model process reports this error
         config = None
+    target.mkdir(parents=True, exist_ok=True)
+    _link(target, (entry for entry in repository.iterdir() if entry.is_file()))
     for name in names:
-        copy = target / name
-        copy.mkdir(parents=True)
-        for entry in (repository / name).iterdir():
-            if entry.name != _CONFIG:
-                (copy / entry.name).symlink_to(entry.resolve())
-                continue
-            text = entry.read_text(encoding="utf-8")
-            if config is not None:
-                text = _fitted(text, config)
-            if library is not None and name == _USUAL:
-                text = text.replace('backend: "python"', f'backend: "{_USUAL}"')
-                # Triton looks for the library of a backend in the folder of the model first.
+        (copy := target / name).mkdir()
+        _link(copy, (entry for entry in (repository / name).iterdir() if entry.name != _CONFIG))
+        if not (file := repository / name / _CONFIG).is_file():
+            continue
+        text = file.read_text(encoding="utf-8")
+        if config is not None:
+            text = _fitted(text, config)
+        if library is not None and name == _USUAL:
+            text = text.replace('backend: "python"', f'backend: "{_USUAL}"')
+            # Triton looks for the library of a backend in the folder of the model first.
+            if not (copy / LIBRARY).exists():
                 (copy / LIBRARY).symlink_to(library)
-            (copy / _CONFIG).write_text(text, encoding="utf-8")
+        (copy / _CONFIG).write_text(text, encoding="utf-8")
+
+
+def _link(folder: Path, entries: Iterable[Path]) -> None:
+    for entry in entries:
+        (folder / entry.name).symlink_to(entry.resolve())
 
 
 def _fitted(text: str, config: ModelConfig) -> str:

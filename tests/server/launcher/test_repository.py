@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from tritonclient.grpc import model_config_pb2
 from testkit.models.codec_models import WRITERS
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.golden import ROOT, TINY
-from token2wav_server.launcher.repository import prepare
+from token2wav_server.front.build import LIBRARY
+from token2wav_server.launcher.repository import prepare, selected
 
 REPOSITORY = ROOT / "model_repository"
 
@@ -48,3 +50,27 @@ def test_a_codec_has_its_shapes_and_a_number_for_each_codebook(
         assert config.parameters["vocabulary"].string_value == vocabulary
         dims = {entry.name: list(entry.dims) for entry in config.input}
         assert shapes.items() <= dims.items()
+
+
+def test_files_of_a_repository_of_ones_own(tmp_path: Path) -> None:
+    """Its models find the files beside them, and its own library of the front is used."""
+    own, library = tmp_path / "own", tmp_path / "native.so"
+    shutil.copytree(REPOSITORY, own)
+    for file in (own / "words.txt", own / "token2wav" / LIBRARY):
+        file.write_text("mine")
+    prepare(own, ["token2wav", "flow"], TINY, tmp_path / "models", library)
+    models = tmp_path / "models"
+    assert {entry.name for entry in models.iterdir()} == {"words.txt", "token2wav", "flow"}
+    assert (models / "words.txt").read_text() == "mine"
+    assert (models / "token2wav" / LIBRARY).read_text() == "mine"
+    assert config_of(models, "token2wav").backend == "token2wav"
+
+
+def test_models_that_a_model_calls_are_loaded_too(tmp_path: Path) -> None:
+    """Triton's own ensembles name them as steps."""
+    assert selected(REPOSITORY, ["token2wav_ensemble"]) == ["flow", "token2wav_ensemble", "vocoder"]
+    for name in ("both", "one", "other"):
+        (tmp_path / name).mkdir()
+    steps = 'step [ { model_name: "one" model_version: -1 }, { model_name: "other" } ]'
+    (tmp_path / "both" / "config.pbtxt").write_text(f"ensemble_scheduling {{ {steps} }}")
+    assert selected(tmp_path, ["both"]) == ["both", "one", "other"]
