@@ -112,6 +112,8 @@ class DrainingServer(uvicorn.Server):
         await self._drain_calls(0)  # at the deadline, or a second Ctrl-C, calls are cancelled
         self.config.timeout_graceful_shutdown = max(1, round(deadline - time.monotonic()))
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves this out then
+            await self.lifespan.shutdown()
 
     async def _drain_calls(self, seconds: float) -> None:
         if self._riva is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -33,7 +35,7 @@ from testkit.rigs.gateway_rig import (
     tokens_of,
 )
 from testkit.rigs.gateway_speech import assert_same, expected
-from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, sends
+from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, read_request, sends
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.voice import FIELDS
@@ -144,6 +146,33 @@ def test_open_texts_end_before_the_command_ends(
     assert "Traceback" not in log
     assert KEY not in log
     assert "three" not in log
+
+
+def test_a_second_interrupt_ends_open_texts(
+    rig: DoorServer, voice: ClientVoice, tmp_path: Path
+) -> None:
+    asked = threading.Semaphore(0)
+
+    def never(connection: socket.socket) -> None:
+        read_request(connection)
+        asked.release()
+        connection.recv(1)  # until the gateway has left
+
+    with (
+        raw_server(never) as port,
+        running(rig, voice, port, tmp_path, COMMAND) as (process, gateway, _),
+        DOORS["socket"](gateway, KEY) as session,
+        DOORS["riva"](gateway, KEY) as call,
+    ):
+        for line in (session, call):
+            line.begin("One.")
+            assert asked.acquire(timeout=PATIENCE_SECONDS)
+        process.send_signal(signal.SIGINT)
+        until(lambda: not answers(f"{gateway.url}/health/live"))
+        process.send_signal(signal.SIGINT)
+        assert not b"".join(call.pieces())
+        assert call.error == "Cancelling all calls"
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def use(url: str) -> None:
