@@ -130,14 +130,12 @@ class Session(SocketSession[_Waiting]):
         self._sentences = 0
         self._has_text = False
         self._closing = False  # session.close has arrived
-        self._late: asyncio.TimerHandle | None = None  # at which words have waited too long
+        self._listening = anyio.CancelScope()  # of the wait for the next text, in silence
 
     async def run(self) -> None:
         try:
             await super().run()
         finally:
-            if self._late is not None:
-                self._late.cancel()
             if self._speaking is not None:
                 self._speaking.cancel()
                 await asyncio.gather(self._speaking, return_exceptions=True)
@@ -183,13 +181,10 @@ class Session(SocketSession[_Waiting]):
         if message.text is not None:
             self._has_text = self._has_text or bool(message.text)
             for start in range(0, len(message.text), _SLICE):
-                begun = self._splitter.feed(message.text[start : start + _SLICE])
-                self._append(begun)
-                self._watch_text(anew=bool(begun))
+                self._append(self._splitter.feed(message.text[start : start + _SLICE]))
                 await asyncio.sleep(0)  # until the next turn
         elif message.type == "input.done":
             self._append(self._splitter.close())
-            self._watch_text()
             self._waiting.put_nowait(_End(self._utterance_index, self._sentences))
             self._begin_utterance()
         elif message.type == "session.close":
@@ -198,27 +193,23 @@ class Session(SocketSession[_Waiting]):
                 self._waiting.put_nowait(_Close())
         else:
             await self._cancel(message.played_ms)
+        self._watch_text()
 
-    def _watch_text(self, *, anew: bool = False) -> None:
-        """Bounds the time in which words wait for the end of their sentence in silence.
+    def _watch_text(self) -> None:
+        """Bounds the time in which words wait for the end of their sentence in silence."""
+        if not isinstance(self._splitter, SentenceSplitter) or self._splitter.empty:
+            self._listening.deadline = math.inf
+        elif self._listening.deadline == math.inf:
+            self._listening.deadline = anyio.current_time() + self._limits.text_wait_s
 
-        Args:
-            anew: whether the words that waited before are no longer there.
-        """
-        wait = isinstance(self._splitter, SentenceSplitter) and not self._splitter.empty
-        wait = wait and not self._speaks()
-        if self._late is not None and (anew or not wait):
-            self._late.cancel()
-            self._late = None
-        if wait and self._late is None:
-            wait_s = self._limits.text_wait_s
-            self._late = asyncio.get_running_loop().call_later(wait_s, self._release_words)
-
-    def _release_words(self) -> None:
-        self._late = None
-        if isinstance(self._splitter, SentenceSplitter):
-            self._append(self._splitter.release())
-            self._watch_text()
+    async def _next(self) -> _Waiting:
+        """Returns the next text to be spoken. It may be words that have waited too long."""
+        while True:
+            with anyio.CancelScope() as self._listening:
+                self._watch_text()
+                return await self._waiting.get()
+            if isinstance(self._splitter, SentenceSplitter):
+                self._append(self._splitter.release())
 
     def _append(self, sentences: Sequence[str | GrowingText]) -> None:
         # One place is left for the end of the utterance.
@@ -251,7 +242,6 @@ class Session(SocketSession[_Waiting]):
         while not self._waiting.empty():
             self._waiting.get_nowait()
             self._waiting.task_done()
-        self._watch_text()
         if self._heard is None:
             heard, self._playout = _heard(self._playout, played_ms), Playout()
             # A sentence that has just ended cannot be cancelled.
@@ -263,7 +253,7 @@ class Session(SocketSession[_Waiting]):
             self._waiting.put_nowait(_Close())
 
     async def _speak_all(self) -> None:
-        while not isinstance(part := await self._waiting.get(), _Close):
+        while not isinstance(part := await self._next(), _Close):
             if isinstance(part, _End):
                 await self._send(
                     "session.done",
@@ -283,7 +273,6 @@ class Session(SocketSession[_Waiting]):
                     position = part.position if self._begun else _NOWHERE
                     await self._send("audio.cancelled", **position, **heard)
             self._waiting.task_done()
-            self._watch_text()
             self._restart_idle_clock()
 
     async def _say(self, sentence: _Sentence) -> None:

@@ -13,7 +13,7 @@ import pytest
 from testkit.rigs import streaming_language_model
 from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import TOKENS_OF_A_WORD, GatewayRig
-from testkit.rigs.gateway_socket import opened
+from testkit.rigs.gateway_socket import Socket, opened
 from testkit.rigs.gateway_speech import assert_same, expected
 from testkit.rigs.language_model import LanguageModel
 from token2wav import Token2Wav
@@ -100,7 +100,9 @@ def test_a_megabyte_of_text_without_an_end(streaming: GatewayRig) -> None:
 
 
 @contextmanager
-def waiting(rig: DoorServer, voice: ClientVoice, folder: Path, text_wait_s: float) -> Iterator[Any]:
+def waiting(
+    rig: DoorServer, voice: ClientVoice, folder: Path, text_wait_s: float
+) -> Iterator[Socket]:
     """Yields a socket of a gateway with this wait, whose language model needs whole texts."""
     with (
         GatewayRig.between(
@@ -119,13 +121,20 @@ def test_words_wait_from_their_own_arrival_on(
     rig: DoorServer, voice: ClientVoice, tmp_path: Path
 ) -> None:
     with waiting(rig, voice, tmp_path, 1) as socket:
-        socket.send(type="input.text", text="One. ")
+        socket.send(type="input.text", text="One. It rains ")
+        socket.until("audio.done")
+        assert_waits(socket, "It rains")
         socket.until("audio.done")
         time.sleep(0.6)
-        began = time.monotonic()
         socket.send(type="input.text", text="It was a ")
-        assert socket.until("audio.start")["sentence_text"] == "It was a"
-        assert time.monotonic() - began > 0.99
+        assert_waits(socket, "It was a")
+
+
+def assert_waits(socket: Socket, words: str) -> None:
+    """Asserts that these words are spoken next, and after about a second."""
+    began = time.monotonic()
+    assert socket.until("audio.start")["sentence_text"] == words
+    assert time.monotonic() - began > 0.9
 
 
 def test_words_without_an_end_are_spoken_after_a_while(
