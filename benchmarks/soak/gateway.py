@@ -28,7 +28,6 @@ from safetensors.numpy import save_file
 from benchmarks.environment import ROOT
 from benchmarks.soak.crowd import Crowd, Plan, WrongAnswerError
 from benchmarks.soak.gateway_clients import PACES, Manner, speak
-from benchmarks.soak.gateway_door import Door
 from benchmarks.soak.gateway_misdeeds import IDLE_S, MISDEEDS, RECORDING, VOICES, Scene
 from benchmarks.soak.lines import Line, make_lines, spoken_line
 from benchmarks.soak.marked_language_model import create_app
@@ -89,18 +88,15 @@ class GatewayCrowd(Crowd[Scene]):
     """Clients of a running gateway.
 
     Args:
-        door: the gateway's port, for misbehaved clients.
         outages: outages of the servers behind the gateway.
     """
 
-    def __init__(
-        self, plan: Plan, rig: GatewayRig, door: Door, lines: list[Line], outages: Outages
-    ) -> None:
+    def __init__(self, plan: Plan, rig: GatewayRig, lines: list[Line], outages: Outages) -> None:
         super().__init__(plan, MISDEEDS, _KINDS)
-        self._rig, self._door, self._lines, self._outages = rig, door, lines, outages
+        self._rig, self._lines, self._outages = rig, lines, outages
 
     def scene(self, random: Random) -> Scene:
-        return Scene(self._lines, random, self._door, self._rig)
+        return Scene(self._lines, random, self._rig, _KEY)
 
     def utterance(self, random: Random) -> tuple[str, Callable[[], None]]:
         manner = Manner.draw(random)
@@ -205,7 +201,7 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         rest = read()
         watch, server_watch = Watch(read), Watch(server_probe.read)
         health_watch = Watch(health.read, every_s=0.2)
-        crowd = GatewayCrowd(plan, rig, Door(ports.http, _KEY), lines, outages)
+        crowd = GatewayCrowd(plan, rig, lines, outages)
         for thread in (watch, server_watch, health_watch):
             thread.start()
         outages.start()

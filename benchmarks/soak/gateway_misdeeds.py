@@ -7,35 +7,80 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.sync.client import connect
 
 from benchmarks.environment import ROOT
 from benchmarks.soak import crowd
 from benchmarks.soak.crowd import AUDIO, BROKEN, NOTHING, broken, listed
 from benchmarks.soak.gateway_clients import FAILURES, PACES, Manner, said, voice_id
-from benchmarks.soak.gateway_door import SPEECH, Door
 from benchmarks.soak.lines import Line
 from testkit.rigs.gateway_lines import Http, Socket
 from testkit.rigs.gateway_rig import GatewayRig
+from testkit.rigs.gateway_socket import address
 from testkit.rigs.raw_server import resets
 
 IDLE_S = 5.0  # after which the gateway drops a client that does not read or send
 VOICES = "/v1/audio/voices"
+_SPEECH = "/v1/audio/speech"
 RECORDING = ROOT / "examples" / "demo_voice" / "recordings" / "prompt.wav"
 _FORMATS = ("pcm", "wav", "flac", "opus", "mp3", "aac")
 _LONG_TOKENS, _SMALL_WINDOW = 100, 4096
 _HALF_REQUESTS = 200
+_PATIENCE_S = 150.0  # longer than the gateway's limit of a text
 _HEAD_S = 25.0  # the gateway waits 10 s for the headers of a request
 _ABOUT_IDLE_S = (IDLE_S - 3.0, IDLE_S + 3.0)
 
 
 @dataclass(frozen=True)
 class Scene(crowd.Scene):
-    """Scene of a misdeed against a gateway."""
+    """Scene of a misdeed against a gateway, with the key of the client."""
 
-    door: Door
     rig: GatewayRig
+    key: str
+
+    @property
+    def address(self) -> tuple[str, int]:
+        url = urlsplit(self.rig.url)
+        return url.hostname or "", url.port or 0
+
+    def connection(self, window: int = 0, source: str = "127.0.0.1") -> socket.socket:
+        """Opens a connection.
+
+        Args:
+            window: bytes that the operating system receives for the client; 0 for its default.
+            source: address of the client on this machine.
+        """
+        opened = socket.socket()
+        opened.settimeout(_PATIENCE_S)
+        if window:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+        try:
+            opened.bind((source, 0))
+            opened.connect(self.address)
+        except OSError:
+            opened.close()
+            raise
+        return opened
+
+    def head(self, request: str, **headers: object) -> bytes:
+        """Returns the head of a request with the key, such as `head("GET /v1/models")`."""
+        lines = "".join(f"{name.replace('_', '-')}: {headers[name]}\r\n" for name in headers)
+        key = f"authorization: Bearer {self.key}\r\n"
+        return f"{request} HTTP/1.1\r\nhost: x\r\n{lines}{key}\r\n".encode()
+
+    def socket(self, **options: Any) -> Any:
+        """Opens a WebSocket."""
+        return connect(
+            address(self.rig),
+            additional_headers={"authorization": f"Bearer {self.key}"},
+            open_timeout=_PATIENCE_S,
+            close_timeout=1,
+            **options,
+        )
 
     def speech(self, **fields: Any) -> bytes:
         """Returns a request for a long line in any format, with other fields."""
@@ -43,7 +88,11 @@ class Scene(crowd.Scene):
         body = {"model": "tts-1", "input": self.text(line), "voice": voice_id(line)}
         if self.by_chance(0.3):
             body["stream_format"] = "sse"
-        return self.door.post(SPEECH, body | {"response_format": audio_format} | fields)
+        content = json.dumps(body | {"response_format": audio_format} | fields).encode()
+        kind = "application/json"
+        return (
+            self.head(f"POST {_SPEECH}", content_type=kind, content_length=len(content)) + content
+        )
 
     def text(self, line: Line) -> str:
         """Returns a text for which the language model says a line at any pace."""
@@ -64,7 +113,7 @@ class Scene(crowd.Scene):
             b"%s\r\n--x--\r\n" % (name.encode(), recording)
         )
         kind = "multipart/form-data; boundary=x"
-        head = self.door.head(f"POST {VOICES}", content_type=kind, content_length=len(content))
+        head = self.head(f"POST {VOICES}", content_type=kind, content_length=len(content))
         return head + content
 
 
@@ -84,7 +133,7 @@ def leaves(
 
     Args:
         cut: the client sends the request only up to any of its bytes.
-        window: as in `Door.connection`.
+        window: as in `Scene.connection`.
         pieces: largest number of pieces of the answer that the client reads.
         pause_s: shortest and longest time before the client leaves.
         may_reset: half of the clients leave with a reset.
@@ -92,7 +141,7 @@ def leaves(
 
     def act(scene: Scene) -> str:
         content = request(scene)
-        with closing(scene.door.connection(window)) as connection:
+        with closing(scene.connection(window)) as connection:
             connection.sendall(content[: scene.random.randrange(len(content))] if cut else content)
             for _ in range(scene.random.randint(min(1, pieces), pieces)):
                 if not connection.recv(4096):
@@ -106,7 +155,7 @@ def leaves(
 
 
 def leaves_a_session(scene: Scene) -> str:
-    with scene.door.socket() as connection:
+    with scene.socket() as connection:
         scene.begin_session(connection)
         scene.moment()
         connection.socket.shutdown(socket.SHUT_RDWR)
@@ -117,7 +166,7 @@ def cancels_and_speaks_on(scene: Scene) -> str:
     """Cancels a long line in the voice of another one, which it speaks over the same connection."""
     line, long_line = scene.line(), scene.line(_LONG_TOKENS)
     try:
-        client = Socket(scene.rig, scene.door.key, voice=voice_id(line))
+        client = Socket(scene.rig, scene.key, voice=voice_id(line))
         with client:
             client.begin(scene.text(long_line))
             scene.moment()
@@ -135,25 +184,25 @@ def cancels_and_speaks_on(scene: Scene) -> str:
 def leaves_a_recording(scene: Scene) -> str:
     name = f"left-{scene.random.randrange(1000)}"
     leaves(lambda _: scene.upload(name, RECORDING.read_bytes()), pause_s=(0.0, 3.0))(scene)
-    with closing(scene.door.connection()) as connection:
-        connection.sendall(scene.door.head(f"DELETE {VOICES}/{name}", connection="close"))
+    with closing(scene.connection()) as connection:
+        connection.sendall(scene.head(f"DELETE {VOICES}/{name}", connection="close"))
         return connection.recv(64).decode().partition("\r\n")[0]
 
 
 def stops_reading_a_session(scene: Scene) -> str:
-    with scene.door.socket(max_queue=1) as connection:
+    with scene.socket(max_queue=1) as connection:
         scene.begin_session(connection)
         scene.moment(*_ABOUT_IDLE_S)
     return NOTHING
 
 
 def says_nothing(scene: Scene) -> str:
-    with scene.door.socket() as connection:
+    with scene.socket() as connection:
         return str(json.loads(connection.recv(timeout=60))["error"]["message"])
 
 
 def sends_headers_slowly(scene: Scene) -> str:
-    with closing(scene.door.connection()) as connection:
+    with closing(scene.connection()) as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\n")
         connection.settimeout(0.5)
         deadline = time.monotonic() + _HEAD_S
@@ -170,12 +219,14 @@ def sends_headers_slowly(scene: Scene) -> str:
 
 
 def many_half_requests(scene: Scene) -> str:
-    half = b"" if scene.by_chance(0.3) else f"POST {SPEECH} HTTP/1.1\r\nhost: x\r\n".encode()
-    stranger = replace(scene.door, address=f"127.0.0.{scene.random.randint(2, 250)}")
+    half = b"" if scene.by_chance(0.3) else f"POST {_SPEECH} HTTP/1.1\r\nhost: x\r\n".encode()
+    stranger = f"127.0.0.{scene.random.randint(2, 250)}"
     with ExitStack() as stack:
         for _ in range(_HALF_REQUESTS):
             try:
-                stack.enter_context(closing(connection := stranger.connection())).sendall(half)
+                stack.enter_context(
+                    closing(connection := scene.connection(source=stranger))
+                ).sendall(half)
             except ConnectionError:  # the gateway closes the oldest of too many connections
                 connection.close()
         scene.moment(0.0, 2.0)
@@ -186,7 +237,7 @@ def attack(name: str) -> Act:
     """Returns a misdeed of the language model server, which a text selects."""
 
     def act(scene: Scene) -> str:
-        client = Http(scene.rig, scene.door.key, voice=voice_id(scene.line()))
+        client = Http(scene.rig, scene.key, voice=voice_id(scene.line()))
         try:
             with client:
                 client.say(name)
