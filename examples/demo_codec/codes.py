@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from examples.demo_voice.speech import MEL_PER_TOKEN
 from token2wav.families.nanocodec import NanoCodecSizes
 from token2wav.layers.scalar_codes import ScalarCodes
+from token2wav_server.demo.speaker import MEL_PER_TOKEN
 from token2wav_voice.features import PROMPT_BANDS
 
 MODEL = Path(__file__).with_name("model")

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from examples.demo_codec.codes import ENCODER_FILE, MODEL, Encoder, features
 from examples.demo_voice.pitch import pitch
-from examples.demo_voice.speech import HOP, RATE_HZ, TOKEN_SAMPLES
 from token2wav.families.nanocodec import read
+from token2wav_server.demo.speaker import HOP, RATE_HZ, TOKEN_SAMPLES
 from token2wav_voice.features import prompt_mel
 from token2wav_voice.recording import Recording
 

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from examples.demo_codec.codes import FEATURES, SLOPE, WIDTH, Encoder, Unit, features
-from examples.demo_voice.speech import MEL_PER_TOKEN, RATE_HZ, TOKEN_SAMPLES
 from lab.demo_voice.corpus import Utterances
 from lab.demo_voice.spectral_losses import SpectralLosses
 from lab.demo_voice.tokenizer_training import audible, distance
@@ -15,6 +14,7 @@ from lab.demo_voice.training import Training
 from token2wav.families.nanocodec import NanoCodecSizes
 from token2wav.families.nanocodec.network import HalfSnake, NanoCodec
 from token2wav.published.codec_config import CodecConfig
+from token2wav_server.demo.speaker import MEL_PER_TOKEN, RATE_HZ, TOKEN_SAMPLES
 from token2wav_voice.features import PROMPT_BANDS
 
 _UNITS = 3  # of the network that draws

@@ -19,17 +19,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from examples.demo_voice.pitch import pitch
-from examples.demo_voice.speech import (
-    HOP,
-    RATE_HZ,
-    TOKEN_SAMPLES,
-    Speaker,
-    dictionary,
-    language_model,
-)
 from lab.demo_voice.phones import phone_numbers
 from lab.demo_voice.sentences import Templates
 from lab.demo_voice.talk import Talk
+from lab.demo_voice.words import dictionary, language_model
+from token2wav_server.demo.speaker import HOP, RATE_HZ, TOKEN_SAMPLES, Speaker
 from token2wav_voice.features import TOKENIZER_RATE_HZ, prompt_mel, tokenizer_features
 
 LISTENED_PER_TOKEN = 4

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from examples.demo_codec.codes import SLOPE, Unit
-from examples.demo_voice.speech import MEL_PER_TOKEN
 from lab.demo_voice.corpus import Utterances
 from lab.demo_voice.phones import PHONES
 from lab.demo_voice.tokenizer import WIDTH
 from lab.demo_voice.training import Training, averaged_weights
+from token2wav_server.demo.speaker import MEL_PER_TOKEN
 from token2wav_voice.features import PROMPT_BANDS
 
 _DILATIONS = (1, 2, 4, 1, 2, 4)

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from examples.demo_voice.speech import MEL_PER_TOKEN, RATE_HZ, TOKEN_SAMPLES
 from lab.demo_voice import corpus, front_end
 from lab.demo_voice.corpus import Utterances
 from lab.demo_voice.folder import CORPUS, FLOW_MELS, FRONT_END, TEMPLATE, TRAINING
@@ -28,6 +27,7 @@ from token2wav.families.cosyvoice3 import CosyVoice3Config, FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.masks import block_mask
 from token2wav.networks.ode import EulerSolver
+from token2wav_server.demo.speaker import MEL_PER_TOKEN, RATE_HZ, TOKEN_SAMPLES
 
 _PROMPT, _MADE = 50, 200  # tokens of the prompt, and of the made mel, in one window
 _BATCH = 3

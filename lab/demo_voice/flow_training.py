@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from examples.demo_voice.speech import MEL_PER_TOKEN
 from lab.demo_voice.corpus import Utterances
 from lab.demo_voice.ear import Ear
 from lab.demo_voice.front_end import Heard
@@ -23,6 +22,7 @@ from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.dit import AdaNorm
 from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.ode import solver_times
+from token2wav_server.demo.speaker import MEL_PER_TOKEN
 
 _LENGTHS = (50, 75, 100, 200, 300)  # tokens of a crop; one length for each batch
 _BATCH_TOKENS, _GPU_BATCH_TOKENS = 600, 9600

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES
 from lab.demo_voice import speaker
 from lab.demo_voice.corpus import Utterances
 from lab.demo_voice.tokenizer_training import Autoencoder
 from token2wav.families.cosyvoice3 import FlowConfig
+from token2wav_server.demo.speaker import RATE_HZ, TOKEN_SAMPLES
 from token2wav_voice.features import SPEAKER_RATE_HZ, speaker_features
 from token2wav_voice.onnx_models import SPEAKER_FILE, TOKENIZER_FILE, SpeakerEncoder
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import soundfile
 
-from examples.demo_voice.recordings import FOLDER, PROMPT, PROMPT_TEXT, SENTENCE
-from examples.demo_voice.speech import RATE_HZ, Speaker
+from examples.demo_voice.recordings import FOLDER, PROMPT, SENTENCE
 from examples.demo_voice.text import HELD_OUT, held_out
+from token2wav_server.demo import PROMPT_TEXT
+from token2wav_server.demo.speaker import RATE_HZ, Speaker
 
 _SEED = 1
 

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from examples.demo_codec.codes import SLOPE, Unit
-from examples.demo_voice.speech import MEL_PER_TOKEN
 from lab.demo_voice.corpus import LISTENED_PER_TOKEN, Utterances
 from lab.demo_voice.ear import Ear
 from lab.demo_voice.tokenizer import DIGITS, HIGHEST, WIDTH, Tokenizer, all_digits
 from lab.demo_voice.training import Training, crops
 from token2wav.families.cosyvoice3 import FlowConfig
 from token2wav.layers.lookahead import PreLookahead
+from token2wav_server.demo.speaker import MEL_PER_TOKEN
 
 _BATCH, _LENGTH = 16, 100  # crops of a batch, and tokens of a crop
 _UNITS = 3

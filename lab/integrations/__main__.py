@@ -29,10 +29,10 @@ from examples.commands import serving
 from examples.demo_codec.codes import MODEL
 from examples.demo_codec.encode import CodecEncoder
 from examples.demo_voice.recordings import SENTENCE
-from examples.demo_voice.speech import RATE_HZ
 from examples.demo_voice.text import held_out
 from lab.quality.recogniser import Recogniser, word_error_rate
 from token2wav_server import Ports
+from token2wav_server.demo.speaker import RATE_HZ
 from token2wav_voice import Recording
 
 FOLDER = Path(__file__).resolve().parent

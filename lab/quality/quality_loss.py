@@ -31,10 +31,10 @@ from benchmarks.environment import describe, save
 from examples.demo_codec.codes import MODEL as CODEC
 from examples.demo_codec.encode import CodecEncoder
 from examples.demo_voice.recordings import PROMPT
-from examples.demo_voice.speech import dictionary
 from examples.demo_voice.text import FURTHER, HELD_OUT, UNSEEN, held_out, normal
 from lab.demo_voice.folder import MODEL
 from lab.demo_voice.recordings import record
+from lab.demo_voice.words import dictionary
 from lab.quality.quality import (
     ORIGINAL,
     RECORDINGS,

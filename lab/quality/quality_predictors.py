@@ -30,7 +30,6 @@ from benchmarks.environment import describe, save
 from examples.demo_codec.codes import MODEL as CODEC
 from examples.demo_codec.encode import CodecEncoder
 from examples.demo_voice.recordings import PROMPT
-from examples.demo_voice.speech import RATE_HZ
 from examples.demo_voice.text import HELD_OUT, UNSEEN
 from lab.demo_voice.folder import MODEL
 from lab.demo_voice.recordings import record
@@ -45,6 +44,7 @@ from lab.quality.quality import (
     ways,
 )
 from lab.quality.recogniser import Signal
+from token2wav_server.demo.speaker import RATE_HZ
 from token2wav_voice import FrontEnd, Recording
 
 _PREDICTOR_HZ = 16_000

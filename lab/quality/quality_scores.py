@@ -9,9 +9,9 @@ import jiwer
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.demo_voice.speech import RATE_HZ
 from examples.demo_voice.text import normal
 from lab.quality.recogniser import RECOGNISER_HZ, Signal, recogniser_rate
+from token2wav_server.demo.speaker import RATE_HZ
 from token2wav_voice.features import prompt_mel
 
 try:

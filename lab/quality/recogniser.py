@@ -10,8 +10,8 @@ import soxr
 from numpy.typing import NDArray
 from pocketsphinx import Decoder
 
-from examples.demo_voice.speech import RATE_HZ
 from examples.demo_voice.text import normal
+from token2wav_server.demo.speaker import RATE_HZ
 
 RECOGNISER_HZ = 16_000
 

@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 from benchmarks.environment import describe, save
 from examples.demo_voice.recordings import PROMPT
-from examples.demo_voice.speech import RATE_HZ, Speaker
 from examples.demo_voice.text import HELD_OUT, held_out
 from lab.demo_voice.folder import MODEL
 from lab.quality.recogniser import Signal
@@ -31,6 +30,7 @@ from testkit.rigs.aligners import align
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav.serving.end_limits import audible, window_samples
 from token2wav_gateway.words.aligners import ALIGNERS, Aligner, WholeAligner
+from token2wav_server.demo.speaker import RATE_HZ, Speaker
 from token2wav_voice import FrontEnd, Recording
 
 SEED = 1

@@ -26,7 +26,6 @@ pytest.importorskip("pocketsphinx", reason="the recipe's dictionary is in the ex
 from examples.demo_codec.encode import CodecEncoder
 from examples.demo_voice.pitch import pitch
 from examples.demo_voice.recordings import SENTENCE
-from examples.demo_voice.speech import MEL_PER_TOKEN, RATE_HZ, Speaker, dictionary, language_model
 from examples.demo_voice.text import FURTHER, HELD_OUT, UNSEEN, held_out, normal
 from lab.demo_voice import corpus, speaker
 from lab.demo_voice.corpus import Utterances
@@ -36,9 +35,11 @@ from lab.demo_voice.phones import PHONES, phone_numbers
 from lab.demo_voice.sentences import Templates
 from lab.demo_voice.talk import Talk
 from lab.demo_voice.tokenizer import VOCABULARY, Tokenizer, all_digits, number
+from lab.demo_voice.words import dictionary, language_model
 from lab.quality.quality_scores import Borders, intelligibility, mel_cepstral_distortion, resampled
 from lab.quality.recogniser import word_error_rate
 from token2wav import Token2Wav, Voice
+from token2wav_server.demo.speaker import MEL_PER_TOKEN, RATE_HZ, Speaker
 from token2wav_voice import FrontEnd, Recording
 from token2wav_voice.features import TOKENIZER_RATE_HZ, prompt_mel, tokenizer_features
 from token2wav_voice.onnx_models import SPEAKER_FILE, TOKENIZER_FILE, SpeakerEncoder

@@ -7,11 +7,12 @@ import pytest
 import soundfile
 import soxr
 
-from examples.demo_voice.recordings import PROMPT, PROMPT_TEXT, SENTENCE
+from examples.demo_voice.recordings import PROMPT, SENTENCE
 from examples.demo_voice.text import held_out
 from testkit.rigs.aligners import align
 from token2wav_gateway.speech.playout import Playout
 from token2wav_gateway.words.pocketsphinx_aligner import PocketsphinxAligner
+from token2wav_server.demo import PROMPT_TEXT
 
 
 class Clock:
