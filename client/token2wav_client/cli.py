@@ -175,12 +175,12 @@ def bench_parser() -> CommandParser:
     _add_voice(parser)
     option(
         "--out FILE",
-        "JSON file; recordings (.npz) and picture (.png) are written beside it (default: "
+        "JSON file of figures and recordings; a picture (.png) is written beside it (default: "
         "bench.json; with --recordings: no files)",
     )
     option(
         "--recordings FILE",
-        "recordings (.npz) of an earlier run: compute the tables from them, without a server",
+        "JSON file of an earlier run: compute the tables from its recordings, without a server",
     )
     option("--quiet", "print no progress bar and no tables", action="store_true")
     _add_timeout(parser)

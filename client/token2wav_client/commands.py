@@ -26,10 +26,9 @@ from token2wav_client.bench import VOICE_MISSING, Load, as_tables, figures, run
 from token2wav_client.client import Client
 from token2wav_client.connection import Tls
 from token2wav_client.errors import InputError, OutputError, ServerError, TokenError, VoiceError
-from token2wav_client.input_file import reason
+from token2wav_client.input_file import UNREADABLE, content_of, reason
 from token2wav_client.listening import Recording
 from token2wav_client.player import Player
-from token2wav_client.recordings import load_recordings, save_recordings
 from token2wav_client.stats import ChunkTiming, as_table, print_report, summarize
 from token2wav_client.token_source import TokenSource, batches, open_tokens, paced
 from token2wav_client.tokens import LATENTS, TokenArray, as_tokens
@@ -185,8 +184,8 @@ def bench(options: argparse.Namespace) -> int:
     """
     out = None if options.out is None else Path(options.out)
     if options.recordings is not None:
-        rows = _rows_in(Path(options.recordings))
-        _report(rows, {"recordings": options.recordings}, out, options.quiet)
+        rows = _recordings_in(Path(options.recordings))
+        _report(rows, {"file": options.recordings}, out, options.quiet)
         return 0
     out = out or Path("bench.json")
     load = Load(
@@ -219,31 +218,32 @@ def bench(options: argparse.Namespace) -> int:
             asyncio.run(measure(bar))
     finally:
         if rows:
-            named = {str(streams): recordings for streams, recordings in rows.items()}
-            save_recordings(out.with_suffix(".npz"), named)
             _report(rows, facts, out, options.quiet)
     return 0
 
 
-def _rows_in(path: Path) -> dict[int, list[Recording]]:
-    """Reads recordings of a benchmark; raises InputError if a row is no number of streams."""
-    rows = load_recordings(path)
-    if wrong := next((name for name in rows if not name.isdecimal()), None):
-        raise InputError(f"{path}: row {wrong!r} is no number of streams, so it is no benchmark")
-    return {int(name): recordings for name, recordings in rows.items()}
+def _recordings_in(path: Path) -> dict[int, list[Recording]]:
+    """Reads the recordings of each number of streams in a file of `_report`."""
+    try:
+        rows = dict(json.loads(content_of(path))["recordings"])
+        return {int(streams): list(map(Recording.of_json, row)) for streams, row in rows.items()}
+    except UNREADABLE as error:
+        raise InputError(f"{path}: cannot read recordings ({reason(error)})") from None
 
 
 def _report(
     rows: dict[int, list[Recording]], facts: dict[str, Any], out: Path | None, quiet: bool
 ) -> None:
-    """Prints the tables of a benchmark, and writes its figures and its picture."""
+    """Prints the tables of a benchmark, and writes its figures, its recordings and its picture."""
     table = [figures(streams, recordings) for streams, recordings in rows.items()]
     if not quiet:
         print_report(as_tables(table))
     if out is None:
         return
+    heard = {streams: [one.as_json() for one in recordings] for streams, recordings in rows.items()}
     try:
-        out.write_text(json.dumps({**facts, "rows": table}, indent=1) + "\n")
+        content = {**facts, "rows": table, "recordings": heard}
+        out.write_text(json.dumps(content, indent=1) + "\n")
         bench_picture.draw(table, out.with_suffix(".png"))
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({reason(error)})") from None

@@ -16,8 +16,8 @@ open by then (Nari). All times are in seconds, except in `summary`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -56,6 +56,22 @@ class Recording:
     onset: int | None = None
     began_s: float = 0.0
     error: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the fields by name, with lists in place of arrays."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {name: values[name].tolist() for name in ("arrivals_s", "samples")}
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Recording:
+        """Makes a recording of the values of `as_json`. Raises KeyError, TypeError or ValueError if
+        they are no recording.
+        """
+        arrivals_s = np.array(values["arrivals_s"], np.float64)
+        samples = np.array(values["samples"], np.int64)
+        if arrivals_s.shape != samples.shape or samples.ndim != 1:
+            raise ValueError(f"{arrivals_s.shape} arrivals of {samples.shape} chunks")
+        return cls(**{**values, "arrivals_s": arrivals_s, "samples": samples})
 
     @property
     def audio_s(self) -> float:

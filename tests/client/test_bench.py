@@ -14,9 +14,7 @@ import pytest
 
 from token2wav.commands import main
 from token2wav_client.bench import Tokens, as_tables, figures
-from token2wav_client.errors import InputError, OutputError
 from token2wav_client.listening import Recording, record
-from token2wav_client.recordings import load_recordings, save_recordings
 
 RATE = 8000
 PIECE = np.zeros(800, np.int16)  # 100 ms
@@ -114,72 +112,64 @@ def test_tokens_of_a_file_are_cut_or_repeated() -> None:
     assert Tokens(given).take(4, random).tolist() == [[1, 2], [3, 4], [5, 6], [1, 2]]
 
 
-def test_recordings_give_the_same_figures_after_a_round_trip(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    sound = random.uniform(-0.5, 0.5, 2400).astype(np.float32)
-    rows = {
-        "1": [
-            record([(0.1234567, sound), (0.30000004, sound[:7])], RATE, 0.35, began_s=1.23456789)
-        ],
-        "2": ROW,
-    }
-    save_recordings(tmp_path / "r.npz", rows)
-    loaded = load_recordings(tmp_path / "r.npz")
-    assert list(loaded) == ["1", "2"]
-    for name, recordings in rows.items():
-        assert figures(2, loaded[name]) == figures(2, recordings)
-        for ours, theirs in zip(recordings, loaded[name], strict=True):
-            assert ours.arrivals_s.tolist() == theirs.arrivals_s.tolist()
-            assert ours.samples.tolist() == theirs.samples.tolist()
-            assert (ours.onset, ours.began_s, ours.error) == (
-                theirs.onset,
-                theirs.began_s,
-                theirs.error,
-            )
-    with pytest.raises(OutputError, match=r"r\.npz: cannot be written"):
-        save_recordings(tmp_path / "none" / "r.npz", rows)
+@pytest.fixture
+def earlier(tmp_path: Path) -> str:
+    """File of an earlier run."""
+    path = tmp_path / "earlier.json"
+    path.write_text(json.dumps({"recordings": {"2": [heard.as_json() for heard in ROW]}}))
+    return str(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", None])
-def test_a_file_that_holds_no_recordings(content: bytes | None, tmp_path: Path) -> None:
-    path = tmp_path / "r.npz"
-    if content is None:
-        np.savez(path, row=np.array([1]))
-    else:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=r"r\.npz: cannot read recordings \("):
-        load_recordings(path)
+def test_a_recording_is_the_same_after_a_round_trip() -> None:
+    sound = np.random.default_rng(0).uniform(-0.5, 0.5, 2400).astype(np.float32)
+    heard = record([(0.1234567, sound), (0.30000004, sound[:7])], RATE, 0.35, began_s=1.23456789)
+    assert heard.onset is not None
+    for ours in (heard, *ROW):
+        theirs = Recording.of_json(json.loads(json.dumps(ours.as_json())))
+        assert theirs.as_json() == ours.as_json()
+        assert figures(2, [theirs]) == figures(2, [ours])
 
 
-def test_tables_of_an_earlier_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_recordings(tmp_path / "r.npz", {"2": ROW})
-    assert main(["bench", "--recordings", str(tmp_path / "r.npz")]) == 0
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{}", '{"recordings": 1}', '{"recordings": {"1": 1}}'),
+        *('{"recordings": {"two": []}}', '{"recordings": {"1": [{}]}}'),
+        json.dumps({"recordings": {"1": [ROW[0].as_json() | {"samples": [1]}]}}),
+        json.dumps({"recordings": {"1": [ROW[0].as_json() | {"other": 1}]}}),
+    ],
+)
+def test_a_file_that_holds_no_recordings(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path := tmp_path / "r.json").write_text(content)
+    assert main(["bench", "--recordings", str(path)]) == 2
+    assert f"{path}: cannot read recordings (" in capsys.readouterr().err
+
+
+def test_tables_of_an_earlier_run(
+    earlier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--recordings", earlier]) == 0
     assert capsys.readouterr().out == as_tables([figures(2, ROW)]) + "\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["r.npz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["earlier.json"]
     out = tmp_path / "again.json"
-    assert main(["bench", "--recordings", str(tmp_path / "r.npz"), "--out", str(out)]) == 0
-    assert json.loads(out.read_text())["rows"] == [figures(2, ROW)]
+    assert main(["bench", "--recordings", earlier, "--out", str(out)]) == 0
+    again = json.loads(out.read_text())
+    assert again["rows"] == [figures(2, ROW)]
+    assert again["recordings"] == json.loads(Path(earlier).read_text())["recordings"]
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_recordings_of_another_program_have_no_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_recordings(tmp_path / "r.npz", {"mimi, 2 a second": ROW})
-    assert main(["bench", "--recordings", str(tmp_path / "r.npz")]) == 2
-    assert capsys.readouterr().err == (
-        f"token2wav bench: error: {tmp_path / 'r.npz'}: row 'mimi, 2 a second' is no number of "
-        "streams, so it is no benchmark\n"
-    )
-
-
 def test_without_matplotlib_there_is_no_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    earlier: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    save_recordings(tmp_path / "r.npz", {"2": ROW})
     out = tmp_path / "out.json"
-    assert main(["bench", "--recordings", str(tmp_path / "r.npz"), "--out", str(out)]) == 0
+    assert main(["bench", "--recordings", earlier, "--out", str(out)]) == 0
     assert capsys.readouterr().err == (
         "token2wav bench: no picture, because the module matplotlib is missing; run: pip install "
         "'token2wav[bench]'\n"

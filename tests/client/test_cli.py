@@ -99,7 +99,7 @@ health | --header=x-key= --tls | headers, x-key: expected printable ASCII
 bench | --tokens=none.npy | none.npy: cannot read tokens
 bench | --voice=none.npz | none.npz: cannot read the voice
 bench | --out=none/bench.json | bench.json: cannot be written
-bench | --recordings=none.npz | none.npz: cannot read recordings
+bench | --recordings=none.json | none.json: cannot read recordings
 perf-data | --out=none/data.json | data.json: cannot be written
 perf-data | --tokens={none} | tokens: 0 found; an utterance needs at least 1
 perf-data | --tokens={codes} | codes.json: tokens: shape (3, 2), but prompt_tokens of

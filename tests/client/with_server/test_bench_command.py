@@ -14,7 +14,7 @@ from testkit.rigs.door_server import DoorServer
 from token2wav.commands import main
 from token2wav_client import ClientVoice
 from token2wav_client.bench import figures
-from token2wav_client.recordings import load_recordings
+from token2wav_client.listening import Recording
 from token2wav_client.voice import FIELDS
 
 
@@ -40,7 +40,7 @@ def test_rows_of_streams(
         assert (row["cut"], row["failed"], row["errors"]) == (0, 0, [])
         assert row["rtfx"] > 0
         assert 0 < row["first_audio_ms"]["p50"] <= row["gap_free_start_ms"]["max"]
-    rows = load_recordings(out.with_suffix(".npz"))
+    rows = {name: list(map(Recording.of_json, row)) for name, row in report["recordings"].items()}
     assert [figures(int(name), heard) for name, heard in rows.items()] == report["rows"]
     # Stream 0 sends lengths 0 and 1 of ten from 0.5 to 1.5 s, in tokens of 40 ms.
     assert [int(heard.samples.sum()) for heard in rows["1"]] == [12 * 960, 15 * 960]
