@@ -8,6 +8,8 @@ project see no other exceptions.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -97,3 +99,13 @@ def to_public_error(error: Exception) -> Token2WavError:
         return error
     log.error("the backend failed", exc_info=error)
     return BackendError(f"backend: {type(error).__name__}: {one_line(error)[:300]}")
+
+
+def attempt(call: Callable[..., None], *arguments: Any) -> None:
+    """Calls a function of a client or an observer, which may have vanished. An exception is logged
+    and not raised, so that it affects no other request.
+    """
+    try:
+        call(*arguments)
+    except Exception:
+        log.warning("%s failed and is skipped", getattr(call, "__qualname__", call), exc_info=True)

@@ -19,8 +19,7 @@ from prometheus_client import (
 )
 
 from token2wav.config.model_config import StageName
-from token2wav.errors import Token2WavError
-from token2wav.serving.delivery import attempt
+from token2wav.errors import Token2WavError, attempt
 from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.utterance import Utterance

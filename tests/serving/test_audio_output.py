@@ -190,7 +190,7 @@ def test_the_first_sound_is_found(trim_ms: int, sample_rate: int | None, sound_s
 
 def test_a_rate_that_a_model_cannot_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Odd:
-        sample_rate, samples_per_token, channels = 22_050, 512, 1
+        sample_rate, samples_per_token, channels, missing_samples = 22_050, 512, 1, 0
 
     with pytest.raises(
         InputError, match=r"^sample_rate: 8000 gives 185\.76 samples per token of this model"

@@ -146,11 +146,11 @@ class AudioOutput:
         mark: AudioMark | None = None,
     ) -> None:
         self.audio_format = audio_format = audio_format or AudioFormat()
-        self._channels = config.channels
-        if config.channels > 1 and audio_format.encoding in _ONE_CHANNEL:
+        self._channels, self._missing = config.channels, config.missing_samples
+        if self._channels > 1 and audio_format.encoding in _ONE_CHANNEL:
             raise InputError(
                 "audio_format",
-                f"{audio_format.encoding} has one channel, but this model has {config.channels}; "
+                f"{audio_format.encoding} has one channel, but this model has {self._channels}; "
                 "expected float32 or int16",
             )
         self._model_rate = config.sample_rate
@@ -167,14 +167,13 @@ class AudioOutput:
         self._samples_per_token = int(samples_per_token)
         self._spoken_samples = samples_per_token / speed  # of a token
         self._resampler = _resampler(config, self._sample_rate) if self._ratio != 1 else None
-        self._marking = Marking(mark, self._sample_rate, config.channels) if mark else None
+        self._marking = Marking(mark, self._sample_rate, self._channels) if mark else None
         self._encode = ENCODERS[audio_format.encoding]
-        self._window = window_samples(config.sample_rate)
+        self._window = window_samples(self._model_rate)
         self._windows_to_trim = int(trim_silence_ms / _TRIM_MS)
-        self._silence = SilenceLimit(end_after_silence_s, config.sample_rate, config.channels)
+        self._silence = SilenceLimit(end_after_silence_s, self._model_rate, self._channels)
         self.end_reason: EndReason | None = None
         self.ended = False
-        self._missing = config.missing_samples
         # Incomplete last window. It is held back while silence is trimmed.
         self._undecided = np.zeros((0, *self._shape), np.float32)
         self._received = self._kept = self._samples_trimmed = self._index = 0

@@ -54,7 +54,6 @@ class Chunker:
         self._schedule = schedule
         self._token_seconds = 1 / (config.token_frame_rate * speed)  # of audio
         self._playback = playback or Playback()
-        self._arrivals = Arrivals()
         self._hops = 0  # computed chunks that were not provisional
         self._heard = False
         self._was_provisional = False  # whether the latest chunk was provisional
@@ -62,10 +61,11 @@ class Chunker:
         self._waits_until = 0.0  # until then the stream waits, unless tokens arrive
         # the latest chunk of each kind, by whether it was provisional
         self._latest = {False: ChunkTime(), True: ChunkTime()}
-        self._load = load or PipelineLoad()
         self._grid = config.grid(self.prompt_tokens)
         self._start = self._grid.prefix
         self._tokens = TokenBuffer(prompt_tokens, config)
+        self._arrivals = Arrivals()
+        self._load = load or PipelineLoad()
 
     @property
     def received(self) -> int:

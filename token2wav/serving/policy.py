@@ -29,9 +29,12 @@ from token2wav.serving.utterance import Utterance
 RESERVE_SECONDS = 0.25
 AHEAD_SECONDS = 5.0
 _HARMLESS_SECONDS = 0.05  # a batch that takes no longer delays no other stream noticeably
-# Tokens that a batch of relaxed chunks may always hold, even if the batch may finish too late. A
-# smaller bound would gain little, because the longest chunk alone has as many tokens.
-_SHORT_TOKENS = 100
+# Tokens of the longest chunk by default. A batch of relaxed chunks may always hold as many, even if
+# it may finish too late. A smaller bound would gain little, because the longest chunk alone has so
+# many tokens.
+_LONGEST_CHUNK_TOKENS = 100
+_HANG_SECONDS = 180.0  # a batch of eight of the longest chunks takes 130 s on a slow CPU
+_HANG_TOKENS = 8 * _LONGEST_CHUNK_TOKENS  # in that batch
 # Most chunks that interrupt a batch at once. First chunks have two blocks by default, so they fit
 # the batches that are captured as one CUDA graph.
 _INTERRUPTING_CHUNKS = 8
@@ -93,6 +96,13 @@ def chunks_at_once(config: ModelConfig, batch_streams: int, workers: int = 1) ->
     """
     interrupting = min(batch_streams, _INTERRUPTING_CHUNKS)
     return workers * batch_streams + interrupting * has_interruptions(config, workers)
+
+
+def hang_seconds(tokens: int) -> float:
+    """Returns the time after which a turn counts as hung. Above `_HANG_TOKENS` the time grows in
+    proportion to the tokens.
+    """
+    return _HANG_SECONDS * max(1.0, tokens / _HANG_TOKENS)
 
 
 class Policy:
@@ -164,7 +174,7 @@ class Policy:
         fitting = self._fitting_tokens(head, now, waiting if idle_workers == 1 else ())
         if kind == _AHEAD:
             return _within(batch, fitting)
-        return _within(batch, max(fitting, _SHORT_TOKENS)) or [head]
+        return _within(batch, max(fitting, _LONGEST_CHUNK_TOKENS)) or [head]
 
     def common_tokens(self, batch: Sequence[ReadyChunk]) -> int:
         """Returns the tokens to which the chunks of a batch are shortened; 0 if they stay as they

@@ -30,8 +30,14 @@ from token2wav.errors import (
     to_public_error,
 )
 from token2wav.serving.pipeline import Result
-from token2wav.serving.policy import Policy, ReadyChunk, has_interruptions, has_time
-from token2wav.serving.turn import Answer, Delivery, Turn, hang_seconds
+from token2wav.serving.policy import (
+    Policy,
+    ReadyChunk,
+    hang_seconds,
+    has_interruptions,
+    has_time,
+)
+from token2wav.serving.turn import Answer, Delivery, Turn
 from token2wav.serving.utterance import PendingMessage, Reply, Status, Utterance
 
 # Most messages of one utterance that wait. The server keeps the memory of each waiting

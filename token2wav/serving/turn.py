@@ -14,17 +14,6 @@ from token2wav.errors import Token2WavError
 from token2wav.serving.pipeline import Result
 from token2wav.serving.utterance import Reply, Utterance
 
-LONGEST_CHUNK_TOKENS = 100
-_HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
-_HANG_TOKENS = 8 * LONGEST_CHUNK_TOKENS  # in that batch
-
-
-def hang_seconds(tokens: int) -> float:
-    """Returns the time after which a turn counts as hung. Above `_HANG_TOKENS` the time grows in
-    proportion to the tokens.
-    """
-    return _HANG_SECONDS * max(1.0, tokens / _HANG_TOKENS)
-
 
 @dataclass(frozen=True, eq=False)
 class Turn:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +24,10 @@ from token2wav.errors import (
     LimitError,
     StreamClosedError,
     Token2WavError,
+    attempt,
     to_public_error,
 )
 from token2wav.serving.audio_output import AudioChunk
-from token2wav.serving.delivery import attempt, fail, finish, is_cancelled
 from token2wav.serving.observer import Observer
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline, Result
@@ -162,7 +162,7 @@ class UtterancePool:
             raise
         if refusal is not None:
             attempt(self._observer.refused, refusal)
-        finish(finished)
+        _finish(finished)
 
     def _accepted(
         self, utterance: Utterance, tokens: ArrayLike
@@ -283,7 +283,7 @@ class UtterancePool:
                 for utterance in self.scheduler.utterances
             ]
         vanished = [
-            (utterance, None) for utterance, replies in waiting if any(map(is_cancelled, replies))
+            (utterance, None) for utterance, replies in waiting if any(map(_is_cancelled, replies))
         ]
         for utterance, error in vanished + overdue:
             self.cancel(utterance, error)
@@ -351,9 +351,10 @@ class UtterancePool:
             self._changed = True
         for _, replies, error, _ in answers:
             if error is None:
-                finish(replies)
-            else:
-                fail(replies, error)
+                _finish(replies)
+                continue
+            for reply in replies:
+                attempt(reply.fail, error)
         if any(isinstance(answer.error, DeviceLostError) for answer in ended):
             attempt(self._on_device_lost)
 
@@ -367,3 +368,19 @@ class UtterancePool:
                 "worker %d has finished its batch after %.0f s and accepts requests again",
                 *(turn.worker, self._clock() - turn.started),
             )
+
+
+def _finish(replies: Iterable[Reply]) -> None:
+    for reply in replies:
+        attempt(reply.finish)
+
+
+def _is_cancelled(reply: Reply) -> bool:
+    try:
+        return reply.is_cancelled()
+    except Exception:
+        log.warning(
+            "reading whether a request was cancelled failed; the request counts as cancelled",
+            exc_info=True,
+        )
+        return True

@@ -12,8 +12,7 @@ import torch
 
 from token2wav.config import LimitConfig
 from token2wav.config.model_config import StageName
-from token2wav.errors import to_public_error
-from token2wav.serving.delivery import attempt
+from token2wav.errors import attempt, to_public_error
 from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Interruptions, Pipeline, Result
 from token2wav.serving.policy import chunks_at_once

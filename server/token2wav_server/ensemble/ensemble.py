@@ -16,10 +16,9 @@ import triton_python_backend_utils as pb_utils
 from token2wav.assembly import withheld_samples
 from token2wav.config import ServerConfig
 from token2wav.config.model_config import StageName
-from token2wav.errors import BackendError, ConfigError, LimitError
+from token2wav.errors import BackendError, ConfigError, LimitError, attempt
 from token2wav.published.registry import read_config
 from token2wav.serving.audio_mark import load_mark
-from token2wav.serving.delivery import attempt
 from token2wav.serving.door.message import Message
 from token2wav.serving.door.service import Service
 from token2wav.serving.pipeline import Pipeline
