@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from testkit.models.tiny_model import WAIT_SECONDS, demo_tokens, one_line
 from token2wav import AudioChunk, Token2WavError, Voice
@@ -81,30 +81,31 @@ class RecordingReply:
         return self.error
 
 
-class GatedReply(RecordingReply):
-    """Reply that blocks the scheduler's thread inside its first `send` until its gate opens."""
-
-    def __init__(self, name: str = "", journal: list[str] | None = None) -> None:
-        super().__init__(name, journal)
-        self.reached = threading.Event()
-        self.gate = threading.Event()
-
-    def send(self, chunk: AudioChunk) -> None:
-        super().send(chunk)
-        self.reached.set()
-        assert self.gate.wait(WAIT_SECONDS)
-
-
 class Hanging:
-    """Function that blocks a call of the vocoder until its gate opens."""
+    """Function that blocks its caller until its gate opens."""
 
     def __init__(self) -> None:
-        self.reached = threading.Event()
+        self._reached = threading.Event()
         self.gate = threading.Event()
 
     def __call__(self) -> None:
-        self.reached.set()
+        self._reached.set()
         assert self.gate.wait(WAIT_SECONDS)
+
+    def wait_until_called(self) -> None:
+        assert self._reached.wait(WAIT_SECONDS)
+
+
+class GatedReply(RecordingReply):
+    """Reply that blocks the scheduler's thread inside its first `send` until its gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sending = Hanging()
+
+    def send(self, chunk: AudioChunk) -> None:
+        super().send(chunk)
+        self.sending()
 
 
 class BrokenReply(RecordingReply):
@@ -144,13 +145,26 @@ def joined(*replies: RecordingReply) -> NDArray[np.float32]:
     return np.concatenate([chunk.audio for reply in replies for chunk in reply.succeeded()])
 
 
+def send(
+    workers: WorkerPool,
+    utterance: Utterance,
+    tokens: ArrayLike,
+    reply: RecordingReply | None = None,
+    *,
+    end: bool = False,
+    keep_open: bool = False,
+) -> RecordingReply:
+    """Sends a message of an utterance."""
+    reply = reply or RecordingReply()
+    workers.utterances.push(utterance, tokens, reply, end=end, keep_open=keep_open)
+    return reply
+
+
 def speak(
     workers: WorkerPool, voice: Voice, count: int, reply: RecordingReply | None = None
 ) -> RecordingReply:
-    """Pushes a whole utterance in one request."""
-    reply = reply or RecordingReply()
-    workers.utterances.push(workers.utterances.open(voice), demo_tokens(count), reply, end=True)
-    return reply
+    """Sends a whole utterance in one message."""
+    return send(workers, workers.utterances.open(voice), demo_tokens(count), reply, end=True)
 
 
 def assert_serves(workers: WorkerPool, voice: Voice, expected: Expected) -> None:
@@ -159,12 +173,12 @@ def assert_serves(workers: WorkerPool, voice: Voice, expected: Expected) -> None
 
 
 def refused(
-    workers: WorkerPool, utterance: Utterance, tokens: object, *, end: bool = False
+    workers: WorkerPool, utterance: Utterance, tokens: ArrayLike, *, end: bool = False
 ) -> Token2WavError:
     """Returns the error of a push that must be rejected without a call of its reply."""
     reply = RecordingReply()
     with pytest.raises(Token2WavError) as caught:
-        workers.utterances.push(utterance, tokens, reply, end=end)  # type: ignore[arg-type]
+        workers.utterances.push(utterance, tokens, reply, end=end)
     assert reply.journal == []
     one_line(caught.value)
     return caught.value

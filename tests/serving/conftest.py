@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,17 +15,21 @@ from token2wav.serving.worker import WorkerPool
 
 @pytest.fixture
 def make(model: Token2Wav) -> Iterator[Make]:
-    """Makes pools of one worker; afterwards each must be empty, and its thread ends."""
+    """Makes pools, by default of one worker; afterwards each must be empty, and its threads end."""
     made: list[WorkerPool] = []
 
     def build(
         target: Token2Wav = model,
         clock: Callable[[], float] = time.monotonic,
         observer: Observer | None = None,
-        **limits: float,
+        workers: int = 1,
+        on_device_lost: Callable[[], None] = lambda: None,
+        **limits: Any,
     ) -> WorkerPool:
-        made.append(WorkerPool(target.pipeline, replace(LIMITS, **limits), observer, clock))  # type: ignore[arg-type]
-        return made[-1]
+        bounds = replace(LIMITS, **limits)
+        pool = WorkerPool(target.pipeline, bounds, observer, clock, workers, on_device_lost)
+        made.append(pool)
+        return pool
 
     yield build
     leftovers = [workers.utterances.open_utterances for workers in made]

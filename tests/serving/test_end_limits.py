@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from testkit.models.tiny_model import TINY, demo_tokens
-from testkit.replies import (
-    FIRST,
-    LIMITS,
-    GatedReply,
-    Make,
-    RecordingReply,
-)
+from testkit.replies import FIRST, LIMITS, GatedReply, Make, send
 from testkit.utterances import joined
 from token2wav import (
     AudioChunk,
@@ -198,15 +192,14 @@ def test_requests_before_the_last_audio_are_answered_without_an_error(
 ) -> None:
     workers = make()
     utterance = workers.utterances.open(voice, options=GUARDED)
-    gated, late = GatedReply(), [RecordingReply(), RecordingReply()]
-    workers.utterances.push(utterance, demo_tokens(FIRST), gated, end=False)
-    assert gated.reached.wait(60)  # the first chunk is being sent
-    tokens = np.full(REPEATS, 1, np.int32)
-    workers.utterances.push(utterance, tokens, ended := RecordingReply(), end=False)
+    gated = GatedReply()
+    send(workers, utterance, demo_tokens(FIRST), gated)
+    gated.sending.wait_until_called()
+    ended = send(workers, utterance, np.full(REPEATS, 1, np.int32))
     # These clients cannot know of the end yet. Their tokens are dropped, not checked.
-    workers.utterances.push(utterance, [999_999], late[0], end=False)
-    workers.utterances.push(utterance, demo_tokens(LIMITS.stream_tokens), late[1], end=end)
-    gated.gate.set()
+    late = [send(workers, utterance, [999_999])]
+    late.append(send(workers, utterance, demo_tokens(LIMITS.stream_tokens), end=end))
+    gated.sending.gate.set()
     chunks = gated.succeeded() + ended.succeeded()
     assert [reply.succeeded() for reply in late] == [[], []]
     assert chunks[-1].end_reason is EndReason.REPEATS
@@ -217,5 +210,5 @@ def test_dropped_tokens_do_not_count_for_the_limit_of_tokens(make: Make, voice: 
     workers = make()
     utterance = workers.utterances.open(voice, options=GUARDED)
     tokens = np.full(LIMITS.stream_tokens + 1, 1, np.int32)
-    workers.utterances.push(utterance, tokens, reply := RecordingReply(), end=True)
+    reply = send(workers, utterance, tokens, end=True)
     assert len(joined(reply.succeeded())) == 960 * REPEATS

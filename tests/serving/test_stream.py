@@ -12,7 +12,7 @@ import torch
 from testkit.models.golden import snr_db
 from testkit.models.tiny_model import ODE_STEPS, TINY, FaultyVocoder, demo_tokens, one_line
 from testkit.patience import run_elsewhere
-from testkit.replies import LIMITS, Expected, speak
+from testkit.replies import Expected, Make, speak
 from testkit.utterances import joined
 from token2wav import (
     AudioChunk,
@@ -26,7 +26,6 @@ from token2wav import (
 )
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.utterance import Utterance
-from token2wav.serving.worker import WorkerPool
 
 HOP = 25  # of the first chunk, with the prompt of the fixture `voice`
 FIRST = HOP + 3  # tokens until it runs
@@ -59,14 +58,14 @@ LENGTHS = [(1, 2, 3, 7, 8, 9, 11, 15), (22, 24, 25, 26, 28, 29), (47, 49, 50, 51
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_an_utterance_whose_tokens_come_at_once_is_not_spoken_early(
-    voice: Voice, lengths: tuple[int, ...]
+    make: Make, voice: Voice, lengths: tuple[int, ...]
 ) -> None:
     """Else its audio would have early pieces, 2 dB from the audio of the whole mel."""
     stream = StreamConfig(steps=(ODE_STEPS,))
     model = Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu"))
     with model.stream(voice) as early:
         assert early.push(demo_tokens(15)), "more tokens could follow"
-    workers = WorkerPool(model.pipeline, LIMITS)
+    workers = make(model)
     for count in lengths:
         tokens = demo_tokens(count)
         expected = model.vocode(model.mel(tokens, voice))
@@ -76,7 +75,6 @@ def test_an_utterance_whose_tokens_come_at_once_is_not_spoken_early(
         for audio in (model.synthesize(tokens, voice), in_one_call, in_one_request):
             assert audio.shape == expected.shape
             assert snr_db(audio, expected) > SAME_DB, f"{count} tokens"
-    workers.close()
 
 
 # Tokens that are taken.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testkit.models.tiny_model import WAIT_SECONDS, demo_tokens
+from testkit.models.tiny_model import demo_tokens
 from testkit.patience import until
 from testkit.replies import (
     FIRST,
@@ -24,6 +24,7 @@ from testkit.replies import (
     assert_serves,
     joined,
     refused,
+    send,
     speak,
 )
 from token2wav import (
@@ -69,8 +70,7 @@ def test_one_limit_of_tokens_for_all_requests_of_an_utterance(make: Make, voice:
     workers = make(stream_tokens=30)
     utterance = workers.utterances.open(voice)
     for count in (20, 10):
-        workers.utterances.push(utterance, demo_tokens(count), reply := RecordingReply(), end=False)
-        reply.succeeded()
+        send(workers, utterance, demo_tokens(count)).succeeded()
     assert "tokens: the utterance would exceed 30 tokens" in str(refused(workers, utterance, [1]))
     assert utterance.over
 
@@ -82,17 +82,15 @@ def test_requests_above_the_limit_of_waiting_ones_are_merged(
     tokens = demo_tokens(FIRST + 400)
     workers, running = make(), GatedReply()
     utterance = workers.utterances.open(voice)
-    workers.utterances.push(utterance, tokens[:FIRST], running, end=False)
-    assert running.reached.wait(WAIT_SECONDS)
-    replies = [RecordingReply() for _ in tokens[FIRST:]]
-    for token, reply in zip(tokens[FIRST:], replies, strict=True):
-        workers.utterances.push(utterance, [token], reply, end=False)
+    send(workers, utterance, tokens[:FIRST], running)
+    running.sending.wait_until_called()
+    replies = [send(workers, utterance, [token]) for token in tokens[FIRST:]]
     # Besides the running request. The memory of all others is free.
     waiting = [reply for reply in replies if not reply.over.is_set()]
     assert len(waiting) == MAX_WAITING_MESSAGES - 1
     assert not any(reply.chunks for reply in replies)
-    workers.utterances.push(utterance, [], last := RecordingReply(), end=True)
-    running.gate.set()
+    last = send(workers, utterance, [], end=True)
+    running.sending.gate.set()
     last.wait()
     assert np.array_equal(joined(running, *replies, last), expected(len(tokens)))
 
@@ -100,16 +98,15 @@ def test_requests_above_the_limit_of_waiting_ones_are_merged(
 def test_a_merged_message_that_stays_open_is_not_finished(make: Make, voice: Voice) -> None:
     workers, running = make(), GatedReply()
     utterance = workers.utterances.open(voice)
-    workers.utterances.push(utterance, demo_tokens(FIRST), running, end=False)
-    assert running.reached.wait(WAIT_SECONDS)
-    stays_open = RecordingReply()
-    for count in range(1, MAX_WAITING_MESSAGES):
-        reply = RecordingReply() if count < MAX_WAITING_MESSAGES - 1 else stays_open
-        workers.utterances.push(utterance, [1], reply, end=False, keep_open=reply is stays_open)
-    workers.utterances.push(utterance, [1], RecordingReply(), end=False)  # takes its place
+    send(workers, utterance, demo_tokens(FIRST), running)
+    running.sending.wait_until_called()
+    for _ in range(MAX_WAITING_MESSAGES - 2):
+        send(workers, utterance, [1])
+    stays_open = send(workers, utterance, [1], keep_open=True)
+    send(workers, utterance, [1])  # takes its place
     assert not stays_open.over.is_set()
-    workers.utterances.push(utterance, [], last := RecordingReply(), end=True)
-    running.gate.set()
+    last = send(workers, utterance, [], end=True)
+    running.sending.gate.set()
     last.wait()
     assert stays_open.succeeded() == []
 
@@ -144,7 +141,7 @@ def test_on_close_is_called_once_and_before_the_last_word(
     journal: list[str] = []
     reply = RecordingReply("reply", journal)
     utterance = workers.utterances.open(voice, lambda _: journal.append("closed"))
-    workers.utterances.push(utterance, [1, 2, 3], reply, end=how == "ended", keep_open=True)
+    send(workers, utterance, [1, 2, 3], reply, end=how == "ended", keep_open=True)
     if how == "cancelled":
         workers.utterances.cancel(utterance)
     elif how == "failed":
@@ -180,12 +177,10 @@ def test_an_observer_sees_utterances_admitted_started_and_ended(
     until(lambda: bool(seen) and seen[-1] == (2, 0))
     watched.utterances.cancel(first)
     until(lambda: seen[-1] == (1, 0))
-    watched.utterances.push(second, [1], RecordingReply(), end=False)
+    send(watched, second, [1])
     until(lambda: seen[-1] == (1, 1))
-    reply = RecordingReply()
-    watched.utterances.push(second, [1], reply, end=True)
-    reply.succeeded()
-    watched.utterances.push(watched.utterances.open(voice), [1], RecordingReply(), end=False)
+    send(watched, second, [1], end=True).succeeded()
+    send(watched, watched.utterances.open(voice), [1])
     watched.close()
     assert seen[-1] == (0, 0)
     assert reasons == ["cancelled", "finished", "LimitError"]
@@ -247,12 +242,11 @@ def test_requests_are_answered_in_order_with_their_chunks(
     tokens, journal = demo_tokens(80), list[str]()
     a, b, c, d = (RecordingReply(name, journal) for name in "abcd")
     utterance = workers.utterances.open(voice)
-    workers.utterances.push(utterance, tokens[:10], a, end=False)
-    workers.utterances.push(utterance, tokens[10:FIRST], b, end=False)
-    workers.utterances.push(utterance, tokens[FIRST:], c, end=False)
+    for part, reply in zip(np.split(tokens, [10, FIRST]), (a, b, c), strict=True):
+        send(workers, utterance, part, reply)
     c.wait()
     assert model.pipeline.open_streams == 1
-    workers.utterances.push(utterance, [], d, end=True)
+    send(workers, utterance, [], d, end=True)
     assert np.array_equal(joined(a, b, c, d), expected(80))
     assert journal == ["a finished", "b0", "b finished", "c1", "c finished", "d2", "d finished"]
     assert utterance.over
@@ -262,10 +256,9 @@ def test_a_reply_that_is_kept_open_finishes_last(workers: WorkerPool, voice: Voi
     tokens, journal = demo_tokens(30), list[str]()
     kept, middle, end = (RecordingReply(name, journal) for name in ("kept", "middle", "end"))
     utterance = workers.utterances.open(voice)
-    workers.utterances.push(utterance, tokens[:FIRST], kept, end=False, keep_open=True)
-    workers.utterances.push(utterance, tokens[FIRST:], middle, end=False)
-    middle.succeeded()
-    workers.utterances.push(utterance, [], end, end=True)
+    send(workers, utterance, tokens[:FIRST], kept, keep_open=True)
+    send(workers, utterance, tokens[FIRST:], middle).succeeded()
+    send(workers, utterance, [], end, end=True)
     kept.succeeded()
     assert journal == ["kept0", "middle finished", "end1", "end finished", "kept finished"]
 

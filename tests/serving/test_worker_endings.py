@@ -19,10 +19,10 @@ from testkit.replies import (
     GatedReply,
     Hanging,
     Make,
-    RecordingReply,
     assert_serves,
     joined,
     refused,
+    send,
     speak,
 )
 from token2wav import BackendError, LimitError, StreamClosedError, Token2Wav, Voice
@@ -34,15 +34,10 @@ def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0)
     utterance = workers.utterances.open(voice, closed)
-    open_reply, reply = RecordingReply(), RecordingReply()
-    workers.utterances.push(utterance, [1], open_reply, end=False, keep_open=True)
-    workers.utterances.push(utterance, [1], reply, end=False)
-    reply.succeeded()
+    open_reply = send(workers, utterance, [1], keep_open=True)
+    send(workers, utterance, [1]).succeeded()
     clock.now += 29.0
-    workers.utterances.push(
-        utterance, [1], again := RecordingReply(), end=False
-    )  # counts from here
-    again.succeeded()
+    send(workers, utterance, [1]).succeeded()  # counts from here
     clock.now += 29.0
     time.sleep(0.2)  # several polls
     assert not utterance.over
@@ -59,12 +54,11 @@ def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice
 def test_a_stream_has_a_longest_life(make: Make, voice: Voice) -> None:
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0, stream_tokens=850)
-    utterance, open_reply = workers.utterances.open(voice, closed), RecordingReply()
-    workers.utterances.push(utterance, [1], open_reply, end=False, keep_open=True)
+    utterance = workers.utterances.open(voice, closed)
+    open_reply = send(workers, utterance, [1], keep_open=True)
     for _ in range(5):
         clock.now += 20.0
-        workers.utterances.push(utterance, [1], reply := RecordingReply(), end=False)
-        reply.succeeded()
+        send(workers, utterance, [1]).succeeded()
     assert not utterance.over
     clock.now += 3.0
     error = open_reply.failed()
@@ -78,14 +72,14 @@ def test_a_request_that_takes_long_is_not_idleness(
 ) -> None:
     clock = FakeClock()
     workers = make(clock=clock, idle_seconds=30.0)
-    utterance, slow, rest = workers.utterances.open(voice), GatedReply(), RecordingReply()
-    workers.utterances.push(utterance, demo_tokens(30)[:FIRST], slow, end=False)
-    assert slow.reached.wait(WAIT_SECONDS)
+    utterance, slow = workers.utterances.open(voice), GatedReply()
+    send(workers, utterance, demo_tokens(30)[:FIRST], slow)
+    slow.sending.wait_until_called()
     clock.now += 100.0
-    slow.gate.set()
+    slow.sending.gate.set()
     slow.succeeded()
     time.sleep(0.2)  # several polls; idle time counts from the end of the work
-    workers.utterances.push(utterance, demo_tokens(30)[FIRST:], rest, end=True)
+    rest = send(workers, utterance, demo_tokens(30)[FIRST:], end=True)
     assert np.array_equal(joined(slow, rest), expected(30))
 
 
@@ -93,16 +87,15 @@ def test_idle_streams_are_freed_while_the_worker_hangs(
     make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
 ) -> None:
     model, vocoder = faulty
-    clock, hanging, idle, vanishing = FakeClock(), Hanging(), RecordingReply(), RecordingReply()
+    clock, hanging = FakeClock(), Hanging()
     workers = make(model, clock=clock, idle_seconds=30.0)
-    for reply in (idle, vanishing):
-        workers.utterances.push(
-            workers.utterances.open(voice), [1], reply, end=False, keep_open=True
-        )
+    idle, vanishing = (
+        send(workers, workers.utterances.open(voice), [1], keep_open=True) for _ in range(2)
+    )
     until(lambda: model.pipeline.open_streams == 2)
     vocoder.meanwhile["advance"] = hanging
     running = speak(workers, voice, FIRST)
-    assert hanging.reached.wait(WAIT_SECONDS)
+    hanging.wait_until_called()
     vanishing.cancelled = True
     assert isinstance(vanishing.failed(), StreamClosedError)
     clock.now += 31.0
@@ -128,7 +121,7 @@ def test_a_full_server_reports_its_hung_worker(
     clock.now += 1000.0  # while no stream is open
     vocoder.meanwhile[moment] = hanging
     running = speak(workers, voice, FIRST)
-    assert hanging.reached.wait(WAIT_SECONDS)
+    hanging.wait_until_called()
     clock.now += 179.0
     with pytest.raises(LimitError, match=r"try again later$"):
         workers.utterances.open(voice)
@@ -165,10 +158,10 @@ def test_a_cancellation_while_the_engine_works_frees_all(
         def changed(self, open_utterances: int) -> None:
             seen.append(model.pipeline.open_streams)
 
-    workers, reply, closed = make(model, observer=Onlooker()), RecordingReply(), Counter()
+    workers, closed = make(model, observer=Onlooker()), Counter()
     utterance = workers.utterances.open(voice, closed)
     vocoder.meanwhile[moment] = lambda: workers.utterances.cancel(utterance)
-    workers.utterances.push(utterance, demo_tokens(SECOND), reply, end=True)
+    reply = send(workers, utterance, demo_tokens(SECOND), end=True)
     assert isinstance(reply.failed(), StreamClosedError)
     until(lambda: seen[-1:] == [0])
     assert_serves(workers, voice, expected)  # after it, the cancelled turn is over
@@ -183,17 +176,16 @@ def test_close_ends_open_streams_and_refuses_new_ones(
 ) -> None:
     workers, closed = make(), Counter()
     utterance = workers.utterances.open(voice, closed)
-    reply, waiting = GatedReply(), RecordingReply()
-    workers.utterances.push(utterance, demo_tokens(SECOND), reply, end=False)
-    workers.utterances.push(utterance, [1], waiting, end=True)
-    assert reply.reached.wait(WAIT_SECONDS)
+    send(workers, utterance, demo_tokens(SECOND), reply := GatedReply())
+    waiting = send(workers, utterance, [1], end=True)
+    reply.sending.wait_until_called()
     closer = threading.Thread(target=workers.close)
     closer.start()
     for open_reply in (reply, waiting):
         error = open_reply.failed()
         assert isinstance(error, LimitError)
         assert "shutting down" in str(error)
-    reply.gate.set()
+    reply.sending.gate.set()
     closer.join(WAIT_SECONDS)
     assert not closer.is_alive()
     assert closed.count == 1

@@ -13,7 +13,6 @@ from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from testkit.patience import until
 from testkit.replies import (
     FIRST,
-    LIMITS,
     SECOND,
     BrokenReply,
     Counter,
@@ -23,6 +22,7 @@ from testkit.replies import (
     RecordingReply,
     assert_serves,
     joined,
+    send,
     speak,
 )
 from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
@@ -34,7 +34,10 @@ from token2wav.serving.worker import WorkerPool
 
 
 def test_a_lost_device_is_reported_after_failed_utterances(
-    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, monkeypatch: pytest.MonkeyPatch
+    make: Make,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def lost(device: torch.device, cause: BaseException) -> None:
         raise DeviceLostError("backend: this process can no longer use the GPU")
@@ -47,12 +50,11 @@ def test_a_lost_device_is_reported_after_failed_utterances(
         assert reply.outcomes == ["failed"]
         report.set()
 
-    workers = WorkerPool(model.pipeline, LIMITS, on_device_lost=tell)
+    workers = make(model, on_device_lost=tell)
     vocoder.fault = RuntimeError("CUDA error: device-side assert triggered")
-    workers.utterances.push(workers.utterances.open(voice), demo_tokens(FIRST), reply, end=False)
+    send(workers, workers.utterances.open(voice), demo_tokens(FIRST), reply)
     assert isinstance(reply.failed(), DeviceLostError)
     assert report.wait(WAIT_SECONDS)
-    workers.close()
 
 
 def test_an_engine_that_cannot_open_fails_the_request(
@@ -70,9 +72,7 @@ def test_a_reply_that_raises_harms_nobody(
     workers: WorkerPool, model: Token2Wav, voice: Voice, expected: Expected
 ) -> None:
     closed, reply = Counter(), BrokenReply()
-    workers.utterances.push(
-        workers.utterances.open(voice, closed), demo_tokens(FIRST), reply, end=True
-    )
+    send(workers, workers.utterances.open(voice, closed), demo_tokens(FIRST), reply, end=True)
     reply.failed()
     assert closed.count == 1
     assert model.pipeline.open_streams == 0
@@ -86,10 +86,7 @@ def test_a_reply_that_cannot_even_be_asked_harms_nobody(
         def is_cancelled(self) -> bool:
             raise ConnectionError("gone")
 
-    reply = Unaskable()
-    utterance = workers.utterances.open(voice)
-    workers.utterances.push(utterance, [1], reply, end=False, keep_open=True)
-    reply.failed()
+    send(workers, workers.utterances.open(voice), [1], Unaskable(), keep_open=True).failed()
     assert_serves(workers, voice, expected)
 
 
@@ -102,7 +99,7 @@ def test_an_internal_error_frees_cancelled_streams(
 ) -> None:
     """A cancelled stream has left the scheduler, but its worker still has to free its state."""
     model, vocoder = faulty
-    workers, reply = make(model), RecordingReply()
+    workers = make(model)
     utterance, settle, faults = (
         workers.utterances.open(voice),
         workers.utterances.scheduler.settle,
@@ -121,7 +118,7 @@ def test_an_internal_error_frees_cancelled_streams(
 
     monkeypatch.setattr(workers.utterances.scheduler, "settle", failing)
     vocoder.meanwhile["advance"] = cancel
-    workers.utterances.push(utterance, demo_tokens(FIRST), reply, end=True)
+    reply = send(workers, utterance, demo_tokens(FIRST), end=True)
     assert isinstance(reply.failed(), StreamClosedError)
     until(lambda: not faults)
     assert_serves(workers, voice, expected)
@@ -177,11 +174,9 @@ def test_an_observer_that_raises_at_every_call_harms_nobody(
 
     workers = make(observer=Broken())
     workers.utterances.cancel(workers.utterances.open(voice))
-    replies = {count: RecordingReply() for count in (4, FIRST, SECOND + 1)}
-    for count, reply in replies.items():
-        workers.utterances.push(
-            workers.utterances.open(voice, broken), demo_tokens(count), reply, end=True
-        )
+    for count in (4, FIRST, SECOND + 1):
+        utterance = workers.utterances.open(voice, broken)
+        reply = send(workers, utterance, demo_tokens(count), end=True)
         assert np.array_equal(joined(reply), expected(count))
     assert model.pipeline.open_streams == 0
 
@@ -200,9 +195,8 @@ def test_a_worker_survives_an_internal_error(
         return real(*arguments)
 
     monkeypatch.setattr(workers.utterances.scheduler, call, once)
-    utterance, reply = workers.utterances.open(voice), RecordingReply()
-    workers.utterances.push(utterance, demo_tokens(FIRST), reply, end=True, keep_open=True)
-    reply.wait()
+    utterance = workers.utterances.open(voice)
+    send(workers, utterance, demo_tokens(FIRST), end=True, keep_open=True).wait()
     until(lambda: not faults)
     assert_serves(workers, voice, expected)
     until(

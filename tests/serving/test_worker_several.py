@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
+import time
 
 import numpy as np
 import pytest
 
 from testkit.models.golden import snr_db
-from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder
 from testkit.patience import until
 from testkit.replies import (
     FIRST,
-    LIMITS,
     SECOND,
     Expected,
     FakeClock,
     GatedReply,
     Hanging,
-    RecordingReply,
+    Make,
     joined,
     speak,
 )
@@ -34,7 +32,7 @@ SAME_DB = 60
 
 
 def test_workers_compute_at_the_same_time(
-    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
+    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
 ) -> None:
     model, vocoder = faulty
     barrier = threading.Barrier(2, timeout=WAIT_SECONDS)
@@ -42,43 +40,35 @@ def test_workers_compute_at_the_same_time(
     def meeting() -> None:
         barrier.wait()
 
-    workers = WorkerPool(model.pipeline, LIMITS, workers=2)
-    try:
-        first = workers.utterances.open(voice)
-        vocoder.meanwhile["advance"] = meeting
-        reply = RecordingReply()
-        workers.utterances.push(first, demo_tokens(FIRST), reply, end=True)
-        until(lambda: barrier.n_waiting == 1)
-        vocoder.meanwhile["advance"] = meeting  # the first call removed the function
-        second = speak(workers, voice, FIRST)
-        reply.succeeded()
-        second.succeeded()
-    finally:
-        workers.close()
+    workers = make(model, workers=2)
+    vocoder.meanwhile["advance"] = meeting
+    first = speak(workers, voice, FIRST)
+    until(lambda: barrier.n_waiting == 1)
+    vocoder.meanwhile["advance"] = meeting  # the first call removed the function
+    second = speak(workers, voice, FIRST)
+    first.succeeded()
+    second.succeeded()
 
 
 @pytest.fixture
 def gpu_pool(
-    faulty: tuple[Token2Wav, FaultyVocoder], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[WorkerPool, FaultyVocoder, FakeClock]]:
+    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], monkeypatch: pytest.MonkeyPatch
+) -> tuple[WorkerPool, FaultyVocoder, FakeClock]:
     """Pool as on a GPU: two workers, one of which computes."""
     monkeypatch.setattr(Pipeline, "on_cpu", False)
     clock = FakeClock()
-    workers = WorkerPool(faulty[0].pipeline, replace(LIMITS, stream_tokens=15000), clock=clock)
-    yield workers, faulty[1], clock
-    workers.close()
+    return make(faulty[0], clock=clock, stream_tokens=15000), faulty[1], clock
 
 
 def test_a_gpu_computes_while_audio_is_sent(
     gpu_pool: tuple[WorkerPool, FaultyVocoder, FakeClock], voice: Voice, expected: Expected
 ) -> None:
     workers, _, _ = gpu_pool
-    slow = speak(workers, voice, FIRST, GatedReply())
-    assert isinstance(slow, GatedReply)
-    assert slow.reached.wait(WAIT_SECONDS)
+    speak(workers, voice, FIRST, slow := GatedReply())
+    slow.sending.wait_until_called()
     assert np.array_equal(joined(speak(workers, voice, SECOND)), expected(SECOND))
     assert not slow.outcomes
-    slow.gate.set()
+    slow.sending.gate.set()
     assert np.array_equal(joined(slow), expected(FIRST))
 
 
@@ -88,13 +78,14 @@ def test_a_gpu_computes_one_batch_at_a_time(
     workers, vocoder, _ = gpu_pool
     vocoder.meanwhile["advance"] = computing = Hanging()
     first = speak(workers, voice, 4)
-    assert computing.reached.wait(WAIT_SECONDS)
+    computing.wait_until_called()
     vocoder.meanwhile["advance"] = waiting = Hanging()
     others = [speak(workers, voice, 4) for _ in range(3)]
-    assert not waiting.reached.wait(0.2)
+    time.sleep(0.2)
+    assert "advance" in vocoder.meanwhile, "a second batch is being computed"
     computing.gate.set()
     first.succeeded()
-    assert waiting.reached.wait(WAIT_SECONDS)
+    waiting.wait_until_called()
     waiting.gate.set()
     for reply in others:
         assert snr_db(expected(4), joined(reply)) > SAME_DB
@@ -106,7 +97,7 @@ def test_a_gpu_that_hangs_admits_no_utterance(
     workers, vocoder, clock = gpu_pool
     vocoder.meanwhile["advance"] = hanging = Hanging()
     lost = speak(workers, voice, FIRST)
-    assert hanging.reached.wait(WAIT_SECONDS)
+    hanging.wait_until_called()
     clock.now += 181.0
     assert isinstance(lost.failed(), BackendError)
     with pytest.raises(BackendError, match="no batch has finished for 181 s; the server hangs"):
@@ -117,6 +108,7 @@ def test_a_gpu_that_hangs_admits_no_utterance(
 
 
 def test_a_hanging_worker_loses_only_its_own_streams(
+    make: Make,
     faulty: tuple[Token2Wav, FaultyVocoder],
     voice: Voice,
     expected: Expected,
@@ -124,46 +116,38 @@ def test_a_hanging_worker_loses_only_its_own_streams(
 ) -> None:
     model, vocoder = faulty
     clock, first, second = FakeClock(), Hanging(), Hanging()
-    workers = WorkerPool(
-        model.pipeline, replace(LIMITS, stream_tokens=15000), clock=clock, workers=2
+    workers = make(model, clock=clock, workers=2, stream_tokens=15000)
+    vocoder.meanwhile["advance"] = first
+    lost = speak(workers, voice, FIRST)
+    first.wait_until_called()
+    clock.now += 179.0
+    assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
+    assert not lost.outcomes
+    clock.now += 2.0
+    assert isinstance(lost.failed(), BackendError)
+    assert (
+        str(lost.error) == "backend: the worker of this stream hangs; its batch has run for 181 s"
     )
-    try:
-        vocoder.meanwhile["advance"] = first
-        lost = speak(workers, voice, FIRST)
-        assert first.reached.wait(WAIT_SECONDS)
-        clock.now += 179.0
-        assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
-        assert not lost.outcomes
-        clock.now += 2.0
-        assert isinstance(lost.failed(), BackendError)
-        assert (
-            str(lost.error)
-            == "backend: the worker of this stream hangs; its batch has run for 181 s"
-        )
-        assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
-        assert workers.utterances.open_utterances == 0
-        until(lambda: model.pipeline.open_streams == 1)  # the engines may still write there
+    assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
+    assert workers.utterances.open_utterances == 0
+    until(lambda: model.pipeline.open_streams == 1)  # the engines may still write there
 
-        vocoder.meanwhile["advance"] = second
-        lost = speak(workers, voice, FIRST)
-        assert second.reached.wait(WAIT_SECONDS)
-        clock.now += 181.0
-        assert isinstance(lost.failed(), BackendError)
-        with pytest.raises(
-            BackendError, match=r"^backend: no batch has finished for 181 s; the server hangs$"
-        ):
-            workers.utterances.open(voice)
+    vocoder.meanwhile["advance"] = second
+    lost = speak(workers, voice, FIRST)
+    second.wait_until_called()
+    clock.now += 181.0
+    assert isinstance(lost.failed(), BackendError)
+    with pytest.raises(
+        BackendError, match=r"^backend: no batch has finished for 181 s; the server hangs$"
+    ):
+        workers.utterances.open(voice)
 
-        second.gate.set()
-        until(lambda: workers.utterances.scheduler.idle_workers == 1)
-        assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
-        first.gate.set()
-        until(lambda: workers.utterances.scheduler.idle_workers == 2)
-        assert model.pipeline.open_streams == 0
-    finally:
-        for hanging in (first, second):
-            hanging.gate.set()
-        workers.close()
+    second.gate.set()
+    until(lambda: workers.utterances.scheduler.idle_workers == 1)
+    assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
+    first.gate.set()
+    until(lambda: workers.utterances.scheduler.idle_workers == 2)
+    assert model.pipeline.open_streams == 0
     messages = [record.getMessage() for record in caplog.records if "worker" in record.getMessage()]
     assert [re.sub(r"worker \d", "a worker", line) for line in messages] == [
         "a worker hangs: its batch has run for 181 s, and its 1 streams have failed; 1 of 2 "
