@@ -1,10 +1,10 @@
 """Random operations of many threads on one small model: no leaks, and no harm to other streams.
 
-Threads open, push to, finish, cancel and drop streams, several at a time, and cancel streams of
-other threads. Some streams run through workers, which may interrupt batches. The cache is small,
-streams send provisional chunks or use a window, and the engines fail now and then. Every utterance
-that ends normally is compared with the audio of the whole utterance, sample by sample. If there are
-problems, prints them with the seed and exits with 1.
+Threads open, push to, finish and drop streams, several at a time, and cancel streams of any thread.
+Some streams run through workers, which may interrupt batches. The cache is small, streams send
+provisional chunks or use a window, and the engines fail now and then. Every utterance that ends
+normally is compared with the audio of the whole utterance, sample by sample. If there are problems,
+prints them with the seed and exits with 1.
 
     .venv/bin/python -m testkit.random_operations --seconds 60
 """
@@ -20,28 +20,25 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import cycle
 from random import Random
 from typing import Any
 
-import numpy as np
-
 from testkit.failing_stages import FAULT, Faults
 from testkit.models.golden import TINY, snr_db
-from testkit.oracle import Audio, Oracle, Tokens
+from testkit.oracle import Oracle, Tokens
 from testkit.patience import PATIENCE_SECONDS
-from testkit.replies import RecordingReply
-from testkit.utterances import a_voice, some_tokens
+from testkit.replies import RecordingReply, send
+from testkit.utterances import a_voice, joined, some_tokens
 from token2wav import (
     AudioChunk,
     BackendError,
     LimitError,
     RuntimeConfig,
-    Stream,
     StreamClosedError,
     StreamConfig,
     Token2Wav,
@@ -72,30 +69,77 @@ PROMPTS = (0, 28, 41, 53)
 SAME_DB = 40  # phase integrates float rounding, as in tests/families/cosyvoice3/tolerances.py
 
 
-@dataclass(eq=False)
-class OpenUtterance:
-    """OpenUtterance in progress.
+class OpenUtterance(ABC):
+    """Utterance in progress.
 
     Attributes:
-        stream: stream of the library; None for an utterance that runs through the workers.
-        sent: tokens that were pushed.
-        audio: audio received so far.
+        utterance: the utterance of the library.
+        sent: tokens that were sent.
         cancelled: whether a thread has cancelled the utterance, or is about to.
     """
 
-    voice: Voice
-    tokens: Tokens
-    served: Utterance
-    stream: Stream | None = None
-    sent: int = 0
-    audio: list[AudioChunk] = field(default_factory=list)
-    replies: list[RecordingReply] = field(default_factory=list)
-    cancelled: bool = False
+    def __init__(self, voice: Voice, tokens: Tokens, utterance: Utterance) -> None:
+        self.voice, self.tokens, self.utterance = voice, tokens, utterance
+        self.sent, self.cancelled = 0, False
 
     def portion(self, size: int) -> Tokens:
         portion = self.tokens[self.sent : self.sent + size]
         self.sent += len(portion)
         return portion
+
+    @abstractmethod
+    def send(self, tokens: Tokens, *, end: bool) -> None:
+        """Sends tokens, and waits until they are consumed."""
+
+    @property
+    @abstractmethod
+    def audio(self) -> list[AudioChunk]:
+        """Audio so far."""
+
+    @abstractmethod
+    def cancel(self) -> None: ...
+
+
+class StreamedUtterance(OpenUtterance):
+    """Utterance of a stream of the library."""
+
+    def __init__(self, voice: Voice, tokens: Tokens, model: Token2Wav) -> None:
+        self.stream = model.stream(voice)
+        self._chunks: list[AudioChunk] = []
+        super().__init__(voice, tokens, self.stream._utterance)
+
+    def send(self, tokens: Tokens, *, end: bool) -> None:
+        self._chunks += self.stream.finish(tokens) if end else self.stream.push(tokens)
+
+    @property
+    def audio(self) -> list[AudioChunk]:
+        return self._chunks
+
+    def cancel(self) -> None:
+        self.stream.cancel()
+
+
+class ServedUtterance(OpenUtterance):
+    """Utterance that runs through the workers."""
+
+    def __init__(self, voice: Voice, tokens: Tokens, workers: WorkerPool) -> None:
+        super().__init__(voice, tokens, workers.utterances.open(voice))
+        self._workers = workers
+        self._replies: list[RecordingReply] = []
+
+    def send(self, tokens: Tokens, *, end: bool) -> None:
+        self._replies.append(send(self._workers, self.utterance, tokens, end=end))
+        for reply in self._replies if end else self._replies[-1:]:
+            assert reply.over.wait(PATIENCE_SECONDS), "a message was never answered"
+            if reply.error is not None:
+                raise reply.error
+
+    @property
+    def audio(self) -> list[AudioChunk]:
+        return [chunk for reply in self._replies for chunk in reply.chunks]
+
+    def cancel(self) -> None:
+        self._workers.utterances.cancel(self.utterance)
 
 
 class Round:
@@ -137,9 +181,8 @@ class Round:
         self._chunks: dict[Utterance, list[TokenChunk]] = {}
         self._note_chunks()
         self._voices = [a_voice(prompt) for prompt in PROMPTS]
-        self._open: list[
-            OpenUtterance
-        ] = []  # utterances of all threads, which any thread may cancel
+        # Utterances of all threads, which any thread may cancel.
+        self._open: list[OpenUtterance] = []
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -168,10 +211,7 @@ class Round:
         self._look_for_leaks()
 
     def _interrupt_at_random(self) -> None:
-        scheduler, random = (
-            self._workers.utterances.scheduler,
-            Random(f"{self._name} interruptions"),
-        )
+        scheduler, random = self._workers.utterances.scheduler, Random(f"{self._name} interrupts")
         scheduler._policy.is_long = lambda tokens: True  # type: ignore[method-assign]
         scheduler._policy.may_interrupt = lambda *_: random.random() < 0.5  # type: ignore[method-assign]
         next_interruption = scheduler.next_interruption
@@ -207,12 +247,10 @@ class Round:
         random, utterances = Random(f"{self._name} thread {number}"), list[OpenUtterance]()
         operations: list[tuple[Callable[[Random, list[OpenUtterance]], None], int]] = [
             (self._begin, 4),
-            (self._extrapolate, 12),
+            (self._continue, 12),
             (self._end, 4),
-            (self._cancel, 1),
             (self._drop, 1),
-            (self._barge_in, 3),
-            (self._synthesize, 1),
+            (self._barge_in, 4),
         ]
         calls, weights = zip(*operations, strict=True)
         for _ in range(STEPS):
@@ -238,7 +276,7 @@ class Round:
             return
         # The engines open an utterance after its first message, and may reject it then.
         except LimitError:
-            if utterance is not None and utterance.stream is not None:
+            if isinstance(utterance, StreamedUtterance):
                 raise
             outcome = "refused"
         except BackendError as error:
@@ -256,21 +294,19 @@ class Round:
     def _begin(self, random: Random, utterances: list[OpenUtterance]) -> None:
         if len(utterances) == STREAMS_OF_A_THREAD:
             return
-        voice, tokens = (
-            random.choice(self._voices),
-            some_tokens(random.choice((1, 13, 24, 60, 110)), random.randrange(4)),
-        )
+        voice = random.choice(self._voices)
+        tokens = some_tokens(random.choice((1, 13, 24, 60, 110)), random.randrange(4))
         with self._may_fail():
+            utterance: OpenUtterance
             if self._interrupts or random.random() < 0.3:
-                utterance = OpenUtterance(voice, tokens, self._workers.utterances.open(voice))
+                utterance = ServedUtterance(voice, tokens, self._workers)
             else:
-                stream = self._model.stream(voice)
-                utterance = OpenUtterance(voice, tokens, stream._utterance, stream)
+                utterance = StreamedUtterance(voice, tokens, self._model)
             utterances.append(utterance)
             with self._lock:
                 self._open.append(utterance)
 
-    def _extrapolate(self, random: Random, utterances: list[OpenUtterance]) -> None:
+    def _continue(self, random: Random, utterances: list[OpenUtterance]) -> None:
         if not utterances:
             return
         utterance = random.choice(utterances)
@@ -303,50 +339,25 @@ class Round:
     ) -> None:
         utterances.remove(utterance)  # an utterance that goes on is added again
         with self._may_fail(utterance):
-            if utterance.stream is None:
-                self._send(utterance, tokens, end=end)
-            else:
-                utterance.audio += (
-                    utterance.stream.finish(tokens) if end else utterance.stream.push(tokens)
-                )
+            utterance.send(tokens, end=end)
             utterances.append(utterance)
-
-    def _send(self, utterance: OpenUtterance, tokens: Tokens, *, end: bool) -> None:
-        """Sends a message to the workers; the last message waits for all answers."""
-        reply = RecordingReply()
-        self._workers.utterances.push(utterance.served, tokens, reply, end=end)
-        utterance.replies.append(reply)
-        for answer in utterance.replies if end else [reply]:
-            assert answer.over.wait(PATIENCE_SECONDS), "a message was never answered"
-            if answer.error is not None:
-                raise answer.error
-        if end:
-            utterance.audio = [chunk for answer in utterance.replies for chunk in answer.chunks]
-
-    def _cancel(self, random: Random, utterances: list[OpenUtterance]) -> None:
-        if utterances:
-            utterance = utterances.pop(random.randrange(len(utterances)))
-            self._stop(utterance)
-            self._forget(utterance)
 
     def _drop(self, random: Random, utterances: list[OpenUtterance]) -> None:
         """Drops a stream without ending it.
 
         Some streams are part of a reference cycle, which only the garbage collector finds.
         """
-        streams = [
-            index for index, utterance in enumerate(utterances) if utterance.stream is not None
-        ]
-        if not streams:
+        streamed = [one for one in utterances if isinstance(one, StreamedUtterance)]
+        if not streamed:
             return
-        utterance = utterances.pop(streams[0])
+        utterance = streamed[0]
+        utterances.remove(utterance)
         self._forget(utterance)
         if random.random() < 0.5:
             ring: list[Any] = [utterance.stream]
             ring.append(ring)
             del ring
-        utterance.stream = None
-        del utterance
+        del utterance, streamed
         if random.random() < 0.3:
             gc.collect()
 
@@ -355,31 +366,16 @@ class Round:
         with self._lock:
             utterance = random.choice(self._open) if self._open else None
         if utterance is not None:
-            self._stop(utterance)
+            utterance.cancelled = True
+            utterance.cancel()
+            self._count("cancelled")
             self._begin(random, utterances)
-            self._extrapolate(random, utterances)
-
-    def _synthesize(self, random: Random, utterances: list[OpenUtterance]) -> None:
-        voice, tokens = (
-            random.choice(self._voices),
-            some_tokens(random.choice((1, 11, 24, 60)), random.randrange(4)),
-        )
-        with self._may_fail():
-            audio = self._model.synthesize(tokens, voice)
-            self._judge(audio, self._oracle.whole(voice, tokens), "synthesize")
-
-    def _stop(self, utterance: OpenUtterance) -> None:
-        utterance.cancelled = True
-        if utterance.stream is not None:
-            utterance.stream.cancel()
-        else:
-            self._workers.utterances.cancel(utterance.served)
-        self._count("cancelled")
+            self._continue(random, utterances)
 
     def _forget(self, utterance: OpenUtterance) -> None:
         with self._lock:
             self._open.remove(utterance)
-        self._chunks.pop(utterance.served, None)
+        self._chunks.pop(utterance.utterance, None)
 
     def _count(self, event: str) -> None:
         with self._lock:
@@ -390,22 +386,17 @@ class Round:
 
         With provisional chunks, the expected audio is computed from the same chunks.
         """
-        chunks = self._chunks.pop(utterance.served)
+        chunks = self._chunks.pop(utterance.utterance)
         tokens = utterance.tokens[: utterance.sent]
         provisional = any(chunk.provisional for chunk in chunks)
-        expected = (
-            self._oracle.spoken(utterance.voice, chunks)
-            if provisional
-            else self._oracle.whole(utterance.voice, tokens)
-        )
-        audio = np.concatenate([chunk.audio for chunk in utterance.audio])
-        self._judge(audio, expected, "provisional" if provisional else "whole")
-        assert [chunk.index for chunk in utterance.audio] == list(range(len(utterance.audio)))
-        assert [chunk.final for chunk in utterance.audio] == [False] * (
-            len(utterance.audio) - 1
-        ) + [True]
-
-    def _judge(self, audio: Audio, expected: Audio, kind: str) -> None:
+        if provisional:
+            expected = self._oracle.spoken(utterance.voice, chunks)
+        else:
+            expected = self._oracle.whole(utterance.voice, tokens)
+        kind, sent = "provisional" if provisional else "whole", utterance.audio
+        assert [chunk.index for chunk in sent] == list(range(len(sent)))
+        assert [chunk.final for chunk in sent] == [False] * (len(sent) - 1) + [True]
+        audio = joined(sent)
         assert audio.shape == expected.shape
         same_db = snr_db(audio, expected)
         assert same_db > SAME_DB, (
