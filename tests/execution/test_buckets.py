@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from token2wav import backends
 from token2wav.config import LimitConfig
 from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.captured_sizes import PAST_PAGES
+from token2wav.execution.cuda_graphs import CaptureError, GraphPool
 from token2wav.execution.step_boundary import at_boundaries, interruption, step_boundary
 
 
@@ -66,10 +68,12 @@ class Sums:
         return list(self._sums[: len(items)].clone())
 
 
-def used(widths: Sequence[int], buckets: Sequence[Room]) -> list[Room]:
+def used(
+    widths: Sequence[int], buckets: Sequence[Room], pool: GraphPool | None = None
+) -> list[Room]:
     """Runs items of some widths, checks the results, and returns the tensors that were used."""
     log: list[Room] = []
-    runner = BucketRunner(Room.of, lambda room: Sums(room, log), buckets)
+    runner = BucketRunner(Room.of, lambda room: Sums(room, log), buckets, pool)
     items = [torch.full((width,), float(number + 1)) for number, width in enumerate(widths)]
     assert [float(value) for value in runner.run(items)] == [float(item.sum()) for item in items]
     return log
@@ -135,6 +139,23 @@ def test_runners_of_one_pool_compute_one_batch_at_a_time() -> None:
         first.run(items)
     other.join()
     assert waits == [True]
+
+
+def test_a_bucket_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+    class OneGraph(PoolWithoutGraphs):
+        def capture(self, function: Callable[[], None], *, in_steps: bool = False) -> Any:
+            captured = super().capture(function)
+            if self.captures > 1:
+                raise CaptureError("not this one")
+            return captured
+
+    pool = OneGraph(3)
+    with caplog.at_level(logging.WARNING):
+        assert used([4] * 5, BUCKETS, pool)[-2:] == [Room(4, 4), Room(1, 8)]
+    assert pool.captures == 2, "after the first failure no other capture is tried"
+    [warning] = caplog.messages
+    assert "Room(rows=4, width=4) cannot be captured" in warning
+    assert "not this one" in warning
 
 
 def test_a_batch_can_be_interrupted_between_its_parts() -> None:

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import gc
 import itertools
-import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +23,6 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.cache.states import StateStore
 from token2wav.errors import BackendError
 from token2wav.execution import cuda_graphs
-from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.cuda_graphs import CaptureError, GraphPool
 from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step_boundary import at_boundaries, paced, step_boundary
@@ -84,57 +81,6 @@ def test_runs_at_load_write_only_to_the_scratch_page(parts: Parts) -> None:
 
 
 # Captures that fail.
-
-
-@dataclass(frozen=True, order=True)
-class Count:
-    """Size of a batch of numbers."""
-
-    rows: int
-
-    @property
-    def cost(self) -> int:
-        return self.rows
-
-    def fits(self, other: Count) -> bool:
-        return self.rows <= other.rows
-
-
-class Doubled:
-    """Work of a batch of numbers: doubles each of them."""
-
-    def __init__(self, size: Count) -> None:
-        self.values = torch.zeros(size.rows)
-
-    def fill(self, items: Sequence[float]) -> None:
-        self.values[: len(items)] = torch.tensor(items)
-
-    def compute(self) -> None:
-        self.values.mul_(2)
-
-    def take(self, items: Sequence[float]) -> list[torch.Tensor]:
-        return list(self.values[: len(items)].clone())
-
-
-def test_a_bucket_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCaptureFixture) -> None:
-    asked: list[Callable[[], None]] = []
-
-    class NoPool(PoolWithoutGraphs):
-        def capture(self, function: Callable[[], None], *, in_steps: bool = False) -> Any:
-            asked.append(function)
-            if len(asked) > 1:
-                raise CaptureError("not this one")
-            return super().capture(function)
-
-    sizes = [Count(rows) for rows in (1, 2, 4)]
-    with caplog.at_level(logging.WARNING):
-        runner = BucketRunner(lambda items: Count(len(items)), Doubled, sizes, NoPool(3))
-    assert len(asked) == 2  # after the first failure no other capture is tried
-    [warning] = caplog.messages
-    assert "Count(rows=2) cannot be captured" in warning
-    assert "not this one" in warning
-    for items in ([1.0], [1.0, 2.0], [1.0, 2.0, 3.0, 4.0, 5.0]):
-        assert [float(output) for output in runner.run(items)] == [2 * item for item in items]
 
 
 @pytest.fixture
