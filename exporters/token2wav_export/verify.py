@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,32 +151,37 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
         folder, runtime=RuntimeConfig(device=runtime.device, backend="torch", precision="float32")
     )
     candidate = Token2Wav.load(folder, runtime=runtime)
-    random = np.random.default_rng(0)
-    config = reference.config
+    random, config, summary = np.random.default_rng(0), reference.config, candidate.summary
     tokens = config.tokens.draw(round(seconds * config.token_frame_rate), random)
+    voice = _random_voice(config, random) if config.takes_voice else None
+    report = partial(Report, summary.name, summary.precision, summary.device, seconds)
+    models = reference, candidate
     if "decoder" in config.stages:
-        speaker = _random_voice(config, random) if config.takes_voice else None
-        return _verify_decoder(reference, candidate, tokens, speaker, seconds)
-    voice = _random_voice(config, random)
+        audio, other_audio = (_stream_audio(model, tokens, voice) for model in models)
+        error = float(np.abs(other_audio - audio).max())
+        return report(
+            mel_max=None,
+            mel_db=None,
+            vocoder_max=error,
+            audio_snr_db=_snr_db(other_audio, audio),
+            finite_when_large=None,
+        )
+    assert voice is not None
     bar = tqdm(total=4, desc="verify", unit="stage", leave=False)
-    mel, other_mel = (stream_mel(model, tokens, voice) for model in (reference, candidate))
+    mel, other_mel = (stream_mel(model, tokens, voice) for model in models)
     bar.update()
-    mel_audio, other_mel_audio = (vocode(model, mel) for model in (reference, candidate))
+    mel_audio, other_mel_audio = (vocode(model, mel) for model in models)
     bar.update()
-    audio, other_audio = (model.synthesize(tokens, voice) for model in (reference, candidate))
+    audio, other_audio = (model.synthesize(tokens, voice) for model in models)
     bar.update()
     loud_voice = replace(voice, prompt_mel=np.sign(voice.prompt_mel) * np.float32(MEL_BOUND))
     finite = bool(np.isfinite(stream_mel(candidate, tokens[:60], loud_voice)).all())
     bar.close()
-    return Report(
-        backend=candidate.summary.name,
-        precision=candidate.summary.precision,
-        device=candidate.summary.device,
-        seconds=seconds,
+    return report(
         mel_max=float(np.abs(other_mel - mel).max()),
-        mel_db=_decibel(np.std(other_mel - mel) / np.std(mel)),
+        mel_db=-_snr_db(other_mel, mel),
         vocoder_max=float(np.abs(other_mel_audio - mel_audio).max()),
-        audio_snr_db=-_decibel(np.std(other_audio - audio) / np.std(audio)),
+        audio_snr_db=_snr_db(other_audio, audio),
         finite_when_large=finite,
     )
 
@@ -185,29 +191,6 @@ def _random_voice(config: ModelConfig, random: np.random.Generator) -> Voice:
         config.tokens.draw(PROMPT_TOKENS, random),
         random.standard_normal((config.prompt_frames(PROMPT_TOKENS)[-1], config.mel_bands)),
         random.standard_normal(config.speaker_size),
-    )
-
-
-def _verify_decoder(
-    reference: Token2Wav,
-    candidate: Token2Wav,
-    tokens: NDArray[Any],
-    voice: Voice | None,
-    seconds: float,
-) -> Report:
-    """Compares the decoders of a codec in a stream of four parts."""
-    audio, other_audio = (_stream_audio(model, tokens, voice) for model in (reference, candidate))
-    error = other_audio - audio
-    return Report(
-        backend=candidate.summary.name,
-        precision=candidate.summary.precision,
-        device=candidate.summary.device,
-        seconds=seconds,
-        mel_max=None,
-        mel_db=None,
-        vocoder_max=float(np.abs(error).max()),
-        audio_snr_db=-_decibel(np.std(error) / np.std(audio)),
-        finite_when_large=None,
     )
 
 
@@ -263,5 +246,6 @@ def vocode(model: Token2Wav, mel: NDArray[np.float32]) -> NDArray[np.float32]:
     return torch.cat(audio).cpu().numpy()
 
 
-def _decibel(ratio: float) -> float:
-    return float(20 * np.log10(max(ratio, 1e-12)))
+def _snr_db(values: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Returns the spread of the expected values, relative to that of the difference, in dB."""
+    return -float(20 * np.log10(max(np.std(values - expected) / np.std(expected), 1e-12)))
