@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
-from testkit.patience import until
 from testkit.rigs import realtime
 from testkit.rigs.gateway_rig import GatewayRig, key_settings
 from testkit.rigs.realtime import (
     KEY,
-    SLOW,
     events_until,
     opened,
     say,
@@ -210,20 +205,6 @@ def test_cheap_events_are_requests_of_the_key(
 def test_an_unknown_model_is_refused(gateway: GatewayRig) -> None:
     with opened(gateway, model="whisper") as connection:
         assert "'whisper' is not one of" in events_until(connection, "error")[-1].error.message
-
-
-def test_a_reader_that_does_not_read_is_dropped(gateway: GatewayRig) -> None:
-    """It asks for more audio than a connection buffers."""
-    url = f"{gateway.url.replace('http', 'ws')}/v1/realtime"
-    headers = {"authorization": f"Bearer {KEY}"}
-    with connect(url, additional_headers=headers, max_queue=1, close_timeout=0.1) as deaf:
-        deaf.recv()
-        with suppress(ConnectionClosed):  # it may be dropped before it has sent everything
-            for _ in range(40):
-                deaf.send(json.dumps(created(content=[{"type": "input_text", "text": SLOW}])))
-                deaf.send(json.dumps({"type": "response.create"}))
-                deaf.send(json.dumps({"type": "input_audio_buffer.append", "audio": "x" * 500_000}))
-        until(lambda: gateway.value("sockets") == 0)
 
 
 def test_few_mistakes_are_reported_for_any_number_of_wrong_parts() -> None:

@@ -307,15 +307,6 @@ def test_a_call_is_admitted_before_its_message_is_read(gateway: GatewayRig) -> N
     until(spoken)  # and count until the gateway sees that their connections are closed
 
 
-def test_the_deadline_of_a_call_cancels_it(
-    client: riva.client.SpeechSynthesisService, speaker: LanguageModel
-) -> None:
-    before, metadata = speaker.cancelled, client.auth.get_auth_metadata()
-    slow = iter([request(text=SLOW)])
-    assert next(client.stub.SynthesizeOnline(slow, metadata=metadata, timeout=1.0)).audio
-    until(lambda: speaker.cancelled == before + 1)
-
-
 def unfinished(gateway: GatewayRig, key: str = KEY) -> UnfinishedCall:
     method = "/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize"
     return UnfinishedCall(gateway.riva, method, LARGEST, {"authorization": f"Bearer {key}"})

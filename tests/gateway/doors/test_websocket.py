@@ -232,12 +232,6 @@ def test_a_wrong_message_is_refused_and_the_session_goes_on(
         assert socket.until("session.done")["total_sentences"] == 1
 
 
-def test_too_many_sentences_end_the_session(gateway: GatewayRig) -> None:
-    with opened(gateway) as socket:
-        socket.send(type="input.text", text="Boats? " * 300)
-        assert_refused(socket, "more than 256 sentences wait")
-
-
 @pytest.mark.parametrize(
     ("config", "reason"),
     [

@@ -91,12 +91,6 @@ def test_an_empty_host_is_no_origin(host: str, origin: str) -> None:
     assert answer.status_code == 403
 
 
-def test_programs_send_no_origin(host: str) -> None:
-    answer = httpx.post(f"http://{host}/v1/audio/speech", timeout=PATIENCE_SECONDS)
-    assert answer.status_code == 401
-    assert "access-control-allow-origin" not in answer.headers
-
-
 @pytest.mark.parametrize(("origin", "allowed"), [(SHOP, True), ("https://evil.example", False)])
 def test_browsers_may_show_answers_to_allowed_pages_only(
     host: str, origin: str, allowed: bool

@@ -1,11 +1,14 @@
-"""Client of a language model server: the tokens of an answer, and the check of a server."""
+"""Client of a language model server: the tokens of an answer, the check of a server, and answers
+that fail.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from typing import Any
 
 import pytest
@@ -16,10 +19,12 @@ from testkit.rigs.raw_server import (
     Reply,
     raw_server,
     read_request,
+    resets,
     sends,
     sends_and_waits,
     sends_forever,
 )
+from testkit.rigs.resources import check_nothing_kept
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.settings import LanguageModelSettings
 from token2wav_gateway.speech.content import Text
@@ -44,39 +49,40 @@ def ids(numbers: str) -> str:
     return f'data: {{"choices": [{{"token_ids": {numbers}, "finish_reason": "stop"}}]}}\n\n'
 
 
+@asynccontextmanager
+async def language_model(
+    port: int, template: str = "cosyvoice3", host: str = "127.0.0.1", **settings: Any
+) -> AsyncIterator[LanguageModel]:
+    """Yields a client of the server at a port, which takes at most 100 tokens."""
+    url = LanguageModelSettings(url=f"http://{host}:{port}/v1/", **settings)
+    model = LanguageModel(url, load_template(template), 100)
+    try:
+        yield model
+    finally:
+        await model.close()
+
+
+async def read(model: LanguageModel, answer: Answer | None = None) -> list[int]:
+    """Reads all tokens of an answer."""
+    async with aclosing(model.tokens(answer or Answer(), TEXT)) as batches:
+        return [int(token) async for batch in batches for token in batch]
+
+
 def tokens_of(
     reply: Reply, template: str = "cosyvoice3", answer: Answer | None = None, **settings: Any
 ) -> list[int]:
-    """Reads all tokens of an answer."""
-
-    async def read(port: int) -> list[int]:
-        url = f"http://127.0.0.1:{port}/v1"
-        model = LanguageModel(
-            LanguageModelSettings(url=url, **settings), load_template(template), 100
-        )
-        batches = model.tokens(answer or Answer(), TEXT)
-        try:
-            async with aclosing(batches):
-                return [int(token) async for batch in batches for token in batch]
-        finally:
-            await model.close()
+    async def run(port: int) -> list[int]:
+        async with language_model(port, template, **settings) as model:
+            return await read(model, answer)
 
     with raw_server(reply) as port:
-        return asyncio.run(read(port))
+        return asyncio.run(run(port))
 
 
 def check(reply: Reply, **settings: Any) -> None:
-    """Checks a server."""
-
     async def run(port: int) -> None:
-        url = f"http://127.0.0.1:{port}/v1/"
-        model = LanguageModel(
-            LanguageModelSettings(url=url, **settings), load_template("cosyvoice3"), 100
-        )
-        try:
+        async with language_model(port, **settings) as model:
             await model.check()
-        finally:
-            await model.close()
 
     with raw_server(reply) as port:
         asyncio.run(run(port))
@@ -189,14 +195,16 @@ STATUS = b"HTTP/1.1 200 OK\r\n"
         (STATUS, b"x: y\r\n", "the answer is not HTTP: Too many headers"),
         (STATUS + b"x: ", b"y" * 60_000, "the answer is not HTTP: Got more than 8190 bytes"),
         (b"", b"x" * 60_000, "the answer is not HTTP: "),
-        (EVENTS_HEAD, b"data: x\n" * 6000, "an event is longer than 1048576 bytes"),
     ],
 )
-def test_an_answer_without_end_is_refused(head: bytes, piece: bytes, reason: str) -> None:
+@pytest.mark.parametrize("ask", [tokens_of, check])
+def test_an_answer_without_end_is_refused(
+    ask: Callable[..., object], head: bytes, piece: bytes, reason: str
+) -> None:
     short: dict[str, Any] = {"connect_timeout_s": SHORT_S, "token_timeout_s": SHORT_S}
     options = short if piece == EARLY else {}
     with pytest.raises(ModelError, match=reason) as caught:
-        tokens_of(sends_forever(head, piece), **options)
+        ask(sends_forever(head, piece), **options)
     assert "yyy" not in caught.value.summary
 
 
@@ -237,15 +245,74 @@ def test_the_check_reads_the_status_alone() -> None:
     assert sent < 32 << 20
 
 
+# Texts that fail, or that are cancelled at any moment of their connection, keep no resources.
+
+TOKEN = b'data: {"choices": [{"text": "<|s_1|>"}]}\n\n'
+TURNS = 50  # of the event loop, more than a request to this machine takes
+TOGETHER = 10  # texts that fail at the same time
+REPLIES: dict[str, Reply | None] = {
+    "refused": None,
+    "reset": resets,
+    "closed": lambda _: None,
+    "status 500": sends(b"HTTP/1.1 500 x\r\ncontent-length: 5\r\n\r\nwords"),
+    "broken off": sends(EVENTS_HEAD + TOKEN),
+    "silent": sends_and_waits(b""),
+    "silent after a token": sends_and_waits(EVENTS_HEAD + TOKEN),
+}
+CANCELLED = ["refused", "reset", "silent after a token"]  # cover every turn of a connection
+
+
+@contextmanager
+def replying(reply: Reply | None) -> Iterator[int]:
+    """Serves on a port; None refuses connections."""
+    if reply is not None:
+        with raw_server(reply) as port:
+            yield port
+        return
+    with closing(socket.socket()) as bound:
+        bound.bind(("127.0.0.1", 0))  # without listen
+        yield bound.getsockname()[1]
+
+
+async def fail(model: LanguageModel) -> None:
+    with pytest.raises(ModelError):
+        await read(model)
+
+
+async def cancel(model: LanguageModel, turns: int) -> None:
+    task = asyncio.create_task(fail(model))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def fail_often(host: str, port: int, cancelled: bool, count: int) -> None:
+    async def repeat(times: int) -> None:
+        if cancelled:
+            for number in range(times):
+                await cancel(model, number % TURNS)
+        else:
+            for _ in range(times // TOGETHER):
+                await asyncio.gather(*(fail(model) for _ in range(TOGETHER)))
+
+    timeout_s = PATIENCE_SECONDS if cancelled else 0.01
+    async with language_model(port, host=host, token_timeout_s=timeout_s) as model:
+        await check_nothing_kept(repeat, TURNS, count)
+
+
+# A name has two addresses, of which the first may refuse.
 @pytest.mark.parametrize(
-    ("head", "piece", "reason"),
+    ("host", "count"),
     [
-        (b"", EARLY, "no answer in time"),
-        (STATUS, b"x: y\r\n", "the answer is not HTTP: Too many headers"),
-        (STATUS + b"x: ", b"y" * 60_000, "the answer is not HTTP: Got more than 8190 bytes"),
+        ("127.0.0.1", TURNS),
+        pytest.param("localhost", 5000, marks=pytest.mark.slow),
     ],
 )
-def test_the_check_is_bounded(head: bytes, piece: bytes, reason: str) -> None:
-    timeouts = {"connect_timeout_s": SHORT_S} if piece == EARLY else {}
-    with pytest.raises(ModelError, match=reason):
-        check(sends_forever(head, piece), **timeouts)
+@pytest.mark.parametrize(
+    ("reply", "cancelled"),
+    [(reply, False) for reply in REPLIES] + [(reply, True) for reply in CANCELLED],
+)
+def test_failed_texts_keep_nothing(reply: str, cancelled: bool, host: str, count: int) -> None:
+    with replying(REPLIES[reply]) as port:
+        asyncio.run(fail_often(host, port, cancelled, count))
