@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from testkit.models.golden import TINY
 from token2wav import RuntimeConfig
-from token2wav.backends import LoadContext, choose
+from token2wav.backends import LoadContext, choose, kernels_run
 from token2wav.errors import ConfigError
 
 
@@ -39,3 +42,35 @@ def test_a_decoder_precision_needs_a_gpu_and_a_torch_that_have_it(
     monkeypatch.setattr(torch.ops.aten.mm, "overloads", lambda: ["default", "out"])
     with pytest.raises(ConfigError, match=r"float16 needs torch 2\.8 or later on a GPU"):
         choose(halves, ("decoder",))
+
+
+@pytest.mark.parametrize(
+    ("capability", "dim_head", "compiler", "run"),
+    [
+        ((9, 0), 64, True, True),
+        ((7, 5), 64, True, False),
+        ((9, 0), 48, True, False),
+        ((9, 0), 64, False, False),
+    ],
+)
+def test_kernels_run_where_gpu_and_model_allow(
+    capability: tuple[int, int],
+    dim_head: int,
+    compiler: bool,
+    run: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = pytest.importorskip("triton.runtime").driver
+
+    def compiled() -> object:
+        if not compiler:
+            raise RuntimeError("Failed to find C compiler")
+        return SimpleNamespace(get_current_device=lambda: 0)
+
+    monkeypatch.setattr(driver, "_active", None)
+    monkeypatch.setattr(driver, "_default", None)
+    monkeypatch.setattr(sys.modules[type(driver).__module__], "_create_driver", compiled)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert kernels_run(torch.device("cpu"), dim_head) == run
+    assert ("Failed to find C compiler" in caplog.text) == (not compiler)
