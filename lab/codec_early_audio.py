@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from benchmarks.environment import describe, save
-from testkit.models.published_codecs import DAC, DAC_24KHZ, SNAC_24KHZ, write_codec
+from testkit.models.codec_models import CODECS
+from testkit.models.published_codecs import PUBLISHED as ALL
 from token2wav.assembly import load_network
 from token2wav.layers.combine import Residual
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
@@ -29,9 +30,9 @@ from token2wav.published.registry import read_config
 
 _HIGGS_RATES = [8, 5, 4, 2, 3]
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "DAC 44.1 kHz": DAC,
-    "DAC 24 kHz": DAC_24KHZ,
-    "DAC 16 kHz": {**DAC_24KHZ, "sampling_rate": 16000, "n_codebooks": 12},
+    "DAC 44.1 kHz": ALL["DAC"],
+    "DAC 24 kHz": ALL["DAC 24 kHz"],
+    "DAC 16 kHz": {**ALL["DAC 24 kHz"], "sampling_rate": 16000, "n_codebooks": 12},
     "Higgs Audio": {
         "target_bandwidths": [0.5, 1, 1.5, 2],
         "acoustic_model_config": {
@@ -39,7 +40,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "upsampling_ratios": _HIGGS_RATES,
         },
     },
-    "SNAC 24 kHz": SNAC_24KHZ,
+    "SNAC 24 kHz": ALL["SNAC"],
 }
 _FRAMES, _STOPS = 64, (24, 30, 37, 45)
 _STRONGER = 4.0
@@ -48,7 +49,7 @@ _STRONGER = 4.0
 def row(name: str, *, strong: bool) -> dict[str, Any]:
     """Measures one model."""
     with tempfile.TemporaryDirectory() as folder:
-        path = write_codec(name.split()[0].lower(), Path(folder), PUBLISHED[name])
+        path = CODECS[name.split()[0].lower()].write(Path(folder), PUBLISHED[name])
         config = read_config(path)
         network = load_network(path, config, "decoder")
     if strong:

@@ -33,14 +33,8 @@ from numpy.typing import NDArray
 from benchmarks.environment import RESULTS, ROOT, describe, save
 from examples.demo_codec.codes import MODEL as DEMO_CODEC
 from examples.demo_codec.encode import CodecEncoder
-from testkit.models.published_codecs import (
-    HIGGS,
-    NEUCODEC,
-    VOXCPM2,
-    WAVTOKENIZER,
-    XY_TOKENIZER,
-    write_codec,
-)
+from testkit.models.codec_models import CODECS
+from testkit.models.published_codecs import SIZES
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav_voice.recording import Recording
 
@@ -105,14 +99,14 @@ def cases() -> list[Case]:
     return [
         Case(
             "Higgs Audio, random weights",
-            lambda folder: write_codec("higgs", folder, HIGGS),
+            lambda folder: CODECS["higgs"].write(folder, SIZES["higgs"]),
             random.integers(0, 1024, (640, 8)).astype(np.int32),
             (Windows("8 frames before", 128, 8), Windows("32 on both sides", 128, 32, 32)),
             streams={"token2wav": EXACT, "token2wav, early audio": StreamConfig()},
         ),
         Case(
             "VoxCPM2, random weights",
-            lambda folder: write_codec("voxcpm", folder, VOXCPM2),
+            lambda folder: CODECS["voxcpm"].write(folder, SIZES["voxcpm"]),
             random.standard_normal((100, 64), np.float32),
             (Windows("each patch alone", 4), Windows("3 patches before", 4, 12)),
         ),
@@ -125,25 +119,25 @@ def cases() -> list[Case]:
         ),
         Case(
             "XY-Tokenizer, random weights",
-            lambda folder: write_codec("xy_tokenizer", folder, XY_TOKENIZER),
+            lambda folder: CODECS["xy_tokenizer"].write(folder, SIZES["xy_tokenizer"]),
             random.integers(0, 1024, (120, 8)).astype(np.int32),
             streams=_windows(10, ((20, 6), (50, 12), (50, 24), (110, 24))),
         ),
         Case(
             "NeuCodec, random weights",
-            lambda folder: write_codec("neucodec", folder, NEUCODEC),
+            lambda folder: CODECS["neucodec"].write(folder, SIZES["neucodec"]),
             random.integers(0, 65536, (400, 1)).astype(np.int32),
             streams=_windows(25, ((50, 5), (100, 10), (200, 50))),
         ),
         Case(
             "X-Codec 2, random weights",
-            lambda folder: write_codec("neucodec", folder, {"model_type": "xcodec2"}),
+            lambda folder: CODECS["neucodec"].write(folder, {"model_type": "xcodec2"}),
             random.integers(0, 65536, (400, 1)).astype(np.int32),
             streams=_windows(25, ((50, 5), (100, 10), (200, 50))),
         ),
         Case(
             "WavTokenizer, random weights",
-            lambda folder: write_codec("wavtokenizer", folder, WAVTOKENIZER),
+            lambda folder: CODECS["wavtokenizer"].write(folder, SIZES["wavtokenizer"]),
             random.integers(0, 4096, (400, 1)).astype(np.int32),
             streams=_windows(20, ((20, 5), (40, 10), (100, 20), (200, 50))),
         ),

@@ -17,9 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from testkit.models.codec_models import CODECS
-from testkit.models.cosyvoice2_model import write_moss_speech
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.folders import GOLDEN_CODECS, golden_of, write_folder
 from testkit.models.golden import TINY
 from testkit.models.shards import divide
 from testkit.patience import PATIENCE_SECONDS
@@ -149,7 +147,7 @@ def test_of_shards_only_those_with_the_decoder(hub: HubServer, tmp_path: Path) -
 def test_a_model_in_a_subfolder(hub: HubServer, tmp_path: Path) -> None:
     inner = hub.root / "acme/whole/speech_tokenizer"
     inner.mkdir(parents=True)
-    CODECS["qwen3_tts"].write(inner, FamilyGolden("qwen3_tts", "tiny"))
+    write_folder("qwen3_tts", inner)
     (inner.parent / "config.json").write_text('{"model_type": "some_language_model"}')
     (inner.parent / "model.safetensors").write_bytes(b"\0" * MIB)
     folder = folder_of(pull(hub, tmp_path / "home", "acme/whole"))
@@ -161,7 +159,7 @@ def test_a_model_in_a_subfolder(hub: HubServer, tmp_path: Path) -> None:
 def test_only_the_weights_of_an_attention_block(hub: HubServer, tmp_path: Path) -> None:
     """MOSS-Speech has its decoder in a subfolder, beside weights for full attention."""
     inner = hub.root / "acme/speech/flow"
-    write_moss_speech(inner, FamilyGolden("moss_speech", "tiny"))
+    write_folder("moss_speech", inner)
     (inner / "flow.pt").write_bytes(b"\0" * MIB)
     (inner.parent / "config.json").write_text('{"quantize_vocab_size": 16384}')
     folder = folder_of(pull(hub, tmp_path / "home", "acme/speech"))
@@ -345,9 +343,8 @@ def test_shards_of_a_codec(name: str, index: bool, hub: HubServer, tmp_path: Pat
     """Of Qwen3-TTS only tensors of the decoder are fetched, of MOSS whole files."""
     published = hub.root / "acme" / name
     published.mkdir()
-    golden = FamilyGolden(name, "tiny")
-    CODECS[name].write(published, golden)
-    divide(published / "model.safetensors", index=index)
+    golden = golden_of(name)
+    divide(write_folder(name, published) / "model.safetensors", index=index)
     pulled = folder_of(pull(hub, tmp_path / "home", f"acme/{name}"))
     audio = Token2Wav.load(pulled).synthesize(golden["codes"].numpy())
     np.testing.assert_allclose(audio, golden["audio"].numpy(), atol=1e-3)
@@ -392,13 +389,13 @@ def test_a_folder_is_preferred_to_a_name(tmp_path: Path, monkeypatch: pytest.Mon
     assert names.model_folder("acme/model") == Path("acme/model")
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", GOLDEN_CODECS)
 def test_what_is_pulled_is_enough_for_every_codec(
     name: str, hub: HubServer, tmp_path: Path
 ) -> None:
     published = hub.root / "acme" / "codec"
     (tmp_path / "written").mkdir()
-    written = CODECS[name].write(tmp_path / "written", FamilyGolden(name, "tiny"))
+    written = write_folder(name, tmp_path / "written")
     written.rename(published)
     (published / "README.md").write_text("# A page")
     pulled = folder_of(pull(hub, tmp_path / "home", "acme/codec"))

@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.chunk_batch import next_audio, requests_in, spread_ms
 from benchmarks.gpu.chunks import profiled
 from benchmarks.gpu.settings import Row, Rows, Settings
-from testkit.models.codec_models import drawn_tokens
-from testkit.models.published_codecs import SIXTEENTH, write_codec
+from testkit.models.codec_models import CODECS, drawn_tokens
+from testkit.models.published_codecs import SIXTEENTH, SIZES
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config.settings import DecoderPrecision
 from token2wav.layers import streaming
@@ -39,8 +39,8 @@ def codecs(folder: Path, settings: Settings) -> Rows:
         name += "" if products else " by cuDNN"
         streaming.products_on_gpu = products
         with tempfile.TemporaryDirectory() as temporary:
-            sizes = SIXTEENTH[codec] if settings.size == "tiny" else None
-            path = write_codec(codec, Path(temporary), sizes)
+            sizes = (SIXTEENTH if settings.size == "tiny" else SIZES)[codec]
+            path = CODECS[codec].write(Path(temporary), sizes)
             began = time.monotonic()
             stream = StreamConfig(max_hop_tokens=read_config(path).block_tokens, lookahead_frames=0)
             runtime = RuntimeConfig(settings.device, "torch", decoder_precision=precision)

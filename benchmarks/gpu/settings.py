@@ -72,7 +72,7 @@ class Settings:
     patience_s: float = 5.0  # waiting time for late audio after the last token
     test_files: int = 0  # number of test files to run; 0 runs all
     clients: tuple[int, ...] = (1, 16, 64, 128, 256, 320)  # numbers of clients of the server
-    # Codecs by their names in `testkit.models.published_codecs`, and their streams in a batch.
+    # Codecs by their names in `testkit.models.codec_models`, and their streams in a batch.
     codecs: tuple[str, ...] = ("mimi", "qwen3_tts", "nanocodec", "snac", "causal_dac", "higgs")
     codec_streams: tuple[int, ...] = (1, 32, 64)
 

@@ -10,11 +10,11 @@ from safetensors.numpy import save_file
 
 from benchmarks.environment import ROOT
 from testkit.batches import Tokens
-from testkit.models import bigvgan_model, sized, streamflow_model
-from testkit.models.caching_families import write_family
-from testkit.models.codec_models import drawn_tokens
+from testkit.models import sized
+from testkit.models.codec_models import CODECS, drawn_tokens
+from testkit.models.folders import write_folder
 from testkit.models.golden import TINY
-from testkit.models.published_codecs import DAC_NARROW, SIXTEENTH, SIZES, moss_sizes, write_codec
+from testkit.models.published_codecs import SIXTEENTH, SIZES
 from token2wav.config.model_config import ModelConfig
 from token2wav.published.registry import read_config
 from token2wav_client import ClientVoice
@@ -64,17 +64,17 @@ def model_folder(name: str, parent: Path) -> Path:
     folder = parent / name.replace("/", "-")
     if name in sized.SIZES:
         return sized.model_folder(parent, name)
-    if name in ("streamflow", "bigvgan"):
-        return (streamflow_model if name == "streamflow" else bigvgan_model).write_model(folder)
     codec = name.removesuffix(_SIXTEENTH)
     if name.endswith(_SIXTEENTH) and codec in SIXTEENTH:
         folder.mkdir()
-        return write_codec(codec, folder, SIXTEENTH[codec])
+        return CODECS[codec].write(folder, SIXTEENTH[codec])
     if name in LABELS:
         folder.mkdir()
-        # Two cores do not compute the published width of DAC at the pace of speech.
-        sizes = {"dac": DAC_NARROW, "moss": moss_sizes()}.get(name)
-        return write_codec(name, folder, sizes) if name in SIZES else write_family(name, folder)
+        if name not in SIZES:
+            return write_folder(name, folder)
+        # Two cores do not compute the published width of DAC, 1536, at the pace of speech.
+        narrow = {"decoder_hidden_size": 512} if name == "dac" else {}
+        return CODECS[name].write(folder, SIZES[name] | narrow)
     if not Path(name).is_dir():
         raise ValueError(f"{name} is no model; it must be {CHOICES}")
     return Path(name)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testkit.models.codec_models import WRITERS
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.codec_models import CODECS
+from testkit.models.folders import write_folder
 from testkit.models.golden import DATA, TINY
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
@@ -26,7 +26,7 @@ TOLERANCE = 1e-4
 SAME_DB = 50.0
 _INT16_STEP = 1 / 32767
 # A flow model, and all codecs of codes.
-MODELS = ("cosyvoice3", *(name for name in WRITERS if name != "pocket_tts"))
+MODELS = ("cosyvoice3", *(name for name in CODECS if name != "pocket_tts"))
 DEMO = DATA / "demo"
 
 
@@ -79,7 +79,7 @@ def model_folder(name: str, parent: Path) -> Path:
         return TINY
     folder = parent / name
     folder.mkdir()
-    return WRITERS[name](folder, FamilyGolden(name, "tiny"))
+    return write_folder(name, folder)
 
 
 def make_lines(folder: Path) -> list[Line]:

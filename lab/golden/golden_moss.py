@@ -25,7 +25,6 @@ from safetensors.torch import load_file
 from lab.golden.golden_codecs import Families, Golden, codes_of, write_families
 from lab.golden.public_packages import bare_package, package_folder
 from testkit.models.codec_models import CODECS
-from testkit.models.published_codecs import write_codec
 
 _FRAMES = 10
 _FRAMES_OF_FEWER = 4
@@ -125,7 +124,7 @@ def public_decoder(sizes: dict[str, Any]) -> Any:
         mock.patch(f"{_PUBLIC}._DECODER_TRANSFORMERS", transformers),
         mock.patch(f"{_PUBLIC}._DECODER_PATCH_AFTER", patches),
     ):
-        write_codec("moss", Path(folder), sizes)
+        CODECS["moss"].write(Path(folder), sizes)
         return MossCodecDecoder(folder, device="cpu")
 
 
@@ -185,9 +184,8 @@ def public_stereo(sizes: dict[str, Any]) -> Any:
     content["encoder_kwargs"] = [_patches(_CHANNELS * sizes["downsample_rate"])]
     model = public.MossAudioTokenizerModel(public.MossAudioTokenizerConfig(**content)).eval()
     with TemporaryDirectory() as written:
-        published = load_file(
-            write_codec("moss_stereo", Path(written), sizes) / "model.safetensors"
-        )
+        folder = CODECS["moss_stereo"].write(Path(written), sizes)
+        published = load_file(folder / "model.safetensors")
     # The file has other names for two layers than the published weights.
     weights = {
         name.replace("ffn.0", "linear1").replace("ffn.2", "linear2"): value

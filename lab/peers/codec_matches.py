@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,26 +21,11 @@ from lab.golden import golden_vibevoice as public_vibevoice
 from lab.golden import golden_voxcpm as public_voxcpm
 from lab.peers import codec_cpp
 from lab.peers.codec_contestants import Contestant, Moshi, MossLite, Recomputing, Stateful
-from testkit.models.codec_models import CODECS
-from testkit.models.published_codecs import (
-    AUDIO8,
-    DAC,
-    DAC_24KHZ,
-    EAR_TTS,
-    HIGGS,
-    HIGGS_RATES,
-    MIMI,
-    MOSHI,
-    NANOCODEC,
-    QWEN3_OMNI,
-    QWEN3_TTS,
-    SNAC_24KHZ,
-    SNAC_44KHZ,
-    VOXCPM2,
-    moss_sizes,
-)
+from testkit.models.codec_models import CODECS, FORMATS
+from testkit.models.published_codecs import PUBLISHED
 from token2wav.config.values import from_mapping, known_fields
 from token2wav.families.causal_dac import CausalDacSizes
+from token2wav.families.moss import TransformerPart
 from token2wav.families.snac import SnacSizes
 from token2wav.families.snac.network import Snac
 from token2wav.layers.streaming import WaveformNetwork
@@ -48,6 +33,15 @@ from token2wav.networks.symmetric_codec import SymmetricCodec
 from token2wav.published.codec_sizes import SymmetricCodecSizes
 from token2wav.published.registry import read_config
 
+AUDIO8, DAC, DAC_24KHZ, EAR_TTS, HIGGS = (
+    PUBLISHED[name] for name in ("Audio8", "DAC", "DAC 24 kHz", "EAR-TTS", "Higgs Audio")
+)
+MIMI, NANOCODEC, QWEN3_OMNI, QWEN3_TTS = (
+    PUBLISHED[name] for name in ("Mimi", "NanoCodec", "Qwen3-Omni", "Qwen3-TTS")
+)
+SNAC_24KHZ, SNAC_44KHZ, VOXCPM2 = (PUBLISHED[name] for name in ("SNAC", "SNAC 44.1 kHz", "VoxCPM2"))
+HIGGS_RATES = tuple(HIGGS["acoustic_model_config"]["upsampling_ratios"])
+MOSHI: dict[str, Any] = {"quantizer": {"n_q": 8}}
 VIBEVOICE: dict[str, Any] = {"hidden_size": 64}  # the published sizes are defaults
 _CONTEXT = 25  # frames that streams of qwen-tts and vllm-omni decode again
 _SNAC_CONTEXT = 5  # the reach of SNAC's decoder to both sides, in frames
@@ -169,7 +163,7 @@ def matches() -> list[Match]:
         )
 
     def moss(codes: torch.Tensor) -> Contestant:
-        return MossLite(public_moss.public_decoder(moss_sizes()), codes)
+        return MossLite(public_moss.public_decoder(_moss_sizes()), codes)
 
     def vibevoice(latents: torch.Tensor) -> Contestant:
         model = public_vibevoice.tokenizer(VIBEVOICE)
@@ -215,14 +209,14 @@ def matches() -> list[Match]:
     ) -> Callable[[torch.Tensor], Contestant]:
         def make(codes: torch.Tensor) -> Contestant:
             with TemporaryDirectory() as folder:
-                model = write_model(Path(folder), SimpleNamespace(sizes=sizes))
+                model = write_model(Path(folder), sizes)
                 samples = read_config(model).samples_per_token
                 decode = codec_cpp.decoder(kind, model)
             return Recomputing(decode, codes, samples, context, block, held)
 
         return make
 
-    write = {name: codec.write for name, codec in CODECS.items()}
+    write = {name: codec.write for name, codec in (CODECS | FORMATS).items()}
     qwen3 = (16, 2048)
     mimi = (8, 2048)
     dac_held = _held(SymmetricCodec, from_mapping(SymmetricCodecSizes, DAC, ""))
@@ -255,7 +249,7 @@ def matches() -> list[Match]:
             frame_seconds=_SNAC_44_FRAME / 44100,
         ),
         Match(
-            *("MOSS", "moss-tts-lite", moss_sizes(), 32, 1024),
+            *("MOSS", "moss-tts-lite", _moss_sizes(), 32, 1024),
             *(moss, write["moss"]),
         ),
         Match(
@@ -315,9 +309,31 @@ def _public_snac(sizes: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor
     return decode
 
 
-def _write_snac(folder: Path, golden: Any) -> Path:
+def _moss_sizes() -> dict[str, Any]:
+    """Returns the published sizes of the MOSS Audio Tokenizer, the defaults of the library."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps({"model_type": "moss-audio-tokenizer"}))
+        config: Any = read_config(path.parent)
+    parts = [
+        {
+            "module_type": "Transformer"
+            if isinstance(part, TransformerPart)
+            else "PatchedPretransform",
+            **{name: value for name, value in asdict(part).items() if value is not None},
+        }
+        for part in config.sizes.parts
+    ]
+    return {
+        "causal_transformer_context_duration": config.sizes.context_duration,
+        "quantizer_kwargs": asdict(config.sizes.quantizer),
+        "decoder_kwargs": parts,
+    }
+
+
+def _write_snac(folder: Path, sizes: dict[str, Any]) -> Path:
     """Writes a folder of SNAC with silent noise."""
-    path = CODECS["snac"].write(folder, golden) / "pytorch_model.bin"
+    path = CODECS["snac"].write(folder, sizes) / "pytorch_model.bin"
     weights = torch.load(path)
     _silence_noise(weights)
     torch.save(weights, path)

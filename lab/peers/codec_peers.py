@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -157,8 +156,7 @@ def measure(out: str, families: list[str], peers: list[str], stream_counts: list
             else random.standard_normal(shape, np.float32)
         )
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-            golden: Any = SimpleNamespace(sizes=match.sizes)
-            model = match.write_model(Path(folder), golden)
+            model = match.write_model(Path(folder), match.sizes)
             both = {"public": match.make(codes), "ours": Ours(model, codes, match.block)}
             run: dict[str, Any] = {
                 "family": match.family,

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,7 @@ def qwen3_tts(folder: Path, settings: Settings) -> Rows:
             continue
         runtime = RuntimeConfig(settings.device, "torch")
         with tempfile.TemporaryDirectory() as temporary:
-            described: Any = SimpleNamespace(sizes=sizes)
-            path = CODECS[name].write(Path(temporary), described)
+            path = CODECS[name].write(Path(temporary), sizes)
             stream = StreamConfig(max_hop_tokens=1, lookahead_frames=0)
             ours = Token2Wav.load(path, stream=stream, runtime=runtime)
         codes = golden.codes_of(_COMPARED, sizes["num_quantizers"], sizes["codebook_size"])

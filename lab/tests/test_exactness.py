@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lab.exactness import Windows, clicks, error_db, frames_to_first_audio, stream
-from testkit.models.published_codecs import SIXTEENTH, write_codec
+from testkit.models.codec_models import CODECS
+from testkit.models.published_codecs import SIXTEENTH
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 
 PATCH, FRAMES = 4, 48
@@ -18,7 +19,7 @@ EXACT_DB, WRONG_DB = -100.0, -40.0
 
 @pytest.fixture(scope="module")
 def voxcpm(tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
-    folder = write_codec("voxcpm", tmp_path_factory.mktemp("voxcpm"), SIXTEENTH["voxcpm"])
+    folder = CODECS["voxcpm"].write(tmp_path_factory.mktemp("voxcpm"), SIXTEENTH["voxcpm"])
     return Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
 
 
@@ -36,7 +37,7 @@ def test_only_windows_with_the_whole_reach_are_exact(voxcpm: Token2Wav) -> None:
 
 
 def test_a_stream_needs_the_reach_after_a_sample_before_its_first_audio(tmp_path: Path) -> None:
-    folder = write_codec("higgs", tmp_path, SIXTEENTH["higgs"])
+    folder = CODECS["higgs"].write(tmp_path, SIXTEENTH["higgs"])
     codes = np.random.default_rng(0).integers(0, 1024, (64, 8)).astype(np.int32)
     model = Token2Wav.load(
         folder, stream=StreamConfig(lookahead_frames=0), runtime=RuntimeConfig(device="cpu")

@@ -34,7 +34,7 @@ def write_model(folder: Path, merge: str = "sum") -> Path:
         text = re.sub(rf"(?m)^{key}: .*", f"{key}: {value}", text)
     codebooks = f"    codebooks:\n        count: {CODEBOOKS}\n        merge: {merge}\n"
     text = text.replace("    vocab_size: 6561\n", f"    vocab_size: {VOCABULARY}\n{codebooks}")
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "cosyvoice3.yaml").write_text(text)
     fill_randomly(folder)
     shutil.copy(TINY / "hift.safetensors", folder)

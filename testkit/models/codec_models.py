@@ -1,4 +1,4 @@
-"""Table of all codecs: the published files of each, with random weights.
+"""Tables of all codecs and of their other formats: the published files, with random weights.
 `tests/families/test_codec_contract.py` tests each row.
 
 A new codec needs one row here, and golden data of its public code in `tests/data/families/NAME`
@@ -23,7 +23,6 @@ import yaml
 from safetensors.torch import save_file
 
 from testkit.batches import Tokens
-from testkit.models.family_golden import FamilyGolden
 from testkit.models.published_weights import NORM, OLD_NORM, Naming, Rules, renamed
 from testkit.models.random_weights import fill_dac, fill_qwen3, fill_state
 from testkit.models.shards import write_pretrained
@@ -34,7 +33,6 @@ from token2wav.published.registry import read_config, unfilled_network
 
 Document = dict[str, Any]
 Weights = dict[str, torch.Tensor]
-Writer = Callable[[Path, FamilyGolden], Path]
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,10 @@ class Codec:
         wrapper: key of the weights in a pickle.
         shards: number of files of weights.
         packed: packs all files into an archive.
-        other_format: whether another row has the same codec in its usual folder format. Tests that
-            do not depend on the format leave the row out.
+        golden: name of the golden data; empty if it is the name of the row.
         windows: whether the decoder is not causal. Its whole utterances are tested as those of any
             codec, and its windows in `test_window_contract.py`.
-        sizes: names of the golden data.
+        sizes: sizes of the golden data.
     """
 
     names: Naming
@@ -71,20 +68,20 @@ class Codec:
     wrapper: str = ""
     shards: int = 1
     packed: Callable[[Path], object] = lambda folder: None
-    other_format: bool = False
+    golden: str = ""
     windows: bool = False
     sizes: tuple[str, ...] = ("tiny", "small")
 
-    def write(self, folder: Path, golden: Any) -> Path:
-        """Writes a model folder in the sizes of golden data, and returns the folder."""
-        self.write_document(folder, golden.sizes)
+    def write(self, folder: Path, sizes: Document) -> Path:
+        """Writes a model folder, and returns the folder."""
+        self.write_document(folder, sizes)
         weights = self.published_weights(folder)
         if self.shards > 1:
             (folder / self.weights).unlink()
             named = list(weights.items())
             write_pretrained(
                 folder,
-                self.document(golden.sizes),
+                self.document(sizes),
                 *(dict(named[start :: self.shards]) for start in range(self.shards)),
             )
         elif self.weights.endswith(".safetensors"):
@@ -113,10 +110,8 @@ class Codec:
 class Descript(Codec):
     """Codec in the format of `descript-audio-codec`, which has the sizes in the file of weights."""
 
-    def write(self, folder: Path, golden: Any) -> Path:
-        content: dict[str, Any] = {
-            "metadata": {"kwargs": {**golden.sizes, "quantizer_dropout": 0.5}}
-        }
+    def write(self, folder: Path, sizes: Document) -> Path:
+        content: dict[str, Any] = {"metadata": {"kwargs": {**sizes, "quantizer_dropout": 0.5}}}
         torch.save(content, folder / self.weights)
         content["state_dict"] = self.published_weights(folder)
         torch.save(content, folder / self.weights)
@@ -190,7 +185,6 @@ _HIGGS_FIRST = replace(
     document=dict,
     weights="model.pth",
     beside=_unread("encoder.block.0.bias"),
-    other_format=True,
     sizes=("tiny",),
 )
 
@@ -232,7 +226,6 @@ _FISH = replace(
         "quantizer.post_module.causal_mask": torch.ones(4, 4, dtype=torch.bool),
     },
     wrapper="generator",
-    other_format=True,
 )
 _MIMI_SHAPES = ((r"quantizer.*put_proj\.weight$", _pointwise),)
 _MIMI = Codec(
@@ -299,7 +292,6 @@ _MOSHI = Codec(
         }
     },
     beside=_unread("encoder.model.0.conv.conv.bias"),
-    other_format=True,
 )
 
 
@@ -383,7 +375,7 @@ _NANOCODEC = Codec(
     beside=_unread("audio_encoder.pre_conv.conv.bias"),
     packed=_packed("w"),
 )
-_UNPACKED = replace(_NANOCODEC, packed=lambda folder: None)
+_UNPACKED = replace(_NANOCODEC, packed=lambda folder: None, golden="nanocodec")
 
 
 def _named_in_a_unit(found: re.Match[str]) -> str:
@@ -500,6 +492,7 @@ _MICROSOFT = replace(
         "model.language_model.norm.weight": torch.ones(4),
     },
     shards=3,
+    golden="vibevoice",
 )
 
 
@@ -562,6 +555,7 @@ _XY_AUTHORS = replace(
     weights="xy_tokenizer.ckpt",
     renamed=(),
     wrapper="generator",
+    golden="xy_tokenizer",
 )
 
 _WAVTOKENIZER = Codec(
@@ -596,7 +590,7 @@ _WAVTOKENIZER = Codec(
     windows=True,
 )
 
-# By the name of the golden data.
+# Each codec in its usual format.
 CODECS: dict[str, Codec] = {
     "audex": Codec(
         Naming(
@@ -622,15 +616,7 @@ CODECS: dict[str, Codec] = {
         beside=_unread("module.wav_proj.weight"),
     ),
     "causal_dac": _CAUSAL_DAC,
-    "causal_dac_of_fish": _FISH,
     "dac": _DAC,
-    "dac_of_descript": Descript(
-        _PACKAGE,
-        weights="weights.pth",
-        fill=fill_dac,
-        beside=_unread("encoder.block.0.bias"),
-        other_format=True,
-    ),
     "ear_tts": Codec(
         Naming(
             (
@@ -648,14 +634,12 @@ CODECS: dict[str, Codec] = {
         ),
     ),
     "higgs": _HIGGS,
-    "higgs_first_release": _HIGGS_FIRST,
     "lfm2_audio": Codec(
         Naming(((r"^emb\.", "emb.emb."), (r"\.o_proj\.", ".out_proj."))),
         lambda sizes: {"model_type": "lfm2", "vocab_size": 65536, "use_pos_enc": True, **sizes},
         beside=_unread("lfm.embed_tokens.weight", "istft.window"),
     ),
     "mimi": _MIMI,
-    "mimi_of_moshi": _MOSHI,
     "moss": _moss(_MOSHI_1),
     "moss_stereo": _moss(
         (
@@ -727,88 +711,63 @@ CODECS: dict[str, Codec] = {
     "wavtokenizer": _WAVTOKENIZER,
     "xy_tokenizer": _XY_TOKENIZER,
 }
-WRITERS: dict[str, Writer] = {
-    name: codec.write for name, codec in CODECS.items() if not codec.other_format
-}
-# Further formats, and the golden data for which they are written.
-OTHER_FORMATS: dict[str, tuple[str, Codec]] = {
-    name: (golden, codec)
-    for name, golden, codec in (
-        (
-            "fish_s1",
-            "causal_dac_of_fish",
-            replace(
-                _FISH,
-                document=lambda sizes: {
-                    "model_type": "dual_ar",
-                    "dim": 1024,
-                    "n_layer": 28,
-                    **sizes,
-                },
-                renamed=(("^", "generator."),),
-                beside=_unread("discriminator.model.0.weight"),
-                wrapper="state_dict",
-            ),
-        ),
-        ("mimi_pickle", "mimi", replace(_MIMI, weights="pytorch_model.bin")),
-        (
-            "moshi_older_names",
-            "mimi_of_moshi",
-            replace(
-                _MOSHI,
-                renamed=(
-                    (r"in_projs\.0\.weight$", "in_proj_weight"),
-                    (r"out_projs\.0\.", "out_proj."),
-                ),
-            ),
-        ),
-        ("nanocodec_compressed", "nanocodec", replace(_NANOCODEC, packed=_packed("w:gz"))),
-        (
-            "nanocodec_unpacked",
-            "nanocodec",
-            replace(_UNPACKED, weights="model_weights.safetensors"),
-        ),
-        ("nanocodec_unpacked_pickle", "nanocodec", _UNPACKED),
-        (
-            "qwen3_omni_in_files",
-            "qwen3_omni",
-            replace(_QWEN3_OMNI, shards=3, packed=_beside_an_unread_file),
-        ),
-        ("vibevoice_of_microsoft", "vibevoice", _MICROSOFT),
-        (
-            "vibevoice_of_transformers",
-            "vibevoice",
-            replace(
-                _VIBEVOICE,
-                document=lambda sizes: {
-                    "model_type": "vibevoice",
-                    "audio_config": sizes,
-                    "text_config": {},
-                },
-                renamed=((r"^decoder\.", "model.audio_tower.decoder."),),
-                beside=lambda sizes: {
-                    "model.latent_scaling_factor": torch.ones(()),
-                    "model.latent_bias_factor": torch.zeros(()),
-                },
-            ),
-        ),
-        ("voxcpm_bare", "voxcpm", replace(CODECS["voxcpm"], wrapper="")),
-        (
-            "voxcpm_safetensors",
-            "voxcpm",
-            replace(
-                CODECS["voxcpm"],
-                weights="audiovae.safetensors",
-                packed=lambda folder: (folder / "audiovae.pth").write_text("not read"),
-            ),
-        ),
-        (
-            "xy_tokenizer_of_its_authors",
-            "xy_tokenizer",
-            replace(_XY_AUTHORS, renamed=((r"^enhanced_vocos\.", "vocos."),)),
-        ),
-        ("xy_tokenizer_of_moss_ttsd", "xy_tokenizer", _XY_AUTHORS),
-    )
+# Further formats of the same codecs.
+FORMATS: dict[str, Codec] = {
+    "causal_dac_of_fish": _FISH,
+    "dac_of_descript": Descript(
+        _PACKAGE,
+        weights="weights.pth",
+        fill=fill_dac,
+        beside=_unread("encoder.block.0.bias"),
+    ),
+    "fish_s1": replace(
+        _FISH,
+        document=lambda sizes: {"model_type": "dual_ar", "dim": 1024, "n_layer": 28, **sizes},
+        renamed=(("^", "generator."),),
+        beside=_unread("discriminator.model.0.weight"),
+        wrapper="state_dict",
+        golden="causal_dac_of_fish",
+    ),
+    "higgs_first_release": _HIGGS_FIRST,
+    "mimi_of_moshi": _MOSHI,
+    "mimi_pickle": replace(_MIMI, weights="pytorch_model.bin", golden="mimi"),
+    "moshi_older_names": replace(
+        _MOSHI,
+        renamed=((r"in_projs\.0\.weight$", "in_proj_weight"), (r"out_projs\.0\.", "out_proj.")),
+        golden="mimi_of_moshi",
+    ),
+    "nanocodec_compressed": replace(_NANOCODEC, packed=_packed("w:gz"), golden="nanocodec"),
+    "nanocodec_unpacked": replace(_UNPACKED, weights="model_weights.safetensors"),
+    "nanocodec_unpacked_pickle": _UNPACKED,
+    "qwen3_omni_in_files": replace(
+        _QWEN3_OMNI, shards=3, packed=_beside_an_unread_file, golden="qwen3_omni"
+    ),
+    "vibevoice_of_microsoft": _MICROSOFT,
+    "vibevoice_of_transformers": replace(
+        _VIBEVOICE,
+        document=lambda sizes: {
+            "model_type": "vibevoice",
+            "audio_config": sizes,
+            "text_config": {},
+        },
+        renamed=((r"^decoder\.", "model.audio_tower.decoder."),),
+        beside=lambda sizes: {
+            "model.latent_scaling_factor": torch.ones(()),
+            "model.latent_bias_factor": torch.zeros(()),
+        },
+        golden="vibevoice",
+    ),
+    "voxcpm_bare": replace(CODECS["voxcpm"], wrapper="", golden="voxcpm"),
+    "voxcpm_safetensors": replace(
+        CODECS["voxcpm"],
+        weights="audiovae.safetensors",
+        packed=lambda folder: (folder / "audiovae.pth").write_text("not read"),
+        golden="voxcpm",
+    ),
+    "xy_tokenizer_of_its_authors": replace(
+        _XY_AUTHORS, renamed=((r"^enhanced_vocos\.", "vocos."),)
+    ),
+    "xy_tokenizer_of_moss_ttsd": _XY_AUTHORS,
 }
 
 

@@ -24,6 +24,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from token2wav import Voice
+
 FAMILIES = Path(__file__).resolve().parents[2] / "tests" / "data" / "families"
 
 
@@ -49,6 +51,12 @@ class FamilyGolden:
         """Sizes of the networks, under the names that `lab/golden/public_families.py` explains."""
         with safe_open(self.path, "pt") as file:
             return json.loads(file.metadata()["sizes"])
+
+    @property
+    def voice(self) -> Voice:
+        """Voice of a golden set of a flow with prompts."""
+        names = ("prompt_token", "prompt_feat", "embedding")
+        return Voice(*(self[name].numpy() for name in names))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.tensors[name]

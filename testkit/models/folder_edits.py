@@ -1,10 +1,9 @@
-"""Model folders of every family, and edits that make a folder wrong."""
+"""Edits that make a model folder wrong."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +11,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from testkit.models import (
-    bigvgan_model,
-    codebook_model,
-    cosyvoice1_model,
-    few_convolutions,
-    qwen25_omni_model,
-    streamflow_model,
-    tiny_model,
-)
-from testkit.models.caching_families import WRITERS, write_family
-from testkit.models.codec_models import CODECS, OTHER_FORMATS
-from testkit.models.family_golden import FamilyGolden
-
 Edit = Callable[[Path], object]
 ABSENT = "-"  # instead of a value: the key or the tensor is removed
-
-_FLOWS: dict[str, Callable[[Path], Path]] = {
-    "bigvgan": bigvgan_model.write_model,
-    "codebooks": lambda folder: codebook_model.write_model(folder / "model"),
-    "cosyvoice1": lambda folder: cosyvoice1_model.write_model(
-        folder, FamilyGolden("cosyvoice1", "tiny")
-    ),
-    "glm4_voice": lambda folder: cosyvoice1_model.write_glm4_voice(
-        folder, FamilyGolden("glm4_voice", "tiny")
-    ),
-    "cosyvoice3": tiny_model.tiny_copy,
-    "few_convolutions": few_convolutions.a_tiny_model,
-    "qwen25_omni": lambda folder: qwen25_omni_model.write_model(
-        folder, FamilyGolden("qwen25_omni", "tiny")
-    ),
-    "streamflow": streamflow_model.write_model,
-    **{family: partial(write_family, family) for family in WRITERS},
-}
-
-
-def write_folder(name: str, folder: Path) -> Path:
-    """Writes the tiny model of a family, and returns its folder."""
-    if name in _FLOWS:
-        return _FLOWS[name](folder)
-    golden, codec = OTHER_FORMATS[name] if name in OTHER_FORMATS else (name, CODECS[name])
-    return codec.write(folder, FamilyGolden(golden, "tiny"))
 
 
 def content(name: str, text: str | bytes) -> Edit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from benchmarks.load.clients import Load
 from benchmarks.load.figures import highest_rate, next_rate, row
 from benchmarks.load.listener import Heard
+from benchmarks.load.subject import LABELS, model_folder
+from testkit.models.codec_models import Codec
 from token2wav_client.listening import record
 
 RATE = 8000
@@ -71,3 +74,10 @@ def test_starts_of_an_open_loop_are_random_and_those_of_a_closed_loop_are_even()
     assert starts == sorted(starts)
     assert 0 < starts[0] < starts[-1] < 100
     assert np.diff(starts).std() == pytest.approx(0.25, rel=0.2)
+
+
+def test_every_label_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of codecs are not written, because they have up to 3.5 GB."""
+    monkeypatch.setattr(Codec, "write", lambda codec, folder, sizes: folder)
+    folders = [model_folder(name, tmp_path) for name in LABELS]
+    assert all(folder.is_dir() for folder in folders)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testkit.models.cosyvoice1_model import write_model
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.folders import write_folder
 from testkit.models.golden import TINY
 from tests.exporters.rig import ARTIFACT, Export, add, engine
 from token2wav.errors import BackendUnavailableError, ConfigError
@@ -136,7 +135,7 @@ def test_verify_warns_that_it_compares_torch_with_itself(
 def test_verify_draws_a_voice_for_a_decoder_with_voices(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    write_model(tmp_path, FamilyGolden("cosyvoice1", "tiny"))
+    write_folder("cosyvoice1", tmp_path)
     assert main(["verify", f"--model={tmp_path}", "--device=cpu", "--seconds=1"]) == 0
     assert capsys.readouterr().out.startswith("torch, float32, cpu, against torch, float32: 1 s")
 

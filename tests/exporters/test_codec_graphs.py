@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from testkit.batches import spoken_together
-from testkit.models.codec_models import CODECS, WRITERS, drawn_tokens
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.codec_models import CODECS, drawn_tokens
+from testkit.models.folders import write_folder
 from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, UtteranceOptions
 from token2wav.published.artifacts import EngineFolder
@@ -18,7 +18,7 @@ from token2wav.voice import voice_for
 from token2wav_export.cli import DONE, FAILED, main
 from token2wav_export.making import Maker
 
-EXPORTABLE = [name for name in WRITERS if not CODECS[name].windows]
+EXPORTABLE = [name for name, codec in CODECS.items() if not codec.windows]
 PARITY = 1e-5  # of the deviation of the audio, as on torch
 
 
@@ -32,8 +32,7 @@ PARITY = 1e-5  # of the deviation of the audio, as on torch
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with its exported decoder, as the command makes it."""
-    golden = FamilyGolden(request.param, "tiny")
-    written = WRITERS[request.param](tmp_path_factory.mktemp(request.param), golden)
+    written = write_folder(request.param, tmp_path_factory.mktemp(request.param))
     assert main(["onnx", "--model", str(written)]) == DONE
     return written
 

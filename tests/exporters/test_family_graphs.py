@@ -8,16 +8,9 @@ import pytest
 import torch
 
 from testkit.batches import WHOLE_BLOCKS
-from testkit.models import (
-    bigvgan_model,
-    chatterbox_model,
-    cosyvoice2_model,
-    qwen25_omni_model,
-    streamflow_model,
-)
-from testkit.models.caching_families import write_family
-from testkit.models.family_golden import FamilyGolden
+from testkit.models import bigvgan_model
 from testkit.models.few_convolutions import with_few_convolutions
+from testkit.models.folders import write_folder
 from testkit.models.golden import snr_db
 from testkit.utterances import off, some_tokens, streamed_mels, voice_of
 from token2wav import RuntimeConfig, Token2Wav, backends
@@ -42,9 +35,7 @@ def load(folder: Path, engine: str) -> Token2Wav:
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a CosyVoice2 without exports."""
-    written = cosyvoice2_model.write_model(
-        tmp_path_factory.mktemp("cosyvoice2"), FamilyGolden("cosyvoice2", "tiny")
-    )
+    written = write_folder("cosyvoice2", tmp_path_factory.mktemp("cosyvoice2"))
     return with_few_convolutions(written / "cosyvoice2.yaml")
 
 
@@ -72,15 +63,13 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "cosyvoice2":
         folder: Path = request.getfixturevalue("cosyvoice2")
         return load(folder, "torch"), load(folder, "onnx")
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = write_folder(request.param, tmp_path_factory.mktemp(request.param))
     if request.param != "turbo":
-        write_family(request.param, folder)
         graph = OnnxModule(
             Maker(EngineFolder(folder), ["pytest"]).onnx("step", "float32"),
             torch.device("cpu"),
         )
     else:  # without guidance; the graph itself is CosyVoice2's, so torch runs in its place
-        chatterbox_model.write_model(folder, FamilyGolden("chatterbox", "tiny"), mean_flow=True)
         graph = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "_onnx", lambda *_: Backend("onnx", graph))
@@ -120,12 +109,7 @@ def test_bigvgan_is_exported_as_a_vocoder(tmp_path: Path) -> None:
 def test_guided_attention_has_no_graphs(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / family
-    if family == "streamflow":
-        streamflow_model.write_model(folder)
-    else:
-        folder.mkdir()
-        qwen25_omni_model.write_model(folder, FamilyGolden("qwen25_omni", "tiny"))
+    folder = write_folder(family, tmp_path)
     assert main(["onnx", "--model", str(folder)]) == 2
     assert capsys.readouterr().err == (
         f"token2wav export: error: {folder}: guided attention (one mask for each layer, no cached "

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from testkit.batches import spoken_together
-from testkit.models.codec_models import CODECS, WRITERS, drawn_tokens
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.codec_models import CODECS, drawn_tokens
+from testkit.models.folders import write_folder
 from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cuda_graphs import CudaGraph
@@ -24,9 +24,9 @@ pytestmark = [
 PARITY = 1e-4
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", CODECS)
 def test_captured_streams_equal_the_cpu(name: str, tmp_path: Path) -> None:
-    folder = WRITERS[name](tmp_path, FamilyGolden(name, "tiny"))
+    folder = write_folder(name, tmp_path)
     windows = CODECS[name].windows
     # Early audio depends on how tokens are portioned. Whole utterances have no graphs.
     exact = StreamConfig() if windows else StreamConfig(lookahead_frames=0)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from testkit.models.caching_families import CPU, WRITERS, write_family
-from testkit.models.golden import TINY
+from testkit.models.folders import CACHING, CPU, write_folder
 from testkit.utterances import some_tokens, streamed_mels, voice_of
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.backends import kernels_run
@@ -24,11 +23,9 @@ DEVICES = 2e-4  # between devices, which sum in another order
 HALF = 1e-2  # of float16, relative to the spread of the mel
 
 
-@pytest.fixture(scope="module", params=["cosyvoice3", *WRITERS])
+@pytest.fixture(scope="module", params=["cosyvoice3", *CACHING])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if request.param == "cosyvoice3":
-        return TINY
-    return write_family(request.param, tmp_path_factory.mktemp(request.param))
+    return write_folder(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.mark.gpu

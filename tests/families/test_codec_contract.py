@@ -23,9 +23,9 @@ import torch
 from numpy.typing import ArrayLike
 
 from testkit.batches import spoken_together
-from testkit.models.codec_models import CODECS, OTHER_FORMATS, WRITERS, Codec, drawn_tokens
+from testkit.models.codec_models import CODECS, FORMATS, drawn_tokens
 from testkit.models.family_golden import FamilyGolden
-from testkit.models.folder_edits import write_folder
+from testkit.models.folders import GOLDEN_CODECS, golden_of, write_folder
 from testkit.models.shards import divide
 from testkit.models.tiny_model import one_line
 from testkit.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, portions
@@ -133,7 +133,6 @@ def watch(model: Token2Wav, settings: StreamConfig, streams: int) -> tuple[Shape
         for name, codec in CODECS.items()
         for size in codec.sizes
         for engine in ("own lengths", "prepared lengths")
-        if not codec.other_format
         if (size, engine) == ("tiny", "own lengths")
         or engine == ("own lengths" if codec.windows else "prepared lengths")
     ],
@@ -141,8 +140,7 @@ def watch(model: Token2Wav, settings: StreamConfig, streams: int) -> tuple[Shape
 )
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     name, size, engine = request.param
-    golden = FamilyGolden(name, size)
-    folder = CODECS[name].write(tmp_path_factory.mktemp(name), golden)
+    folder, golden = write_folder(name, tmp_path_factory.mktemp(name), size), golden_of(name, size)
     model = Token2Wav.load(folder, stream=EXACT, runtime=RuntimeConfig(device="cpu"))
     shapes = watch(model, EXACT, 4) if engine == "prepared lengths" else (Shapes(), Shapes())
     return Subject(golden, model, *shapes)
@@ -193,7 +191,7 @@ PRECISIONS: dict[DecoderPrecision, tuple[float, float]] = {
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", CODECS)
 def test_a_decoder_precision_has_its_error(
     name: str, precision: DecoderPrecision, tmp_path: Path
 ) -> None:
@@ -217,25 +215,17 @@ def test_a_decoder_precision_runs_on_torch_only(tmp_path: Path) -> None:
         Token2Wav.load(write_folder("mimi", tmp_path), runtime=runtime)
 
 
-FORMATS = [
-    *((name, *row, "tiny") for name, row in OTHER_FORMATS.items()),
-    *(
-        (name, name, codec, size)
-        for name, codec in CODECS.items()
-        for size in codec.sizes
-        if codec.other_format
-    ),
-]
-
-
 @pytest.mark.parametrize(
-    ("family", "codec", "size"), [row for _, *row in FORMATS], ids=[row[0] for row in FORMATS]
+    ("name", "size"),
+    [
+        (name, size)
+        for name, codec in FORMATS.items()
+        for size in codec.sizes
+        if size == "tiny" or not codec.golden
+    ],
 )
-def test_other_formats_give_the_public_audio(
-    family: str, codec: Codec, size: str, tmp_path: Path
-) -> None:
-    golden = FamilyGolden(family, size)
-    folder = codec.write(tmp_path, golden)
+def test_other_formats_give_the_public_audio(name: str, size: str, tmp_path: Path) -> None:
+    folder, golden = write_folder(name, tmp_path, size), golden_of(name, size)
     model = Token2Wav.load(folder, stream=EXACT, runtime=RuntimeConfig(device="cpu"))
     tokens = golden["latents" if model.config.tokens.are_latents else "codes"].numpy()
     expected = golden["audio"].numpy()
@@ -264,12 +254,23 @@ def test_a_stream_is_the_whole_in_any_portions(codec: Subject, sizes: list[int])
     assert heard[-1].first_token + heard[-1].token_count == len(tokens)
 
 
-@pytest.mark.parametrize("stagger", [0, 1], ids=["at once", "one after the other"])
-def test_a_batch_equals_each_stream_alone(codec: Subject, stagger: int) -> None:
-    """The streams end at different times. With stagger, they are at different positions, and take
-    the memory of streams that have ended.
+@pytest.mark.parametrize(
+    ("counts", "stagger"),
+    [
+        ((71, 40, 9, 1, 50), 0),
+        ((71, 40, 9, 1, 50), 1),
+        ((*range(1, 13), *range(25, 29)), 0),
+    ],
+    ids=["at once", "one after the other", "any length"],
+)
+def test_a_batch_equals_each_stream_alone(
+    codec: Subject, counts: tuple[int, ...], stagger: int
+) -> None:
+    """The streams end at different times, in all places of a window of attention, and before and
+    after the look-ahead of the decoder. With stagger, they are at different positions, and take the
+    memory of streams that have ended.
     """
-    utterances = [drawn_tokens(codec.config, count) for count in (71, 40, 9, 1, 50)]
+    utterances = [drawn_tokens(codec.config, count) for count in counts]
     for tokens, audio in zip(utterances, codec.together(utterances, stagger), strict=True):
         codec.assert_equal(audio, tokens)
 
@@ -348,7 +349,7 @@ def test_early_audio_leaves_no_trace(codec: Subject, held: int) -> None:
         assert not held or off(sent, whole) > PARITY * float(whole.std())
 
 
-@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize("family", CODECS)
 def test_early_audio_is_exact_if_later_tokens_have_arrived(family: str, tmp_path: Path) -> None:
     """So an utterance that is known as a whole is exact, with any number of frames held back."""
     settings = StreamConfig(lookahead_frames=2)
@@ -371,15 +372,6 @@ def test_a_cpu_packs_weights_and_changes_states_in_place(codec: Subject) -> None
     if not CODECS[codec.golden.family].windows:  # which keep no states
         assert stage.store._in_place is not bool(codec.prepared)
     assert torch.nn.Linear not in {type(module) for module in stage._net.modules()}
-
-
-def test_utterances_of_any_length(codec: Subject) -> None:
-    """The streams share their batches. They end in all places of a window of attention, and before
-    and after the look-ahead of the decoder.
-    """
-    utterances = [drawn_tokens(codec.config, count) for count in (*range(1, 13), *range(25, 29))]
-    for tokens, audio in zip(utterances, codec.together(utterances), strict=True):
-        codec.assert_equal(audio, tokens)
 
 
 @pytest.mark.parametrize("hops", [0, 1, 3, 7])
@@ -409,10 +401,10 @@ def test_an_end_with_and_without_tokens(codec: Subject, hops: int) -> None:
 
 
 @pytest.mark.parametrize("index", [True, False], ids=["index", "no index"])
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", GOLDEN_CODECS)
 def test_weights_in_several_files(name: str, index: bool, tmp_path: Path) -> None:
     """The shards are divided in the order of `save_pretrained`."""
-    folder = CODECS[name].write(tmp_path, FamilyGolden(name, "tiny"))
+    folder = write_folder(name, tmp_path)
     path = weights_file(folder, read_config(folder).weights_names("decoder"))
     if path.name not in PUBLISHED:
         pytest.skip("the published file of this format is never divided")
@@ -556,13 +548,13 @@ def test_the_smallest_and_the_largest_values_are_taken(codec: Subject) -> None:
 
 
 @pytest.mark.parametrize("lookahead_frames", [None, 0], ids=["default", "exact"])
-@pytest.mark.parametrize("family", [name for name in WRITERS if not CODECS[name].windows])
+@pytest.mark.parametrize("family", [name for name, codec in CODECS.items() if not codec.windows])
 def test_every_chunk_is_made_up_of_prepared_shapes(
     family: str, lookahead_frames: int | None, tmp_path: Path
 ) -> None:
     """Also the audio of a chunk that is sent early. So a GPU has a graph for every hop."""
     settings = StreamConfig(lookahead_frames=lookahead_frames)
-    folder = WRITERS[family](tmp_path, FamilyGolden(family, "tiny"))
+    folder = write_folder(family, tmp_path)
     model = Token2Wav.load(folder, stream=settings, runtime=RuntimeConfig(device="cpu"))
     prepared, ran = watch(model, settings, 1)
     for sizes in ([1], [7], [3, 40, 1], [200]):

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from testkit.models.codec_models import CODECS, drawn_tokens
 from testkit.models.family_golden import FamilyGolden
-from testkit.models.folder_edits import set_weights, write_folder
-from testkit.models.published_codecs import SNAC_44KHZ, VOXCPM2, VOXCPM_1_5
+from testkit.models.folder_edits import set_weights
+from testkit.models.folders import write_folder
+from testkit.models.published_codecs import PUBLISHED
 from testkit.utterances import off
 from tests.families.test_published_sizes import DOCUMENTS
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav
@@ -57,7 +57,7 @@ def test_files_of_dac(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_noise_of_snac_that_is_turned_off(size: str, tmp_path: Path) -> None:
     golden = FamilyGolden("snac", size)
-    folder = CODECS["snac"].write(tmp_path, golden)
+    folder = write_folder("snac", tmp_path, size)
     codes, expected = golden["codes"].numpy(), golden["audio_without_noise"].numpy()
     silent = StreamConfig(lookahead_frames=0, decoder_noise=False)
     quiet, noisy = (Token2Wav.load(folder, stream=each, runtime=CPU) for each in (silent, EXACT))
@@ -85,7 +85,7 @@ def test_streams_of_a_batch_with_and_without_noise(
     and extrapolated ones.
     """
     golden = FamilyGolden("snac", "tiny")
-    model = Token2Wav.load(CODECS["snac"].write(tmp_path, golden), runtime=CPU)
+    model = Token2Wav.load(write_folder("snac", tmp_path), runtime=CPU)
     network = network_of(model)
     shapes = likely_pieces(network, model.config, (4, 16), 2) if prepared else []
     frames = golden["codes"].T  # (codes, 24)
@@ -110,7 +110,7 @@ def test_streams_of_a_batch_with_and_without_noise(
 
 def test_windows_of_snac(tmp_path: Path) -> None:
     """Chunks end one token after a window of 4 tokens. A step has whole windows."""
-    config = config_of("snac_attention", tmp_path, SNAC_44KHZ)
+    config = config_of("snac_attention", tmp_path, PUBLISHED["SNAC 44.1 kHz"])
     with torch.device("meta"):
         network: Any = family_for(config).network(config, "decoder")
     layer = network.decoder.attention
@@ -195,7 +195,7 @@ print(peak() - before, weights)
 def test_only_the_decoder_is_read(tmp_path: Path) -> None:
     """Loading takes the memory of the decoder in float32, and at most 200 MB more."""
     sizes = {**FamilyGolden("vibevoice", "tiny").sizes, **LARGE}
-    CODECS["vibevoice"].write(tmp_path, SimpleNamespace(sizes=sizes))
+    CODECS["vibevoice"].write(tmp_path, sizes)
     weights = load_file(tmp_path / "model.safetensors")
     halves = {name: value.bfloat16() for name, value in weights.items()}
     halves["model.language_model.weight"] = torch.ones(1 << 27, dtype=torch.bfloat16)
@@ -211,8 +211,8 @@ def test_only_the_decoder_is_read(tmp_path: Path) -> None:
 )
 def test_the_rate_of_voxcpm_selects_a_scale_and_a_bias(rate: int, row: int, tmp_path: Path) -> None:
     sizes = {"decoder_dim": 64, "decoder_rates": [32, 32], "encoder_rates": [1024]}
-    sizes = {**VOXCPM2, **sizes, "sample_rate": rate, "out_sample_rate": rate}
-    CODECS["voxcpm"].write(tmp_path, SimpleNamespace(sizes=sizes))
+    sizes = {**PUBLISHED["VoxCPM2"], **sizes, "sample_rate": rate, "out_sample_rate": rate}
+    CODECS["voxcpm"].write(tmp_path, sizes)
     weights = torch.load(tmp_path / "audiovae.pth")["state_dict"]
     network: Any = load_network(tmp_path, read_config(tmp_path), "decoder")
     for layer, block in enumerate(network.decoder.block, 2):
@@ -233,7 +233,7 @@ def test_voxcpm2_without_boundaries(boundaries: Any, tmp_path: Path) -> None:
 
 def test_the_older_vae_of_voxcpm_has_no_settings_of_the_newer_one(tmp_path: Path) -> None:
     """Its public code skips them."""
-    sizes = {**VOXCPM_1_5, "sr_bin_boundaries": [20_000]}
+    sizes = {**DOCUMENTS["VoxCPM1.5"]["audio_vae_config"], "sr_bin_boundaries": [20_000]}
     assert config_of("voxcpm", tmp_path, sizes).sizes.sr_bin_boundaries is None
 
 

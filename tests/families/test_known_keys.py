@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from testkit.models.codec_models import CODECS, OTHER_FORMATS
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.codec_models import CODECS, FORMATS
+from testkit.models.folders import golden_of
 from testkit.tables import table
 from token2wav import ConfigError
 from token2wav.published.registry import find_family
@@ -100,8 +100,7 @@ xy_tokenizer_of_its_authors | generator_params.downsample_kwargs
 
 def written(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Writes the configuration of a format, and returns its file of sizes with the content."""
-    golden, codec = OTHER_FORMATS[name] if name in OTHER_FORMATS else (name, CODECS[name])
-    sizes = FamilyGolden(golden, "tiny").sizes
+    codec, sizes = (CODECS | FORMATS)[name], golden_of(name).sizes
     path = codec.write_document(folder, sizes) / codec.file
     return path, codec.document(sizes)
 

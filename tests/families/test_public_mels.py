@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from testkit.models.caching_families import CPU, WRITERS
 from testkit.models.chatterbox_model import write_conditionals
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.folders import CPU, golden_of, write_folder
 from testkit.utterances import off, streamed_mels
 from token2wav import StreamConfig, Token2Wav, Voice
 
@@ -30,10 +29,10 @@ MELS = {
 @pytest.mark.parametrize("family", MELS)
 def test_public_mel(family: str, size: str, tmp_path: Path) -> None:
     """The mask of Step-Audio2 counts its blocks from the end of the prompt."""
-    golden = FamilyGolden(family.replace("turbo", "chatterbox"), size)
-    model = Token2Wav.load(WRITERS[family](tmp_path, golden), stream=ALL, runtime=CPU)
+    golden = golden_of(family, size)
+    model = Token2Wav.load(write_folder(family, tmp_path, size), stream=ALL, runtime=CPU)
     full, *streaming = (golden[name].numpy() for name in MELS[family])
-    voice, tokens = golden_voice(golden), golden["token"].numpy()
+    voice, tokens = golden.voice, golden["token"].numpy()
     mel, masked = (model.mel(tokens, voice, streaming=streams) for streams in (False, True))
     assert off(mel, full) <= MEL
     [streamed] = streamed_mels(model, (tokens, voice))
@@ -45,17 +44,7 @@ def test_public_mel(family: str, size: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_voices_of_chatterbox(size: str, tmp_path: Path) -> None:
-    golden = FamilyGolden("chatterbox", size)
-    read, voice = (
-        Voice.load(write_conditionals(tmp_path / "conds.pt", golden)),
-        golden_voice(golden),
-    )
-    for name, value in vars(voice).items():
+    golden = golden_of("chatterbox", size)
+    read = Voice.load(write_conditionals(tmp_path / "conds.pt", golden))
+    for name, value in vars(golden.voice).items():
         assert off(getattr(read, name), value) == 0, name
-
-
-def golden_voice(golden: FamilyGolden) -> Voice:
-    """Voice of a golden set."""
-    return Voice(
-        golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy()
-    )

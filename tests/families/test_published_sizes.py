@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from testkit.models.codec_models import CODECS
-from testkit.models.published_codecs import AUDIO8, SNAC_44KHZ, VOXCPM_1_5, codec_configs
+from testkit.models.published_codecs import PUBLISHED as SIZES
+from testkit.models.published_codecs import codec_configs
 from testkit.tables import table
 from token2wav import StreamConfig
 from token2wav.assembly import family_for
@@ -95,14 +96,14 @@ DOCUMENTS: dict[str, Any] = {
         },
     ),
     "Moshi": None,
-    "SNAC 32 kHz": {**SNAC_44KHZ, "sampling_rate": 32000},
+    "SNAC 32 kHz": {**SIZES["SNAC 44.1 kHz"], "sampling_rate": 32000},
     "MOSS with null": {
         "model_type": "moss-audio-tokenizer",
         **dict.fromkeys(("number_channels", "decoder_kwargs", "quantizer_kwargs")),
     },
     "MOSS Nano": moss_nano(),
     "MOSS 2": moss_2(),
-    "Audio8, other dim": {"model_type": "arktts", **AUDIO8, "dim": 896},
+    "Audio8, other dim": {"model_type": "arktts", **SIZES["Audio8"], "dim": 896},
     "Audio8, no sizes": {"model_type": "arktts"},
     "Fish S1": {"model_type": "dual_ar", "codebook_size": 4096, "num_codebooks": 10},
     "Fish S2-Pro": {
@@ -119,7 +120,16 @@ DOCUMENTS: dict[str, Any] = {
         },
     },
     "VoxCPM2, no sizes": {"architecture": "VoxCPM2"},
-    "VoxCPM1.5": CODECS["voxcpm"].document(VOXCPM_1_5),
+    "VoxCPM1.5": CODECS["voxcpm"].document(
+        {
+            "encoder_dim": 64,
+            "encoder_rates": [2, 3, 6, 7, 7],
+            "latent_dim": 64,
+            "decoder_dim": 2048,
+            "decoder_rates": [7, 7, 6, 3, 2],
+            "sample_rate": 44100,
+        }
+    ),
     "VoxCPM-0.5B": CODECS["voxcpm"].document({}),
     "VoxCPM with null": {"architecture": "voxcpm", "audio_vae_config": None},
 }

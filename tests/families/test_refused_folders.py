@@ -36,8 +36,8 @@ from testkit.models.folder_edits import (
     set_values,
     set_weights,
     tensor,
-    write_folder,
 )
+from testkit.models.folders import write_folder
 from testkit.models.tiny_model import TINY, tiny_weights
 from testkit.tables import table
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav, Token2WavError
@@ -52,7 +52,7 @@ class Refusal:
     """Row of the table.
 
     Attributes:
-        family: name of a folder in `folder_edits.py`.
+        family: name of a folder in `folders.py`.
         edit: makes the folder wrong.
         sentence: part of the message; ` ... ` stands for any text.
         name: names the row among those of the family.

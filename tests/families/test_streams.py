@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from testkit.batches import WHOLE_BLOCKS
-from testkit.models import bigvgan_model, codebook_model
-from testkit.models.caching_families import CPU, WRITERS, write_family
 from testkit.models.codec_models import drawn_tokens
-from testkit.models.golden import TINY, snr_db
+from testkit.models.folders import CACHING, CPU, write_folder
+from testkit.models.golden import snr_db
 from testkit.models.sized import a_voice
 from testkit.models.tiny_model import ODE_STEPS
 from testkit.utterances import off, streamed, streamed_mels
@@ -34,23 +33,16 @@ OF_TIME = re.compile(r"time_|t_embedder|attn_norm|norm_out|adaLN|\.0\.mlp\.1\.")
 SNR_DB = 40  # end to end, because F0 turns rounding of the mel into phase
 
 
-FLOWS: dict[str, Callable[[Path], Path]] = {
-    **{name: partial(write_family, name) for name in WRITERS},
-    "cosyvoice3": lambda _: TINY,
-    "summed codes": lambda folder: codebook_model.write_model(folder / "model"),
-    "joined codes": lambda folder: codebook_model.write_model(folder / "model", "concat"),
-    "bigvgan": lambda folder: bigvgan_model.write_model(folder / "model"),
-}
-
-
-@pytest.fixture(scope="module", params=FLOWS)
+@pytest.fixture(
+    scope="module", params=[*CACHING, "cosyvoice3", "codebooks", "joined_codebooks", "bigvgan"]
+)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return FLOWS[family](tmp_path_factory.mktemp("model"))
+    return write_folder(family, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ import yaml
 from testkit.batches import spoken_together
 from testkit.graph_pool import PoolWithoutGraphs
 from testkit.models.codec_models import CODECS, drawn_tokens
-from testkit.models.family_golden import FamilyGolden
-from testkit.models.folder_edits import write_folder
+from testkit.models.folders import golden_of, write_folder
 from testkit.tables import table
 from testkit.utterances import Audio, chunks_of, joined, off, portions
 from testkit.window_memory import kept_bytes
@@ -101,8 +100,7 @@ def test_all_context_gives_the_whole_utterance(name: str, size: str, tmp_path: P
     """The windows of a short utterance see all of it, and fade into each other. In windows of a
     part, a long utterance is decoded as the public code does, if it has parts.
     """
-    golden = FamilyGolden(name, size)
-    folder = CODECS[name].write(tmp_path, golden)
+    folder, golden = write_folder(name, tmp_path, size), golden_of(name, size)
     config: Any = read_config(folder)
     part, most = config.whole.part, config.whole.right
     block = next(block for block in range(2, part + 1) if part % block == 0)

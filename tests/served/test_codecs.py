@@ -21,7 +21,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from testkit.models import codebook_model
-from testkit.models.folder_edits import write_folder
+from testkit.models.folders import write_folder
 from testkit.models.golden import snr_db
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import GatewayRig

@@ -12,10 +12,10 @@ import torch
 from benchmarks.environment import RESULTS
 from benchmarks.gpu.report import write_report
 from benchmarks.gpu.settings import SETTINGS
-from testkit.models.codec_models import CODECS, WRITERS
+from testkit.models.codec_models import CODECS
 from testkit.models.cosyvoice2_model import write_yaml
 from testkit.models.family_golden import FamilyGolden
-from testkit.models.folder_edits import write_folder
+from testkit.models.folders import write_folder
 from testkit.models.golden import TINY
 from testkit.models.sized import public_configs
 from testkit.models.yaml_edits import edit_text
@@ -283,11 +283,11 @@ def test_a_report_of_another_gpu_is_left_out(
     assert plan["unmeasured"] == expected
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", CODECS)
 def test_a_codec_takes_what_its_engine_takes(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = WRITERS[name](tmp_path, FamilyGolden(name, "tiny"))
+    folder = write_folder(name, tmp_path)
     model = Token2Wav.load(folder)
     network, config = load_network(folder, model.config, "decoder"), model.config
     if CODECS[name].windows:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testkit.models.codec_models import CODECS
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.folders import write_folder
 from token2wav import InputError, RuntimeConfig, Token2Wav, UtteranceOptions
 from token2wav.config.model_config import ModelConfig
 from token2wav.config.token_format import TokenFormat
@@ -108,7 +107,7 @@ def test_delays_that_are_refused(delays: Any, config: ModelConfig, message: str)
 
 def test_a_stream_of_the_library_takes_delayed_codes(tmp_path: Path) -> None:
     """A stream may have fewer codebooks than the model, also in a delay pattern."""
-    folder = CODECS["higgs"].write(tmp_path, FamilyGolden("higgs", "tiny"))
+    folder = write_folder("higgs", tmp_path)
     model = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
     codes = np.random.default_rng(3).integers(0, 16, (30, 3))
     rows = rows_of(codes, (0, 1, 2))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import interpolate, pad
 
 from testkit.batches import WHOLE_BLOCKS
-from testkit.models.caching_families import CPU
+from testkit.models.folders import CPU
 from testkit.models.golden import snr_db
 from testkit.models.tiny_model import ODE_STEPS, TINY
 from testkit.utterances import a_voice, joined, some_tokens

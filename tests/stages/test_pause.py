@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from testkit.models import streamflow_model
-from testkit.models.caching_families import CPU, write_family
-from testkit.models.codec_models import CODECS, drawn_tokens
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.codec_models import drawn_tokens
+from testkit.models.folders import CPU, write_folder
 from testkit.models.golden import TINY
 from testkit.models.tiny_model import demo_tokens, demo_voice
 from testkit.utterances import Audio, chunks_of, portions, streamed, voice_of
@@ -28,21 +26,14 @@ EARLY = StreamConfig(steps=(2,), lookahead_frames=1)  # the end of a chunk is ex
 NOBODY = Voice(np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.zeros(192, np.float32))
 
 
-def codec_folder(name: str, folder: Path) -> Path:
-    return CODECS[name].write(folder, FamilyGolden(name, "tiny"))
-
-
-# Folders of models, and settings of their streams.
-MODELS: dict[str, tuple[Callable[[Path], Path], StreamConfig]] = {
-    "cosyvoice3": (lambda _: TINY, FEW_STEPS),
-    "cosyvoice3, early": (lambda _: TINY, EARLY),
-    "chatterbox": (lambda folder: write_family("chatterbox", folder), FEW_STEPS),
-    "streamflow": (lambda folder: streamflow_model.write_model(folder / "model"), FEW_STEPS),
-    "mimi": (lambda folder: codec_folder("mimi", folder), StreamConfig()),
-    "snac": (lambda folder: codec_folder("snac", folder), StreamConfig()),
-    "voxcpm": (lambda folder: codec_folder("voxcpm", folder), StreamConfig()),
-    "moss_stereo": (lambda folder: codec_folder("moss_stereo", folder), StreamConfig()),
-}
+# Models, and settings of their streams.
+MODELS = [
+    ("cosyvoice3", FEW_STEPS),
+    ("cosyvoice3", EARLY),
+    ("chatterbox", FEW_STEPS),
+    ("streamflow", FEW_STEPS),
+    *((codec, StreamConfig()) for codec in ("mimi", "snac", "voxcpm", "moss_stereo")),
+]
 
 
 def shapes(
@@ -63,10 +54,11 @@ def shapes(
     return [chunk.audio.shape for chunk in chunks_of(model, arriving(), voice)]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_chunks_have_the_lengths_of_the_real_stages(name: str, tmp_path: Path) -> None:
-    write, stream = MODELS[name]
-    folder = write(tmp_path)
+@pytest.mark.parametrize(("name", "stream"), MODELS)
+def test_chunks_have_the_lengths_of_the_real_stages(
+    name: str, stream: StreamConfig, tmp_path: Path
+) -> None:
+    folder = write_folder(name, tmp_path)
     paused = Token2Wav.load(folder, stream=stream, runtime=PAUSE)
     real = Token2Wav.load(folder, stream=stream, runtime=CPU)
     voice = voice_of(real, 30) if real.config.takes_prompt else None
@@ -117,7 +109,7 @@ def test_a_batch_takes_a_time_and_each_token_some_more(model: Token2Wav, tmp_pat
     assert mel.shape == (80, 0)
     flow.whole(tokens, NOBODY, streaming=True)
 
-    codec = Token2Wav.load(codec_folder("mimi", tmp_path), runtime=PAUSE)
+    codec = Token2Wav.load(write_folder("mimi", tmp_path), runtime=PAUSE)
     [real] = codec.pipeline.stages.values()
     decoder = PauseVocoder(real._net, 0, pause)  # type: ignore[attr-defined]
     tokens = drawn_tokens(codec.config, 12)

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from testkit.batches import WHOLE_BLOCKS
-from testkit.models.chatterbox_model import write_conditionals, write_model
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.chatterbox_model import write_conditionals
+from testkit.models.folders import CPU, golden_of, write_folder
 from testkit.models.golden import snr_db
 from testkit.utterances import a_voice, off, some_tokens
-from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice, assembly
+from token2wav import StreamConfig, Token2Wav, Voice, assembly
 from token2wav.errors import InputError
 from token2wav.execution.cuda_graphs import GraphSummary
 from token2wav.published.registry import read_config
@@ -31,14 +31,11 @@ from token2wav.stages.waveform import PieceShape, WaveformStage
 
 AUDIO = 1e-4
 SNR_DB = 40
-CPU = RuntimeConfig(device="cpu", cache_mib=400)
-KINDS = {"full": False, "meanflow": True}
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=["chatterbox", "turbo"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    golden = FamilyGolden("chatterbox", "tiny")
-    return write_model(tmp_path_factory.mktemp("s3gen"), golden, mean_flow=KINDS[request.param])
+    return write_folder(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +45,7 @@ def model(folder: Path) -> Token2Wav:
 
 def test_mean_flow_by_its_weights(tmp_path: Path) -> None:
     """Chatterbox Flash has a mean flow in a file that is named like the plain flow."""
-    folder = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"), mean_flow=True)
+    folder = write_folder("turbo", tmp_path)
     expected: Any = read_config(folder)
     (folder / "s3gen_meanflow.safetensors").rename(folder / "s3gen.safetensors")
     assert read_config(folder) == replace(expected, file="s3gen.safetensors")
@@ -70,7 +67,7 @@ def test_whole_utterances_prepare_pieces_of_hops(
         return SimpleNamespace(withheld_samples=0)
 
     no_graphs = SimpleNamespace(capture=lambda function: function, summary=GraphSummary())
-    path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
+    path = write_folder("chatterbox", tmp_path)
     monkeypatch.setattr(assembly, "graphs_enabled", lambda device: True)
     monkeypatch.setattr(assembly, "GraphPool", lambda device: no_graphs)
     monkeypatch.setattr(assembly, "gpu_runs_kernels", lambda device: False)
@@ -153,8 +150,7 @@ def test_pickles_are_read_without_running_them(tmp_path: Path) -> None:
 
 
 def test_a_mel_that_is_longer_than_its_tokens_is_cut(tmp_path: Path) -> None:
-    golden = FamilyGolden("chatterbox", "tiny")
-    path = write_conditionals(tmp_path / "conds.pt", golden)
+    path = write_conditionals(tmp_path / "conds.pt", golden_of("chatterbox"))
     state = torch.load(path, weights_only=True)
     state["gen"]["prompt_token"] = state["gen"]["prompt_token"][:, :20]
     torch.save(state, path)

@@ -16,9 +16,9 @@ import torch
 
 from testkit.batches import spoken_together
 from testkit.door import Door
-from testkit.models.cosyvoice1_model import spoken, write_glm4_voice, write_model
+from testkit.models.cosyvoice1_model import spoken
 from testkit.models.cosyvoice2_model import write_yaml as write_cosyvoice2_yaml
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.folders import golden_of, write_folder
 from testkit.models.random_weights import SEED
 from testkit.models.sized import a_voice
 from testkit.utterances import chunks_of, joined, off, portions
@@ -32,7 +32,7 @@ from token2wav.families.cosyvoice1.stage import CosyVoice1Decoder
 from token2wav.published.registry import family_name, read_config
 from token2wav.voice import voice_for
 
-GOLDEN = FamilyGolden("cosyvoice1", "tiny")
+GOLDEN = golden_of("cosyvoice1")
 CPU = RuntimeConfig(device="cpu")
 WHOLE = StreamConfig(lookahead_frames=0)
 MEL = 2e-5  # tolerance between float32 results with values up to 5
@@ -43,7 +43,7 @@ Model = Token2Wav
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("cosyvoice1"), GOLDEN)
+    return write_folder("cosyvoice1", tmp_path_factory.mktemp("cosyvoice1"))
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,7 @@ def model(folder: Path) -> Model:
 @pytest.fixture(scope="module")
 def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of GLM-4-Voice."""
-    golden = FamilyGolden("glm4_voice", "tiny")
-    return write_glm4_voice(tmp_path_factory.mktemp("glm4_voice"), golden)
+    return write_folder("glm4_voice", tmp_path_factory.mktemp("glm4_voice"))
 
 
 @pytest.fixture(scope="module")
@@ -72,24 +71,16 @@ def voice_of(model: Model, seed: int, prompt: int) -> Voice | None:
     return a_voice(model.config, seed, prompt) if model.config.takes_voice else None
 
 
-def golden_voice(*, prompt: bool = True) -> Voice:
-    count = None if prompt else 0
-    return Voice(
-        GOLDEN["prompt_token"].numpy()[:count],
-        GOLDEN["prompt_feat"].numpy()[:count],
-        GOLDEN["embedding"].numpy(),
-    )
-
-
 def tokens_of(model: Model, count: int) -> Any:
     return model.config.tokens.draw(count, np.random.default_rng([SEED, count]))
 
 
 def test_public_mel(whole: Model) -> None:
-    _, mel = spoken(whole, GOLDEN["token"].numpy(), golden_voice())
+    _, mel = spoken(whole, GOLDEN["token"].numpy(), GOLDEN.voice)
     assert off(mel, GOLDEN["mel_full"]) <= MEL
-    short = GOLDEN["token"].numpy()[:7]
-    audio, mel = spoken(whole, short, golden_voice(prompt=False))
+    voice = GOLDEN.voice
+    nothing = Voice(voice.prompt_tokens[:0], voice.prompt_mel[:0], voice.speaker_embedding)
+    audio, mel = spoken(whole, GOLDEN["token"].numpy()[:7], nothing)
     assert off(mel, GOLDEN["mel_short"]) <= MEL
     # 7 tokens have 12.06 frames. The public code leaves out the rest, which is silent here.
     assert len(audio) == 7 * 441
@@ -98,7 +89,7 @@ def test_public_mel(whole: Model) -> None:
 
 def test_public_mel_of_glm4_voice(glm: Path) -> None:
     """Its encoder attends in blocks, and frames repeat tokens. It has neither voice nor prompt."""
-    golden = FamilyGolden("glm4_voice", "tiny")
+    golden = golden_of("glm4_voice")
     model = Token2Wav.load(glm, stream=WHOLE, runtime=CPU)
     audio, mel = spoken(model, golden["token"].numpy(), None)
     assert off(mel, golden["mel_full"]) <= MEL
@@ -278,7 +269,7 @@ def test_frames_of_a_prompt(frames: int, sound: bool, model: Model) -> None:
 
 def test_the_class_of_the_flow_selects_the_family(folder: Path, tmp_path: Path) -> None:
     """The first release of CosyVoice2 has a file of the same name."""
-    path = write_cosyvoice2_yaml(tmp_path, FamilyGolden("cosyvoice2", "tiny"))
+    path = write_cosyvoice2_yaml(tmp_path, golden_of("cosyvoice2"))
     path = path.rename(path.with_name("cosyvoice.yaml"))
     with path.open("a") as file:
         file.write("# flow: was !new:cosyvoice.flow.flow.MaskedDiffWithXvec before\n")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from testkit.batches import WHOLE_BLOCKS
-from testkit.models.cosyvoice2_model import write_model, write_moss_speech_yaml, write_yaml
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.cosyvoice2_model import write_moss_speech_yaml, write_yaml
+from testkit.models.folders import CPU, golden_of, write_folder
 from testkit.models.yaml_edits import edit_text
 from testkit.utterances import a_voice, joined, off, portions, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
@@ -26,8 +26,7 @@ from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav_server.plan_memory import stream_needs
 
-TINY = FamilyGolden("cosyvoice2", "tiny")
-CPU = RuntimeConfig(device="cpu", cache_mib=400)
+TINY = golden_of("cosyvoice2")
 MEL = 2e-5  # tolerance between float32 results with values up to 5
 AUDIO = 1e-4
 
@@ -35,7 +34,7 @@ AUDIO = 1e-4
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the tiny model."""
-    return write_model(tmp_path_factory.mktemp("cosyvoice2"), TINY)
+    return write_folder("cosyvoice2", tmp_path_factory.mktemp("cosyvoice2"))
 
 
 @pytest.fixture(scope="module")

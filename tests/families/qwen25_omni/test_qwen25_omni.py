@@ -15,7 +15,8 @@ import torch
 
 from testkit.captured_code import NothingCopied, OnDevice
 from testkit.models.family_golden import FamilyGolden
-from testkit.models.qwen25_omni_model import SPEAKERS, a_voice, speakers, write_model
+from testkit.models.folders import golden_of, write_folder
+from testkit.models.qwen25_omni_model import SPEAKERS, a_voice, speakers
 from testkit.utterances import off, portions, some_tokens, streamed, streamed_mels
 from token2wav import CheckpointError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.assembly import assemble, load_network
@@ -39,18 +40,14 @@ TIME = 0.3  # of the single evaluation in the golden set
 SIZES = ["tiny", "small"]
 
 
-def golden_set(size: str) -> FamilyGolden:
-    return FamilyGolden("qwen25_omni", size)
-
-
 @pytest.fixture(scope="module", params=SIZES)
 def golden(request: pytest.FixtureRequest) -> FamilyGolden:
-    return golden_set(request.param)
+    return golden_of("qwen25_omni", request.param)
 
 
 @pytest.fixture(scope="module")
 def folder(golden: FamilyGolden, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("omni"), golden)
+    return write_folder("qwen25_omni", tmp_path_factory.mktemp("omni"), golden.size)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +57,7 @@ def model(folder: Path) -> Token2Wav:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("omni"), golden_set("tiny"))
+    return write_folder("qwen25_omni", tmp_path_factory.mktemp("omni"))
 
 
 def widened(folder: Path, factor: int, *steps: int) -> Token2Wav:
@@ -197,7 +194,7 @@ def test_voices_of_a_folder(tiny: Path, tmp_path: Path) -> None:
     assert off(first.speaker_embedding, second.speaker_embedding) > 0.01
 
 
-FIRST = speakers(golden_set("tiny"))["Chelsie"]
+FIRST = speakers(golden_of("qwen25_omni"))["Chelsie"]
 REFUSED_SPEAKERS: list[tuple[dict[str, Any], str]] = [
     ({"../a": FIRST}, "'../a' is no name of a speaker"),
     ({"a": 3}, "'a' has no cond and ref_mel"),
@@ -220,14 +217,14 @@ REFUSED_SPEAKERS: list[tuple[dict[str, Any], str]] = [
 def test_speakers_that_do_not_fit_are_refused(
     tmp_path: Path, content: dict[str, Any], words: str
 ) -> None:
-    folder = write_model(tmp_path, golden_set("tiny"))
+    folder = write_folder("qwen25_omni", tmp_path)
     torch.save(content, folder / "spk_dict.pt")
     with pytest.raises(CheckpointError, match=words):
         write_voices(folder, tmp_path / "voices")
 
 
 def test_a_folder_without_speakers_is_refused(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, golden_set("tiny"))
+    folder = write_folder("qwen25_omni", tmp_path)
     (folder / "spk_dict.pt").unlink()
     with pytest.raises(CheckpointError, match=r"spk_dict\.pt: missing"):
         named_voices(folder)

@@ -10,21 +10,20 @@ from pathlib import Path
 import pytest
 
 from testkit.batches import WHOLE_BLOCKS
-from testkit.models.family_golden import FamilyGolden
-from testkit.models.stepaudio2_model import write_model, write_yaml
+from testkit.models.folders import CPU, golden_of, write_folder
+from testkit.models.stepaudio2_model import write_yaml
 from testkit.utterances import a_voice, off, some_tokens
-from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav import StreamConfig, Token2Wav
 from token2wav.families.stepaudio2 import read
 
 MEL = 2e-5  # tolerance between float32 results with values up to 7
-CPU = RuntimeConfig(device="cpu", cache_mib=400)
 ALL = StreamConfig(left_blocks=-1)
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the tiny model."""
-    return write_model(tmp_path_factory.mktemp("stepaudio2"), FamilyGolden("stepaudio2", "tiny"))
+    return write_folder("stepaudio2", tmp_path_factory.mktemp("stepaudio2"))
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +52,7 @@ def test_the_published_window(folder: Path, model: Token2Wav) -> None:
 
 
 def test_the_published_vocoder_needs_no_description(tmp_path: Path) -> None:
-    config = read(write_yaml(tmp_path, FamilyGolden("stepaudio2", "tiny"), hift=False).parent)
+    config = read(write_yaml(tmp_path, golden_of("stepaudio2"), hift=False).parent)
     assert (config.vocoder.base_channels, config.vocoder.f0_channels, config.samples_per_token) == (
         512,
         512,

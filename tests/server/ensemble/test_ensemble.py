@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 
 from testkit.batches import WHOLE_BLOCKS
 from testkit.echo_mark import echoed
-from testkit.models.codec_models import CODECS
-from testkit.models.cosyvoice2_model import write_model
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.folders import write_folder
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
 from testkit.models.yaml_edits import edit_text
 from testkit.patience import until
@@ -159,7 +157,7 @@ def test_a_limit_ends_a_stream(start: Callable[..., Running]) -> None:
 def test_a_chunk_ends_with_a_block_of_the_settings(
     start: Callable[..., Running], tmp_path: Path, block_tokens: int, hop: int
 ) -> None:
-    folder = write_model(tmp_path / "model", FamilyGolden("cosyvoice2", "tiny"))
+    folder = write_folder("cosyvoice2", tmp_path / "model")
     edit_text(folder / "cosyvoice2.yaml", ("macaron", "use_dynamic_chunk: True\n        macaron"))
     stream = {"first_tokens": 0, "block_tokens": block_tokens}
     running, stops = start(folder, stream=stream), list[int]()
@@ -248,7 +246,7 @@ def test_withheld_samples_are_those_of_the_vocoder(lookahead_frames: int) -> Non
 def test_a_model_that_the_ensemble_cannot_serve(
     start: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codec = CODECS["mimi"].write(tmp_path, FamilyGolden("mimi", "tiny"))
+    codec = write_folder("mimi", tmp_path)
     with pytest.raises(ConfigError, match="has no flow stage, only decoder; serve it without the"):
         start(codec)
     monkeypatch.setattr(type(read_config(TINY)), "channels", 2)

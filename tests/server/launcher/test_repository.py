@@ -9,8 +9,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from testkit.models.codec_models import WRITERS
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.folders import write_folder
 from testkit.models.golden import ROOT, TINY
 from token2wav_server.front.build import LIBRARY
 from token2wav_server.launcher.repository import prepare, selected
@@ -42,7 +41,7 @@ def test_a_codec_has_its_shapes_and_a_number_for_each_codebook(
     codec: str, vocabulary: str, shapes: dict[str, list[int]], tmp_path: Path
 ) -> None:
     (tmp_path / "model").mkdir()
-    model = WRITERS[codec](tmp_path / "model", FamilyGolden(codec, "tiny"))
+    model = write_folder(codec, tmp_path / "model")
     names = ["token2wav", "token2wav_ensemble"]
     prepare(REPOSITORY, names, model, tmp_path / "models")
     for name in names:

@@ -17,11 +17,8 @@ from safetensors.numpy import save_file
 
 from testkit.door import Door, VoiceInputs, at_once, audio_of, chunks_of, named
 from testkit.models import bigvgan_model, codebook_model, qwen25_omni_model, streamflow_model
-from testkit.models.caching_families import WRITERS as CACHING
-from testkit.models.caching_families import write_family
-from testkit.models.codec_models import CODECS as ALL_CODECS
-from testkit.models.codec_models import WRITERS as CODECS
-from testkit.models.family_golden import FamilyGolden
+from testkit.models.codec_models import CODECS
+from testkit.models.folders import CACHING, golden_of, write_folder
 from testkit.models.golden import snr_db
 from testkit.models.tiny_model import TINY, demo_voice
 from testkit.utterances import Audio, joined, random_portions
@@ -39,15 +36,13 @@ EXACT = StreamConfig(first_tokens=0, lookahead_frames=0)
 
 def caching(name: str) -> Callable[[Path], tuple[Path, Voice]]:
     def write(folder: Path) -> tuple[Path, Voice]:
-        golden = FamilyGolden(name.replace("turbo", "chatterbox"), "tiny")
-        prompt = (golden[key].numpy() for key in ("prompt_token", "prompt_feat", "embedding"))
-        return write_family(name, folder), Voice(*prompt)
+        return write_folder(name, folder), golden_of(name).voice
 
     return write
 
 
 def qwen25_omni(folder: Path) -> tuple[Path, Voice]:
-    model = qwen25_omni_model.write_model(folder, FamilyGolden("qwen25_omni", "tiny"))
+    model = write_folder("qwen25_omni", folder)
     return model, qwen25_omni_model.a_voice(model)
 
 
@@ -98,9 +93,9 @@ def subject(
         files = [tmp_path_factory.mktemp("voices") / "anna.safetensors"]
         save_file({name: np.ascontiguousarray(getattr(voice, name)) for name in FIELDS}, files[0])
     else:
-        folder = CODECS[name](folder, FamilyGolden(name, "tiny"))
+        folder = write_folder(name, folder)
     # windows depend on the number of tokens alone
-    windows = name in CODECS and ALL_CODECS[name].windows
+    windows = name in CODECS and CODECS[name].windows
     settings = StreamConfig() if windows else EXACT
     model = Token2Wav.load(folder, stream=settings, runtime=RuntimeConfig(device="cpu"))
     limits = LimitConfig(streams=STREAMS + 4, stream_tokens=MOST_TOKENS)
