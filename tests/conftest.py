@@ -38,21 +38,18 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 from testkit.batches import WHOLE_BLOCKS
-from testkit.flows import cached_flow, two_stages
+from testkit.flows import two_stages
 from testkit.models.tiny_model import (
     ODE_STEPS,
     TINY,
     FaultyVocoder,
     demo_tokens,
     demo_voice,
-    tiny_config,
 )
 from testkit.replies import Expected
+from tests.stages.rig import Parts
 from token2wav import RuntimeConfig, Token2Wav, Voice
-from token2wav.assembly import load_network
 from token2wav.families.cosyvoice3 import CosyVoice3Config
-from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
-from token2wav.networks.ode import EulerSolver
 from token2wav.serving.pipeline import Pipeline
 
 # No test asserts speed, which depends on other processes of a busy machine. Every run tries the
@@ -196,13 +193,10 @@ def expected(loaded_model: Token2Wav, voice: Voice) -> Expected:
 
 @pytest.fixture(scope="session")
 def _faulty() -> tuple[Token2Wav, FaultyVocoder]:
-    config = tiny_config()
-    flow_noise, source_noise = load_flow_noise(TINY, config), load_source_noise(TINY, config)
-    vocoder = FaultyVocoder(load_network(TINY, config, "vocoder"), source_noise)
-    flow = load_network(TINY, config, "flow")
-    solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
-    engine = cached_flow(config, flow, flow_noise, {config.ode_steps: solver}, pages=65)
-    return Token2Wav(config, two_stages(engine, vocoder), WHOLE_BLOCKS), vocoder
+    parts = Parts.load()
+    vocoder = FaultyVocoder(parts.hift, parts.source_noise)
+    stages = two_stages(parts.incremental(65), vocoder)
+    return Token2Wav(parts.config, stages, WHOLE_BLOCKS), vocoder
 
 
 @pytest.fixture

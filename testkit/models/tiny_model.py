@@ -20,7 +20,7 @@ from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
 from token2wav.serving.hops import HopSchedule
-from token2wav.stages.stage import DEFAULT_OPTIONS, FrameChunk, StreamOptions
+from token2wav.stages.stage import DEFAULT_OPTIONS, StreamOptions, VocoderInput
 from token2wav.stages.waveform import WaveformStage
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
@@ -93,7 +93,7 @@ def one_line(error: BaseException) -> str:
     return message
 
 
-class FaultyVocoder:
+class FaultyVocoder(WaveformStage):
     """Vocoder stage that can be made to fail in its next calls.
 
     Attributes:
@@ -103,7 +103,7 @@ class FaultyVocoder:
     """
 
     def __init__(self, hift: HiFT, noise: SourceNoise) -> None:
-        self._stage = WaveformStage(hift, noise)
+        super().__init__(hift, noise)
         self.fault: BaseException | float | None = None
         self.open_fault: BaseException | None = None
         self.meanwhile: dict[str, Callable[[], None]] = {}
@@ -112,31 +112,17 @@ class FaultyVocoder:
         self._happen("open")
         if self.open_fault is not None:
             raise self.open_fault
-        return self._stage.open(voice, options)
+        return super().open(voice, options)
 
-    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, VocoderInput]]) -> list[torch.Tensor]:
         fault, self.fault = self.fault, None
         if isinstance(fault, BaseException):
             raise fault
-        audio = self._stage.advance(batch)
+        audio = super().advance(batch)
         if fault is not None:
             audio[0] = torch.cat((audio[0][:-1], torch.tensor([fault])))
         self._happen("advance")
         return audio
-
-    def close(self, handle: int) -> None:
-        self._stage.close(handle)
-
-    def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        return self._stage.whole(mel)
-
-    @property
-    def open_streams(self) -> int:
-        return self._stage.open_streams
-
-    @property
-    def withheld_samples(self) -> int:
-        return self._stage.withheld_samples
 
     def _happen(self, moment: str) -> None:
         self.meanwhile.pop(moment, lambda: None)()

@@ -227,7 +227,7 @@ def test_a_cancelled_stream_spares_the_state_of_the_next(
 ) -> None:
     """The next one opens, and speaks, just before the state of the cancelled one is written."""
     model, vocoder = faulty
-    store = vocoder._stage.store
+    store = vocoder.store
     write, streams, heard = store.write, [model.stream(voice)], list[AudioChunk]()
 
     def barge_in() -> None:

@@ -11,23 +11,25 @@ import numpy as np
 import torch
 
 from testkit.batches import WHOLE_BLOCKS
-from testkit.flows import cached_flow, two_stages
+from testkit.flows import two_stages
 from testkit.models.golden import TINY
 from testkit.models.tiny_model import ODE_STEPS, tiny_config
 from testkit.utterances import Mel, Tokens
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.assembly import load_network
-from token2wav.cache.paged_kv_cache import CacheLayout, Storage
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.config.model_config import ModelConfig
+from token2wav.execution.runner import FlowRunner
+from token2wav.execution.step import TorchStep
 from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
-from token2wav.networks.ode import EulerSolver
+from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
-from token2wav.stages.cached_flow import CachedFlow
+from token2wav.stages.cached_flow import CachedFlow, flow_states
 from token2wav.stages.recompute import RecomputeFlow
 from token2wav.stages.stage import FlowStage, TokenChunk
 from token2wav.stages.waveform import WaveformStage
@@ -78,17 +80,33 @@ class Parts:
         provisional_steps: int = 0,
         solver: CountingSolver | CheapSolver | None = None,
     ) -> CachedFlow:
-        engine = cached_flow(
-            self.config,
-            self.flow,
-            self.flow_noise,
-            {self.config.ode_steps: self.solver},
-            pages=pages,
-            storage=storage,
-            left_blocks=left_blocks,
-            longest_hop=longest_hop,
-            provisional_steps=provisional_steps,
-        )
+        """Returns an incremental flow on torch.
+
+        Args:
+            provisional_steps: ODE steps of provisional chunks; 0 for the steps of all chunks.
+        """
+        estimator, steps, layout = self.flow.estimator, self.config.ode_steps, self.layout(storage)
+        cache = PagedKVCache(layout, pages, self.flow.device)
+        states = flow_states(self.flow, estimator, layout)
+
+        def runners(tables: OdeTables) -> dict[int, FlowRunner]:
+            return {steps: FlowRunner(TorchStep(estimator, tables, cache), states)}
+
+        provisional = {}
+        with torch.inference_mode():
+            if provisional_steps:
+                guidance = self.config.flow.inference_cfg_rate
+                provisional = runners(
+                    OdeTables.of(estimator, steps, guidance, evaluated=provisional_steps)
+                )
+            engine = CachedFlow(
+                self.recompute(left_blocks=left_blocks),
+                runners(self.solver.tables),
+                cache,
+                states,
+                provisional_runners=provisional,
+                longest_hop=longest_hop,
+            )
         if solver is not None:
             solver.watch(engine)
         return engine
