@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from testkit.models.folder_edits import Edit, content, removed
 from testkit.models.shards import divide
 from testkit.models.tiny_model import one_line
 from token2wav.errors import CheckpointError
@@ -39,9 +39,6 @@ def test_an_index_reads_no_other_shard(folder: Path) -> None:
     assert list(read_state(weights_file(folder), ("decoder.",))) == ["decoder.c"]
 
 
-Edit = Callable[[Path], object]
-
-
 def mapped(change: dict[str, Any]) -> Edit:
     """Returns an edit of the index."""
 
@@ -49,18 +46,6 @@ def mapped(change: dict[str, Any]) -> Edit:
         document = json.loads((folder / INDEX).read_text())
         document["weight_map"] |= change
         (folder / INDEX).write_text(json.dumps(document))
-
-    return edit
-
-
-def written(name: str, text: str) -> Edit:
-    return lambda folder: (folder / name).write_text(text)
-
-
-def without(*names: str) -> Edit:
-    def edit(folder: Path) -> None:
-        for name in names:
-            (folder / name).unlink()
 
     return edit
 
@@ -97,37 +82,37 @@ REFUSALS: dict[str, tuple[list[Edit], str]] = {
     "two dots": ([mapped({"encoder.b": ".."})], "'..' does not end in .safetensors"),
     "no text": ([mapped({"encoder.b": 3})], "weight_map: 3 is no file of the folder"),
     "a pickle": ([pickled_in_place], "weight_map: 'x.bin' does not end in .safetensors"),
-    "no index": ([written(INDEX, "{}")], "weight_map: expected an object"),
-    "nested": ([written(INDEX, "[" * 100_000)], "not JSON"),
+    "no index": ([content(INDEX, "{}")], "weight_map: expected an object"),
+    "nested": ([content(INDEX, "[" * 100_000)], "not JSON"),
     "twice": (
-        [written(INDEX, '{"weight_map": {"b": "x", "b": "y"}}')],
+        [content(INDEX, '{"weight_map": {"b": "x", "b": "y"}}')],
         "'b' appears more than once",
     ),
-    "missing": ([without(SHARDS[1])], f"{SHARDS[1]}: missing, but {INDEX} names it"),
+    "missing": ([removed(SHARDS[1])], f"{SHARDS[1]}: missing, but {INDEX} names it"),
     "elsewhere": (
         [mapped({"encoder.b": SHARDS[2]})],
         f"{SHARDS[2]}: 'encoder.b' is missing, but {INDEX} names it",
     ),
     "in two": ([with_weights(3, "encoder.b")], f"{SHARDS[2]}: 'encoder.b' is in {SHARDS[1]} too"),
     "in two, no index": (
-        [without(INDEX), with_weights(3, "encoder.b")],
+        [removed(INDEX), with_weights(3, "encoder.b")],
         f"'encoder.b' is in {SHARDS[1]} too",
     ),
-    "one is missing": ([without(INDEX, SHARDS[1])], f"{SHARDS[1]}: missing; it is one of 3 files"),
+    "one is missing": ([removed(INDEX, SHARDS[1])], f"{SHARDS[1]}: missing; it is one of 3 files"),
     "two downloads": (
-        [without(INDEX), written("model-00001-of-00002.safetensors", "")],
+        [removed(INDEX), content("model-00001-of-00002.safetensors", "")],
         "is one of 2 files, but model-0000",
     ),
-    "no file": ([without(INDEX, *SHARDS)], "contains none of model.safetensors, pytorch_model.bin"),
+    "no file": ([removed(INDEX, *SHARDS)], "contains none of model.safetensors, pytorch_model.bin"),
     "a link": (
         [lambda folder: (folder / "model.safetensors").symlink_to("../../blobs/1")],
         "model.safetensors: a link to ../../blobs/1, which does not exist; download",
     ),
     "a pointer": (
-        [written(SHARDS[2], "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n")],
+        [content(SHARDS[2], "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n")],
         f"{SHARDS[2]}: a pointer of Git LFS, not the file itself; run 'git lfs pull'",
     ),
-    "a page": ([written(SHARDS[2], "<!DOCTYPE html><html>")], f"{SHARDS[2]}: a page of HTML, not"),
+    "a page": ([content(SHARDS[2], "<!DOCTYPE html><html>")], f"{SHARDS[2]}: a page of HTML, not"),
 }
 
 
