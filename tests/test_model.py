@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from testkit.models.tiny_model import TINY, demo_tokens
+from testkit.models.folders import write_folder
+from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
 from testkit.replies import Expected
 from token2wav import ConfigError, InputError, RuntimeConfig, Token2Wav, Voice
 
@@ -59,6 +61,15 @@ def test_whole_mel_and_vocode_have_the_lengths_of_their_input(
 def test_a_bad_mel_is_refused(model: Token2Wav, mel: Any, words: str) -> None:
     with pytest.raises(InputError, match=f"^mel: .*{words}"):
         model.vocode(mel)
+
+
+def test_a_model_of_one_stage_has_no_mel(tmp_path: Path) -> None:
+    codec = Token2Wav.load(write_folder("mimi", tmp_path))
+    sentence = "this model has no such stage; its stages are decoder"
+    with pytest.raises(ConfigError, match=f"flow: {sentence}"):
+        codec.mel(np.zeros((3, 4), np.int32), demo_voice(0))
+    with pytest.raises(ConfigError, match=f"vocoder: {sentence}"):
+        codec.vocode(np.zeros((2, 5), np.float32))
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "cuda:4000", "cuda:99999999999999999999", "cuda:01"])

@@ -1,8 +1,8 @@
 """Families that nothing here knows, in distributions of their own: they are found, loaded, streamed
 and served.
 
-Tone has two stages of its own. Codec has one stage, from codes to audio, and brings a network only.
-Shared has the decoder of DAC, and declares its own sizes and names of weights in one file.
+Tone has two stages of its own. Shared has the decoder of DAC, and declares its own sizes and names
+of weights in one file.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
@@ -24,7 +22,7 @@ from testkit.door import Door
 from testkit.models.codec_models import CODECS
 from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import ConfigError, Token2Wav, Voice
-from token2wav.assembly import exportable, family_for, flow_networks
+from token2wav.assembly import exportable, flow_networks
 from token2wav.published.registry import read_config
 
 AUDIO = 1e-5  # of float32; phases are summed in double precision
@@ -36,7 +34,7 @@ MADE_UP = Path(__file__).with_name("made_up")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Folder with the packages that pip would have installed, for this process only."""
     site = tmp_path_factory.mktemp("site")
-    for name in ("tone", "codec", "shared"):
+    for name in ("tone", "shared"):
         package = f"token2wav_{name}.py" if name == "shared" else f"token2wav_{name}"
         (site / package).symlink_to(MADE_UP / package)
         (info := site / f"token2wav_{name}-1.dist-info").mkdir()
@@ -47,11 +45,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
         yield site
-    for name in [
-        name
-        for name in sys.modules
-        if name.startswith(("token2wav_tone", "token2wav_codec", "token2wav_shared"))
-    ]:
+    made_up = ("token2wav_tone", "token2wav_shared")
+    for name in [name for name in sys.modules if name.startswith(made_up)]:
         del sys.modules[name]
 
 
@@ -121,33 +116,6 @@ def test_family_is_served(model: Token2Wav) -> None:
 CODES = np.random.default_rng(1).integers(0, 16, (53, 2)).astype(np.int32)
 
 
-@pytest.fixture(scope="module")
-def codec_folder(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
-    folder = tmp_path_factory.mktemp("codec")
-    (folder / "codec.json").write_text("{}")
-    torch.manual_seed(0)
-    config = read_config(folder)
-    network = family_for(config).network(config, "decoder")
-    save_file(network.state_dict(), folder / "decoder.safetensors")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def codec(codec_folder: Path) -> Token2Wav:
-    return Token2Wav.load(codec_folder)
-
-
-def test_one_stage_has_no_mel(codec: Token2Wav) -> None:
-    with pytest.raises(
-        ConfigError, match="flow: this model has no such stage; its stages are decoder"
-    ):
-        codec.mel(CODES, a_voice(0))
-    with pytest.raises(
-        ConfigError, match="vocoder: this model has no such stage; its stages are decoder"
-    ):
-        codec.vocode(np.zeros((2, 5), np.float32))
-
-
 SHARED_SIZES = {
     "downsampling_ratios": [2, 3],
     "decoder_hidden_size": 8,
@@ -163,7 +131,7 @@ def shared_folders(tmp_path: Path) -> tuple[Path, Path]:
     for folder in (dac, shared):
         folder.mkdir()
     sizes = {**SHARED_SIZES, "n_codebooks": 2, "codebook_size": 16, "sampling_rate": 6000}
-    CODECS["dac"].write(dac, SimpleNamespace(sizes=sizes))
+    CODECS["dac"].write(dac, sizes)
     weights = load_file(dac / "model.safetensors")
     codec = {**SHARED_SIZES, "books": 2, "entries": 16, "activation": "snake", "loss_weight": 0.5}
     document = {"model_type": "made_up_codec", "rate": 6000, "codec": codec, "dim": 4096}
