@@ -62,33 +62,11 @@ class Scene:
 
 T = TypeVar("T")
 SceneT = TypeVar("SceneT", bound=Scene)
+# Commits a misdeed, and returns the answer of the server: an error, or one word for other answers.
 Act = Callable[[SceneT], str]
-
-
-@dataclass(frozen=True)
-class Misdeed(Generic[SceneT]):
-    """One way to misbehave.
-
-    Attributes:
-        kind: such as cancel, vanish, garbage or stall.
-        act: commits the misdeed, and returns the answer of the server: an error, or one word for
-            other answers.
-        expected: pattern of the right answers. The error "try again later" is always right.
-    """
-
-    kind: str
-    name: str
-    act: Act[SceneT]
-    expected: str
-
-
-def listed(table: Mapping[str, Mapping[str, tuple[Act[SceneT], str]]]) -> list[Misdeed[SceneT]]:
-    """Returns the misdeeds of a table: acts and their expected answers by kind and name."""
-    return [
-        Misdeed(kind, name, act, expected)
-        for kind, rows in table.items()
-        for name, (act, expected) in rows.items()
-    ]
+# Misdeeds by kind (such as cancel, vanish, garbage or stall) and name: each act, and a pattern of
+# the right answers. The error "try again later" is always right.
+Misdeeds = Mapping[str, Mapping[str, tuple[Act[SceneT], str]]]
 
 
 @dataclass(frozen=True)
@@ -131,15 +109,13 @@ class Crowd(ABC, Generic[SceneT]):
         kinds: kinds of misdeeds. A kind that is listed twice is twice as frequent.
     """
 
-    def __init__(self, plan: Plan, misdeeds: list[Misdeed[SceneT]], kinds: Sequence[str]) -> None:
+    def __init__(self, plan: Plan, misdeeds: Misdeeds[SceneT], kinds: Sequence[str]) -> None:
         self.books = Books()
         self._plan = plan
         self._ends_at = time.monotonic() + 60 * plan.minutes
         random = Random(f"{plan.seed} misdeeds")
         self._kinds = shuffled(kinds, random)
-        self._of_kind = {
-            kind: shuffled([one for one in misdeeds if one.kind == kind], random) for kind in kinds
-        }
+        self._of_kind = {kind: shuffled([*misdeeds[kind].items()], random) for kind in kinds}
         self._dealing = threading.Lock()
 
     def run(self) -> None:
@@ -163,25 +139,29 @@ class Crowd(ABC, Generic[SceneT]):
         """Returns whether a failure of an action that began at a time is not the server's fault."""
         return False
 
-    def _next_misdeed(self) -> Misdeed[SceneT]:
+    def _next_misdeed(self) -> tuple[str, str, Act[SceneT], str]:
+        """Returns kind and name of a misdeed, its act, and the pattern of the right answers."""
         with self._dealing:
-            return next(self._of_kind[next(self._kinds)])
+            kind = next(self._kinds)
+            name, (act, expected) = next(self._of_kind[kind])
+        return kind, name, act, expected
 
-    def _misbehave(self, misdeed: Misdeed[SceneT], random: Random) -> None:
+    def _misbehave(self, act: Act[SceneT], expected: str, random: Random) -> str:
+        """Commits a misdeed, and returns the answer for the books."""
         began = time.monotonic()
         self.books.begun.append(began)
         try:
-            answer = misdeed.act(self.scene(random))
+            answer = act(self.scene(random))
         except OSError as error:
             answer = broken(error)
         except (ClientError, grpc.RpcError) as error:
             if not self.excuses(answer := described(error), began):
                 raise
         if self.excuses(answer, began):
-            answer = f"in an outage: {answer}"
-        elif not re.search(f"{misdeed.expected}|{OVERLOAD}", answer):
-            raise WrongAnswerError(f"the answer was '{answer}', expected '{misdeed.expected}'")
-        self.books.misdeeds.append((misdeed.kind, misdeed.name, answer))
+            return f"in an outage: {answer}"
+        if not re.search(f"{expected}|{OVERLOAD}", answer):
+            raise WrongAnswerError(f"the answer was '{answer}', expected '{expected}'")
+        return answer
 
     def _client(self, number: int) -> None:
         random = Random(f"{self._plan.seed} client {number}")
@@ -189,15 +169,16 @@ class Crowd(ABC, Generic[SceneT]):
             action = "?"
             try:
                 if random.random() < MISBEHAVING:
-                    misdeed = self._next_misdeed()
-                    action = f"{misdeed.kind}, {misdeed.name}"
-                    self._misbehave(misdeed, random)
+                    kind, name, act, expected = self._next_misdeed()
+                    action = f"{kind}, {name}"
+                    answer = self._misbehave(act, expected, random)
+                    self.books.misdeeds.append((kind, name, answer))
                 else:
                     action, speak = self.utterance(random)
                     speak()
             except Exception as error:
-                expected = isinstance(error, ClientError | grpc.RpcError | WrongAnswerError)
-                problem = " ".join(str(error).split()) if expected else traceback.format_exc()
+                known = isinstance(error, ClientError | grpc.RpcError | WrongAnswerError)
+                problem = " ".join(str(error).split()) if known else traceback.format_exc()
                 self.books.problems.append(f"client {number}, {action}: {problem}")
                 time.sleep(1.0)  # a dead server rejects thousands of connections a second
 

@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 from benchmarks.environment import ROOT
 from benchmarks.soak import crowd
-from benchmarks.soak.crowd import AUDIO, BROKEN, NOTHING, broken, listed
+from benchmarks.soak.crowd import AUDIO, BROKEN, NOTHING, broken
 from benchmarks.soak.gateway_clients import FAILURES, PACES, Manner, said, voice_id
 from benchmarks.soak.lines import Line
 from testkit.rigs.gateway_lines import Http, Socket
@@ -265,29 +265,27 @@ _ATTACKS = (
 )
 _FAILURE = "language model: |speech server: "
 
-MISDEEDS = listed(
-    {
-        "leave": {
-            "at a byte of the request": (_at_a_byte, NOTHING),
-            "before the first audio": (_before_audio, NOTHING),
-            "in the middle of the audio": (_in_the_middle, NOTHING),
-            "in a session": (leaves_a_session, NOTHING),
-            "cancels and speaks on": (cancels_and_speaks_on, AUDIO),
-            "after a recording": (leaves_a_recording, "HTTP/1.1 (200|404)"),
-        },
-        "stall": {
-            "stops reading and leaves": (_never_reads, NOTHING),
-            "stops reading a session": (stops_reading_a_session, NOTHING),
-            "says nothing in a session": (says_nothing, "no message for"),
-            "stops an upload": (_half_upload, NOTHING),
-            "sends headers slowly": (sends_headers_slowly, "closed"),
-            "many half requests": (many_half_requests, NOTHING),
-        },
-        "language model": {
-            "endless text": (_endless_text, NOTHING),
-            **{name: (attack(name), _FAILURE) for name in _ATTACKS},
-            "endless tokens": (attack("endless tokens"), f"{BROKEN}|{_FAILURE}"),
-            "breaks off": (attack("breaks off"), f"{BROKEN}|{_FAILURE}"),
-        },
-    }
-)
+MISDEEDS: crowd.Misdeeds[Scene] = {
+    "leave": {
+        "at a byte of the request": (_at_a_byte, NOTHING),
+        "before the first audio": (_before_audio, NOTHING),
+        "in the middle of the audio": (_in_the_middle, NOTHING),
+        "in a session": (leaves_a_session, NOTHING),
+        "cancels and speaks on": (cancels_and_speaks_on, AUDIO),
+        "after a recording": (leaves_a_recording, "HTTP/1.1 (200|404)"),
+    },
+    "stall": {
+        "stops reading and leaves": (_never_reads, NOTHING),
+        "stops reading a session": (stops_reading_a_session, NOTHING),
+        "says nothing in a session": (says_nothing, "no message for"),
+        "stops an upload": (_half_upload, NOTHING),
+        "sends headers slowly": (sends_headers_slowly, "closed"),
+        "many half requests": (many_half_requests, NOTHING),
+    },
+    "language model": {
+        "endless text": (_endless_text, NOTHING),
+        **{name: (attack(name), _FAILURE) for name in _ATTACKS},
+        "endless tokens": (attack("endless tokens"), f"{BROKEN}|{_FAILURE}"),
+        "breaks off": (attack("breaks off"), f"{BROKEN}|{_FAILURE}"),
+    },
+}

@@ -14,7 +14,7 @@ from uuid import uuid4
 import numpy as np
 
 from benchmarks.soak import crowd
-from benchmarks.soak.crowd import AUDIO, NOTHING, Misdeed, WrongAnswerError, listed
+from benchmarks.soak.crowd import AUDIO, NOTHING, WrongAnswerError
 from benchmarks.soak.lines import Line
 from testkit.rigs.raw_stream import (
     SMALL_WINDOW,
@@ -224,30 +224,28 @@ def fewer_bytes_than_the_shape(scene: Scene) -> str:
 
 _IDLE = r"stream: no tokens for \S+ s, so it was closed"
 
-MISDEEDS: list[Misdeed[Scene]] = listed(
-    {
-        "cancel": {
-            "before the first audio": (cancel_before_audio, NOTHING),
-            "in the middle": (cancel_in_the_middle, AUDIO),
-            "at once after the end": (cancel_at_once, NOTHING),
-        },
-        "vanish": {
-            "connection dropped": (dropped_connection, NOTHING),
-            "connection dropped between requests": (first_part(_HALF, keep_open=False), AUDIO),
-        },
-        "stall": {
-            # The server looks 20 times a second, less often under load.
-            "stops sending and comes back": (comes_back_too_late, _IDLE),
-            "stops sending": (first_part(1, keep_open=True), _IDLE),
-            "stops reading and leaves": (stops_reading(read_on=False), AUDIO),
-            "stops reading and reads on": (stops_reading(read_on=True), AUDIO),
-        },
-        "crowd": {"long texts at full speed": (crowd_of_long_texts, AUDIO)},
-        "garbage": {
-            "tokens after the end": (tokens_after_the_end, "ended"),
-            "id of another": (id_of_another, "an open stream of another client"),
-            "unknown sequence": (unknown_sequence, "is no open stream"),
-            "fewer bytes than the shape says": (fewer_bytes_than_the_shape, "byte size"),
-        },
-    }
-)
+MISDEEDS: crowd.Misdeeds[Scene] = {
+    "cancel": {
+        "before the first audio": (cancel_before_audio, NOTHING),
+        "in the middle": (cancel_in_the_middle, AUDIO),
+        "at once after the end": (cancel_at_once, NOTHING),
+    },
+    "vanish": {
+        "connection dropped": (dropped_connection, NOTHING),
+        "connection dropped between requests": (first_part(_HALF, keep_open=False), AUDIO),
+    },
+    "stall": {
+        # The server looks 20 times a second, less often under load.
+        "stops sending and comes back": (comes_back_too_late, _IDLE),
+        "stops sending": (first_part(1, keep_open=True), _IDLE),
+        "stops reading and leaves": (stops_reading(read_on=False), AUDIO),
+        "stops reading and reads on": (stops_reading(read_on=True), AUDIO),
+    },
+    "crowd": {"long texts at full speed": (crowd_of_long_texts, AUDIO)},
+    "garbage": {
+        "tokens after the end": (tokens_after_the_end, "ended"),
+        "id of another": (id_of_another, "an open stream of another client"),
+        "unknown sequence": (unknown_sequence, "is no open stream"),
+        "fewer bytes than the shape says": (fewer_bytes_than_the_shape, "byte size"),
+    },
+}
