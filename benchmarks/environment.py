@@ -79,21 +79,22 @@ def _processor() -> str:
     )
 
 
+def program_parser() -> ArgumentParser:
+    """Returns a parser for the program that runs, whose docstring is the help text."""
+    return ArgumentParser(
+        f"python -m {_program()}",
+        description=sys.modules["__main__"].__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+
+
 # Functions that add the options of a command and run it, and the name of its result, by command.
 Commands = Mapping[str, tuple[Callable[[ArgumentParser], None], Callable[[Namespace], None], str]]
 
 
 def run_command(commands: Commands) -> None:
-    """Runs the command of the program that the command line names. Each has the option `--name`.
-
-    The docstring of the program is its help text.
-    """
-    program = sys.modules["__main__"]
-    parser = ArgumentParser(
-        f"python -m {_program()}",
-        description=program.__doc__,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
+    """Runs the command of the program that the command line names. Each has the option `--name`."""
+    parser = program_parser()
     parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (add_options, _, result) in commands.items():
         command = parsers.add_parser(name)

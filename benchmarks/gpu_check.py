@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from benchmarks.environment import RESULTS as PUBLISHED
-from benchmarks.environment import ROOT, describe
+from benchmarks.environment import ROOT, describe, program_parser
 
 _PATHS = [str(ROOT / name) for name in ("", "client", "exporters", "server")]
 sys.path += [path for path in _PATHS if path not in sys.path]
@@ -39,8 +39,15 @@ if not torch.cuda.is_available():  # before the Triton language is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
 from benchmarks.gpu.report import WORDS, faults, markdown, merge, verdicts, write_report  # noqa: E402
-from benchmarks.gpu.sections import SECTIONS  # noqa: E402
-from benchmarks.gpu.settings import LAST_S, MINUTES, REHEARSAL_MINUTES, RESULTS, SLICES, Settings  # noqa: E402
+from benchmarks.gpu.settings import (  # noqa: E402
+    LAST_S,
+    MINUTES,
+    REHEARSAL_MINUTES,
+    RESULTS,
+    SECTIONS,
+    SLICES,
+    Settings,
+)
 from benchmarks.gpu.worker import LOG, Results, run_section, without_folders  # noqa: E402
 from testkit.models.sized import TEMPLATE, model_folder  # noqa: E402
 from token2wav.config.values import from_mapping  # noqa: E402
@@ -143,9 +150,7 @@ def measure(options: argparse.Namespace, out: Path) -> list[Path]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     selection = parser.add_mutually_exclusive_group()
     selection.add_argument("--slice", type=int, choices=SLICES, help="slice of the report to run")
     selection.add_argument(

@@ -11,14 +11,13 @@ rows, and writes JSON.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from benchmarks.environment import describe, save
+from benchmarks.environment import describe, program_parser, save
 from testkit.models.sized import public_configs
 from testkit.simulation.listener import Listener
 from testkit.simulation.server import Costs, Events, ServerKind, SimulatedServer
@@ -97,11 +96,7 @@ def server_kind(config: ModelConfig) -> ServerKind:
 
 
 def main() -> None:
-    argparse.ArgumentParser(
-        "python -m benchmarks.pacing",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args()
+    program_parser().parse_args()
     config, rows = public_configs()["CosyVoice3"], list[dict[str, Any]]()
     for pattern, pace in itertools.product(PATTERNS, PACES):
         playbacks = {

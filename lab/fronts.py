@@ -15,7 +15,6 @@ for Python, which is the cost in the server too, and 0.1 ms here.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import re
@@ -33,7 +32,7 @@ import numpy as np
 import yaml
 from tritonclient.grpc import service_pb2
 
-from benchmarks.environment import RESULTS, describe, save
+from benchmarks.environment import RESULTS, describe, program_parser, save
 from benchmarks.load.listener import milliseconds, quantiles
 from benchmarks.load.subject import CHOICES, Subject, model_folder
 from lab.png import save_picture
@@ -419,9 +418,7 @@ def servers_of(words: Sequence[str]) -> dict[str, Server]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     parser.add_argument(
         "--servers",
         nargs="+",

@@ -7,7 +7,6 @@ A client asks for a long text, reads its first audio and closes the connection.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,7 @@ from statistics import median
 import httpx
 from tqdm import tqdm
 
-from benchmarks.environment import describe, save
+from benchmarks.environment import describe, program_parser, save
 from benchmarks.load.gateway import gateway
 from benchmarks.load.listener import REQUEST
 from benchmarks.load.subject import TRAINED, Subject
@@ -50,9 +49,7 @@ def seconds_until(count: Callable[[], int], before: int, began: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     parser.add_argument("--texts", type=int, default=50, help="texts that are cancelled")
     options = parser.parse_args()
     subject, times = Subject.of(_MODEL, _TEXT_S), list[tuple[float, float]]()

@@ -10,7 +10,6 @@ without.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import socket
@@ -22,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.environment import describe, save
+from benchmarks.environment import describe, program_parser, save
 from benchmarks.load.gateway import settings_of
 from benchmarks.load.listener import GATEWAY_RATE_HZ, REQUEST
 from benchmarks.load.subject import TRAINED, Subject
@@ -85,9 +84,7 @@ async def watch(gateway: ObservedGateway, clients: int, seconds: float) -> list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=120.0, help="of each of the two runs")
     parser.add_argument("--speed", type=float, default=4.0, help="of the tokens, to speech")

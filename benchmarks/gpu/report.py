@@ -14,8 +14,7 @@ from benchmarks.chunk_batch import chunk_key
 from benchmarks.gpu.first_audio import first_audio_key
 from benchmarks.gpu.late_first import late_first_key
 from benchmarks.gpu.parity import parity_key
-from benchmarks.gpu.sections import SECTIONS
-from benchmarks.gpu.settings import LOOP, OURS, PACE, PLANNED, RESULTS, SLICES, Row
+from benchmarks.gpu.settings import LOOP, OURS, PACE, PLANNED, RESULTS, SECTIONS, SLICES, Row
 from benchmarks.gpu.streams import UNBROKEN
 from benchmarks.gpu.worker import write_json
 

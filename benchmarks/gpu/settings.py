@@ -125,6 +125,23 @@ MINUTES = 9.0  # time limit of a slice, for machines that are lent for calls of 
 REHEARSAL_MINUTES = 60.0  # the machine of a rehearsal may be busy
 LAST_S = 15.0  # time of a slice that is reserved for ending a section
 RESULTS = "results.json"
+# Module of each section, imported for this section only, because it may need packages that are
+# missing. The function has the name of the section.
+SECTIONS = {
+    "first_audio": "benchmarks.gpu.first_audio",
+    "late_first": "benchmarks.gpu.late_first",
+    "chunks": "benchmarks.gpu.chunks",
+    "codecs": "benchmarks.gpu.codecs",
+    "server": "benchmarks.gpu.server",
+    "products": "lab.tiles.measure",
+    "baselines": "lab.peers.flow_baselines",
+    "qwen3_tts": "lab.peers.qwen3_decoders",
+    "parity": "benchmarks.gpu.parity",
+    "drift": "benchmarks.gpu.chunks",
+    "tests": "benchmarks.gpu.pytest_rows",
+    "streams": "benchmarks.gpu.streams",
+    "engines": "benchmarks.gpu.engines",
+}
 # Sections with their time limits in seconds and their changes to the settings. The most valuable
 # ones come first, because a machine may be lent for less than the time of all slices.
 SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,8 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.sections import section_named
-from benchmarks.gpu.settings import LeftOut, Row, Settings
+from benchmarks.gpu.settings import SECTIONS, LeftOut, Row, Rows, Settings
 
 LOG = "log.txt"  # output of all processes, in the folder of the results
 _GRACE_S = 10.0  # for a server to drain
@@ -155,7 +155,7 @@ def _work(
     problem = None
     try:
         messages.send(("facts", "", _device_facts(settings)))
-        rows = section_named(name)(folder, settings)
+        rows = _section(name)(folder, settings)
         key, measure = next(rows)
         while True:
             if key not in done:
@@ -175,6 +175,19 @@ def _work(
     except Exception as error:
         problem = _text(error)
     messages.send(("end", "", problem))
+
+
+def _section(name: str) -> Callable[[Path, Settings], Rows]:
+    """Imports a section.
+
+    Raises:
+        LeftOut: a package is missing; the message names the first one.
+    """
+    try:
+        section: Callable[[Path, Settings], Rows] = getattr(import_module(SECTIONS[name]), name)
+    except ModuleNotFoundError as error:
+        raise LeftOut(f"not installed: {error.name}") from None
+    return section
 
 
 def _end_with_parent() -> None:

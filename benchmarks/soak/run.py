@@ -1,7 +1,7 @@
 """Soak of a server, or of a gateway, among misbehaving clients.
 
-Saves the observations in benchmarks/results. If there are problems, prints them with the seed and
-exits with 1.
+Saves the observations in benchmarks/results, and prints those of well-behaved clients, of outages
+and of the server. If there are problems, prints them with the seed and exits with 1.
 
     .venv/bin/python -m benchmarks.soak.run server --minutes 10
     .venv/bin/python -m benchmarks.soak.run gateway --minutes 20
@@ -9,13 +9,12 @@ exits with 1.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.environment import describe, save
+from benchmarks.environment import describe, program_parser, save
 from benchmarks.soak import gateway, server
 from benchmarks.soak.crowd import Plan
 from benchmarks.soak.lines import MODELS
@@ -25,9 +24,7 @@ _SOAKS = {"server": server, "gateway": gateway}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     parser.add_argument("target", choices=_SOAKS)
     parser.add_argument("--minutes", type=float, help="10 for a server, 20 for a gateway")
     parser.add_argument("--clients", type=int, help="14 for a server, 10 for a gateway")

@@ -11,7 +11,6 @@ docs/scaling.md explains the figures and their assumptions. Prints rows; writes 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.environment import RESULTS, describe, save
+from benchmarks.environment import RESULTS, describe, program_parser, save
 from benchmarks.gpu.settings import SETTINGS
 from benchmarks.gpu.streams import BUFFER_S
 from lab.fleet.costs import expected, fit, measured
@@ -302,9 +301,7 @@ def _show(rows: Sequence[Row]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--plot", action="store_true", help="only draw the saved results")
     options = parser.parse_args()

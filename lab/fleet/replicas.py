@@ -31,7 +31,7 @@ import numpy as np
 import yaml
 
 from benchmarks.chunk_batch import chunk
-from benchmarks.environment import describe, save
+from benchmarks.environment import describe, program_parser, save
 from benchmarks.gpu.settings import PACE, PROMPT_TOKENS
 from benchmarks.load.subject import TRAINED
 from lab.fleet.balancer import LeastOpen
@@ -312,9 +312,7 @@ def cpu_s(process: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     parser.add_argument("--model", type=Path, default=TRAINED["demo_voice"], help="model folder")
     parser.add_argument(
         "--rates", type=float, nargs="+", default=[1.0, 2.0, 3.0], help="utterances a second"

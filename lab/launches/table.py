@@ -15,7 +15,6 @@ measured times.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -24,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import RESULTS, describe, save
+from benchmarks.environment import RESULTS, describe, program_parser, save
 from benchmarks.gpu.report import timed_chunks
 from lab.launches.counted_chunks import HOST_US, SPOKEN_S, STREAMS, SUM, ChunkWork, chunk_works
 from lab.launches.launch import CAPTURED_US, LOOSE_US, RATES
@@ -104,9 +103,7 @@ def _work_like(streams: int, hop_tokens: int, spoken_s: float) -> ChunkWork:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     configs = counted_configs()
     parser.add_argument("--families", nargs="+", choices=configs, default=list(configs))
     parser.add_argument("--streams", nargs="+", type=int, default=STREAMS, metavar="N")

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import re
@@ -20,7 +19,7 @@ import torch
 import triton
 from triton.runtime import driver
 
-from benchmarks.environment import RESULTS, describe, save
+from benchmarks.environment import RESULTS, describe, program_parser, save
 from lab.launches.table import markdown
 from lab.tiles.products import FULL, LAUNCHES, SMALL, UNET, Sizes, heads, with_tile
 from testkit.compile_only import AbsentGPU, compiling
@@ -77,9 +76,7 @@ def _resources(product: Product, name: str, tile: Tile) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     parser.add_argument("--save", action="store_true", help=f"write benchmarks/results/{NAME}.json")
     options = parser.parse_args()
     compiled = list(rows())

@@ -18,7 +18,6 @@ without a state is also timed with all frames of a stream at once.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.environment import describe, save, saved_runs
+from benchmarks.environment import describe, program_parser, save, saved_runs
 from lab.peers.codec_contestants import Contestant, Ours, Recomputing
 from lab.peers.codec_matches import Match, matches
 
@@ -186,9 +185,7 @@ def _key(match: Match) -> tuple[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     names = sorted({match.family for match in matches()})
     parser.add_argument("--family", nargs="+", choices=names, default=[])
     peers = sorted({match.peer for match in matches()})

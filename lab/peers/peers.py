@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.environment import RESULTS, describe, save, saved_runs
+from benchmarks.environment import RESULTS, describe, program_parser, save, saved_runs
 from lab.golden import public_families as public
 from lab.png import save_picture
 from testkit.models import chatterbox_model, cosyvoice2_model, stepaudio2_model
@@ -420,9 +420,7 @@ def plot(name: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     parser.add_argument("--family", nargs="+", default=["cosyvoice2", "stepaudio2", "chatterbox"])
     parser.add_argument("--sizes", choices=_SIZES, default="public")
     parser.add_argument(

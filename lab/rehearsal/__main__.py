@@ -11,7 +11,6 @@ audio. Needs root, haproxy and prometheus. Prints all problems and exits with 1 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import logging
 import math
@@ -30,7 +29,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.environment import ROOT, describe, save
+from benchmarks.environment import ROOT, describe, program_parser, save
 from benchmarks.soak.lines import Line
 from lab.rehearsal.dashboard import ask, draw
 from lab.rehearsal.listeners import HeardUtterance, Listener, Retries, long_lines
@@ -398,9 +397,7 @@ def autoscaling(began: float, ended: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     parser.add_argument("--listeners", type=int, default=32)
     parser.add_argument("--name", default="replicas", help="name of the result file")
     options = parser.parse_args()

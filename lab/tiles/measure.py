@@ -6,7 +6,6 @@ python3 -m lab.tiles.table out/tiles            # turns the results into the tab
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.environment import ROOT, describe
+from benchmarks.environment import ROOT, describe, program_parser
 from benchmarks.gpu.settings import RESULTS, Row, Rows, Settings
 from benchmarks.gpu.worker import Results
 
@@ -166,9 +165,7 @@ def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program_parser()
     parser.add_argument(
         "--out", type=Path, default=ROOT / "out" / "tiles", help="folder of results"
     )
