@@ -6,32 +6,24 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
+from testkit.models.golden import DATA
 from testkit.rigs.door_server import DoorServer
 from token2wav.commands import main
-from token2wav_client import ClientVoice
 from token2wav_client.bench import figures
 from token2wav_client.listening import Recording
-from token2wav_client.voice import FIELDS
 
-
-@pytest.fixture
-def voice_file(voice: ClientVoice, tmp_path: Path) -> str:
-    path = tmp_path / "voice.safetensors"
-    save_file({name: np.ascontiguousarray(getattr(voice, name)) for name in FIELDS}, path)
-    return str(path)
+VOICE = str(DATA / "demo" / "voice.safetensors")
 
 
 def test_rows_of_streams(
-    rig: DoorServer, voice_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rig: DoorServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, before = tmp_path / "bench.json", rig.ended()["finished"]
     load = ["--streams", "1", "3", "--rounds", "2", "--utterance-seconds", "1"]
     url = ["--url", rig.server.grpc_url, "--row-seconds", "120", "--out", str(out)]
-    assert main(["bench", *url, *load, "--voice", voice_file]) == 0
+    assert main(["bench", *url, *load, "--voice", VOICE]) == 0
     report = json.loads(out.read_text())
     assert [row["streams"] for row in report["rows"]] == [1, 3]
     assert [row["complete"] for row in report["rows"]] == [2, 6]
@@ -49,7 +41,7 @@ def test_rows_of_streams(
 
 
 def test_utterances_that_are_open_at_the_time_limit_are_cut(
-    rig: DoorServer, voice_file: str, tmp_path: Path
+    rig: DoorServer, tmp_path: Path
 ) -> None:
     """The tokens of the utterances are those of a file."""
     out, began = tmp_path / "bench.json", time.monotonic()
@@ -58,7 +50,7 @@ def test_utterances_that_are_open_at_the_time_limit_are_cut(
     arguments = ["--streams", "2", "--utterance-seconds", "20", "--rate", "25", "--quiet"]
     arguments += ["--tokens", str(tokens)]
     url = ["--url", rig.server.grpc_url, "--row-seconds", "2", "--out", str(out)]
-    assert main(["bench", *url, *arguments, "--voice", voice_file]) == 0
+    assert main(["bench", *url, *arguments, "--voice", VOICE]) == 0
     [row] = json.loads(out.read_text())["rows"]
     assert (row["complete"], row["cut"], row["failed"]) == (0, 2, 0)
     assert (row["c50"], row["real_time_factor"]) == (None, None)
@@ -66,13 +58,11 @@ def test_utterances_that_are_open_at_the_time_limit_are_cut(
     rig.wait_until_empty()
 
 
-def test_a_server_that_is_full_is_a_figure(
-    limited: DoorServer, voice_file: str, tmp_path: Path
-) -> None:
+def test_a_server_that_is_full_is_a_figure(limited: DoorServer, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     load = ["--streams", "4", "--rounds", "1", "--utterance-seconds", "1", "--quiet"]
     url = ["--url", limited.server.grpc_url, "--row-seconds", "120", "--out", str(out)]
-    assert main(["bench", *url, *load, "--voice", voice_file]) == 0
+    assert main(["bench", *url, *load, "--voice", VOICE]) == 0
     [row] = json.loads(out.read_text())["rows"]
     assert row["complete"] + row["failed"] == 4
     assert row["failed"] >= 1
@@ -92,12 +82,11 @@ def test_a_server_that_cannot_be_measured_gives_one_sentence(
     arguments: str,
     message: str,
     rig: DoorServer,
-    voice_file: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "bench.json"
-    options = arguments.format(voice_file).split()
+    options = arguments.format(VOICE).split()
     assert main(["bench", "--url", rig.server.grpc_url, "--out", str(out), *options]) in (2, 4, 6)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"token2wav bench: error: {message}")
