@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -70,7 +69,6 @@ class FlowNoise:
 
 _BLOCK_SAMPLES = 24000  # samples of a block: 0.9 MB with 9 harmonics
 _PUBLIC_BLOCKS = 300
-_BLOCKS_KEPT = 8
 
 
 class SourceNoise:
@@ -79,8 +77,7 @@ class SourceNoise:
 
     The public buffer holds 300 s, which is 260 MB. Its generator is sequential. So a block can be
     drawn alone once the generator state at its start is known. These states are stored instead, 5
-    kB for each second, together with the last few blocks. After 300 s every block has a seed of its
-    own.
+    kB for each second. After 300 s every block has a seed of its own. `NoiseTable` keeps blocks.
 
     Args:
         harmonics: sines per sample, with the fundamental.
@@ -96,7 +93,6 @@ class SourceNoise:
         state = torch.Generator().get_state()
         self._states = state.new_empty(_PUBLIC_BLOCKS + 1, len(state))
         self._known = 0
-        self._blocks: OrderedDict[int, torch.Tensor] = OrderedDict()
         self._lock = threading.Lock()
 
     def window(self, start: int, stop: int) -> torch.Tensor:
@@ -110,16 +106,10 @@ class SourceNoise:
         )
 
     def _block(self, index: int) -> torch.Tensor:
+        if index >= _PUBLIC_BLOCKS:
+            return self._seeded(index)
         with self._lock:
-            if index in self._blocks:
-                self._blocks.move_to_end(index)
-                return self._blocks[index]
-            self._blocks[index] = block = (
-                self._public(index) if index < _PUBLIC_BLOCKS else self._seeded(index)
-            )
-            if len(self._blocks) > _BLOCKS_KEPT:
-                self._blocks.popitem(last=False)
-            return block
+            return self._public(index)
 
     def _public(self, index: int) -> torch.Tensor:
         generator = torch.Generator()
