@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from token2wav.config.block_grid import BlockGrid
-from token2wav.layers.streaming import KeyValueSpec, StateSpec, state_specs
+from token2wav.layers.streaming import OFFLINE, KeyValueSpec, StateSpec, StreamStep, state_specs
 from token2wav.networks.estimator import Estimator
-from token2wav.stages.stage import TokenChunk
+from token2wav.stages.stage import EncoderInput, TokenChunk
 
 EstimatorT = TypeVar("EstimatorT", bound=Estimator)
 
@@ -48,6 +49,27 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
         """Projects a speaker embedding (..., spk_embed_dim) to a speaker vector (..., bands)."""
         return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
+
+    def encode(
+        self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """Computes mu (bands, frames) of chunks; see `Encoder.encode`.
+
+        Chunks are computed one by one, because their pasts have different lengths, and so that the
+        rounding of a chunk does not depend on the others. A batch of blocks has no such limit, see
+        `encode_blocks`.
+        """
+        steps = [OFFLINE] * len(batch)
+        if states is not None:
+            steps = [
+                StreamStep({layer: rows[row : row + 1] for layer, rows in states.items()})
+                for row in range(len(batch))
+            ]
+        return [self._encoded(chunk, step) for chunk, step in zip(batch, steps, strict=True)]
+
+    def _encoded(self, encoder_input: EncoderInput, step: StreamStep) -> torch.Tensor:
+        """Computes mu (bands, frames) of one chunk."""
+        raise NotImplementedError
 
     def with_lookahead(self, chunk: TokenChunk, grid: BlockGrid) -> NDArray[np.int32]:
         """Returns the tokens of a chunk and its look-ahead; see `Encoder`."""

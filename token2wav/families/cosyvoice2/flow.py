@@ -4,7 +4,6 @@ files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from token2wav.execution.staging import to_device
 from token2wav.families.cosyvoice2 import FlowConfig
 from token2wav.families.flow_network import EstimatorT, FlowNetwork
 from token2wav.layers.lookahead import embed_tokens
-from token2wav.layers.streaming import OFFLINE, StreamStep
+from token2wav.layers.streaming import StreamStep
 from token2wav.networks.conformer import Conformer, ConformerAttention, SequenceAttention
 from token2wav.networks.unet import UNet
 from token2wav.published.sizes import UNetConfig
@@ -44,24 +43,7 @@ class Flow(FlowNetwork[EstimatorT]):
         self.lookbehind, self.token_mel_ratio = self.encoder.lookbehind, config.token_mel_ratio
         self.attention_heads = sizes.heads, sizes.size // sizes.heads
 
-    def encode(
-        self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
-    ) -> list[torch.Tensor]:
-        """Computes mu (bands, frames) of chunks; see `Encoder.encode`.
-
-        Chunks are computed one by one, because their pasts have different lengths. A batch of
-        blocks has no such limit, see `encode_blocks`.
-        """
-        steps = [OFFLINE] * len(batch)
-        if states is not None:
-            steps = [
-                StreamStep({layer: rows[row : row + 1] for layer, rows in states.items()})
-                for row in range(len(batch))
-            ]
-        return [self._encoded(chunk, step) for chunk, step in zip(batch, steps, strict=True)]
-
     def _encoded(self, encoder_input: EncoderInput, step: StreamStep) -> torch.Tensor:
-        """Computes mu (bands, frames) of one chunk."""
         x = self._embedded(encoder_input.chunk.tokens)
         attention = SequenceAttention(encoder_input.grid, encoder_input.context)
         hidden = self.encoder(x, attention, step, last=encoder_input.chunk.last)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
 import torch
 from torch import nn
 
-from token2wav.execution.buckets import map_grouped
 from token2wav.execution.staging import to_device
 from token2wav.families.cosyvoice3 import FlowConfig
 from token2wav.families.flow_network import FlowNetwork
@@ -16,7 +12,7 @@ from token2wav.layers.lookahead import PreLookahead, embed_tokens
 from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.conformer import ConformerAttention
 from token2wav.networks.dit import DiT
-from token2wav.stages.stage import EncoderInput, TokenChunk
+from token2wav.stages.stage import EncoderInput
 
 
 class Flow(FlowNetwork[DiT]):
@@ -47,37 +43,12 @@ class Flow(FlowNetwork[DiT]):
         self.token_shape = config.tokens.shape
         self.mel_bands, self.token_mel_ratio = config.mel_bands, config.token_mel_ratio
 
-    def encode(
-        self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
-    ) -> list[torch.Tensor]:
-        """Computes mu (bands, frames) of chunks; see `Encoder.encode`.
-
-        The encoder has no attention, so it reads neither the grid nor the context of its inputs.
+    def _encoded(self, encoder_input: EncoderInput, step: StreamStep) -> torch.Tensor:
+        """Computes mu (bands, frames) of one chunk. The encoder has no attention, so it reads
+        neither the grid nor the context of its input.
         """
-        chunks = [encoder_input.chunk for encoder_input in batch]
-        if states is not None:
-            return [
-                self._encode_alike(
-                    [chunk], {layer: rows[row : row + 1] for layer, rows in states.items()}
-                )[0]
-                for row, chunk in enumerate(chunks)
-            ]
-        if self.device.type == "cpu":
-            # Chunks are computed one by one, which is no slower on a CPU. The rounding of a chunk
-            # then does not depend on the other chunks of the batch.
-            return [self._encode_alike([chunk])[0] for chunk in chunks]
-        return map_grouped(
-            chunks, lambda chunk: (len(chunk.tokens), chunk.last), self._encode_alike
-        )
-
-    def _encode_alike(
-        self,
-        chunks: Sequence[TokenChunk],
-        states: Mapping[nn.Module, torch.Tensor] | None = None,
-    ) -> list[torch.Tensor]:
-        """Computes mu of chunks that have one shape."""
-        tokens = to_device(np.stack([chunk.tokens for chunk in chunks]), self.device)
-        return list(self.mu(tokens, StreamStep(states), last=chunks[0].last))
+        chunk = encoder_input.chunk
+        return self.mu(to_device(chunk.tokens[None], self.device), step, last=chunk.last)[0]
 
     def mu(
         self, tokens: torch.Tensor, step: StreamStep = OFFLINE, *, last: bool = True
