@@ -34,9 +34,6 @@ class Chain(nn.Sequential, StreamModule):
         for name, layer in items:
             self.add_module(str(name), layer)
 
-    def place(self, timing: Timing = ON_TIME) -> Timing:
-        return placed(self, timing)
-
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         return run(self, x, step)
 

@@ -7,15 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from token2wav.layers.streaming import (
-    OFFLINE,
-    ON_TIME,
-    Overlap,
-    StreamModule,
-    StreamStep,
-    Timing,
-    for_cudnn,
-)
+from token2wav.layers.streaming import OFFLINE, Overlap, StreamModule, StreamStep, for_cudnn
 
 MOST_MAGNITUDE = 100.0  # limit of Vocos, and of codecs that copied it
 
@@ -57,9 +49,6 @@ class OverlapAdd(StreamModule):
         self.overlap = Overlap(len(kernels) + 1, len(window), hop, cut=cut)
         self.register_buffer("kernels", kernels, persistent=False)
         self.register_buffer("weights", window.square()[None, None], persistent=False)
-
-    def place(self, timing: Timing = ON_TIME) -> Timing:
-        return self.overlap.place(timing)
 
     def add(self, frames: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Converts frames (B, C, T) to samples (B, 1, hop * T) without the cut samples."""

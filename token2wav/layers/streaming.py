@@ -93,10 +93,14 @@ class KeyValueSpec(NamedTuple):
 class StreamModule(nn.Module):
     """Base of layers, and of modules that consist of layers."""
 
-    # The class is no ABC, whose `isinstance` takes longer, and networks ask for each layer.
-    @abstractmethod
     def place(self, timing: Timing = ON_TIME) -> Timing:
-        """Prepares all layers for streams, from the input timing. Returns the output timing."""
+        """Prepares all layers for streams, from the input timing. Returns the output timing. Layers
+        that do not follow each other in the order of the module need a method of their own.
+        """
+        for layer in self.children():
+            if isinstance(layer, StreamModule):
+                timing = layer.place(timing)
+        return timing
 
 
 class Streaming(StreamModule):
@@ -628,9 +632,6 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
             end = surplus - start if cut == "halves" else surplus
         self.overlap = Overlap(inputs, kernel, stride, cut=start, cut_end=end)
         self.packed = PackedCopy(partial(_windows_weight, stride=stride, groups=groups))
-
-    def place(self, timing: Timing = ON_TIME) -> Timing:
-        return self.overlap.place(timing)
 
     @property
     def output(self) -> Timing:

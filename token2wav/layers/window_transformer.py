@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,19 @@ class TransformerSizes:
     key_heads: int | None = None  # heads of keys and values, a divisor of `heads`; None for `heads`
     rope_precision: torch.dtype = torch.float32  # of the cosines and sines of rotary positions
     scaled: bool = True  # whether the outputs of attention and feed-forward part are scaled
+
+    @classmethod
+    def of(cls, sizes: Any) -> TransformerSizes:
+        """Returns the sizes of a codec that has the names of `transformers`, and `dim_head`."""
+        return cls(
+            sizes.num_hidden_layers,
+            sizes.hidden_size,
+            sizes.num_attention_heads,
+            sizes.dim_head,
+            sizes.sliding_window,
+            sizes.rope_theta,
+            key_heads=sizes.num_key_value_heads,
+        )
 
 
 class LayersInWindow(StreamModule):
@@ -94,9 +108,6 @@ class ProjectedTransformer(StreamModule):
         super().__init__()
         self.input_proj, self.output_proj = input_proj, output_proj
         self.transformer, self.norm = transformer, norm or nn.Identity()
-
-    def place(self, timing: Timing = ON_TIME) -> Timing:
-        return self.transformer.place(timing)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Converts x (B, T, inputs) to (B, T, outputs)."""

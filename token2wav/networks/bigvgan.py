@@ -78,9 +78,6 @@ class Upsample(LowPass, StreamModule):
         cut = pad * RATIO + (FILTER_TAPS - RATIO) // 2
         self.overlap = Overlap(channels, FILTER_TAPS, RATIO, cut=cut, pad=pad)
 
-    def place(self, timing: Timing = ON_TIME) -> Timing:
-        return self.overlap.place(timing)
-
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         x = for_cudnn(self.overlap.with_context(x, step))
         y = F.conv_transpose1d(x, RATIO * self.of(x), stride=RATIO, groups=x.shape[1])
@@ -114,9 +111,6 @@ class AntiAliased(StreamModule):
         self.act = activation
         channels = len(activation.alpha)
         self.upsample, self.downsample = Upsample(channels), Downsample(channels)
-
-    def place(self, timing: Timing = ON_TIME) -> Timing:
-        return self.downsample.place(self.upsample.place(timing))
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         return self.downsample(self.act(self.upsample(x, step)), step)

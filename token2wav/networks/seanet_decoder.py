@@ -43,14 +43,7 @@ class SeanetDecoder(WaveformNetwork):
         approximate = "none" if sizes.hidden_act == "gelu" else "tanh"
         gelu = partial(F.gelu, approximate=approximate)
         self.decoder_transformer = WindowTransformer(
-            TransformerSizes(
-                sizes.num_hidden_layers,
-                sizes.hidden_size,
-                sizes.num_attention_heads,
-                sizes.dim_head,
-                sizes.sliding_window,
-                sizes.rope_theta,
-            ),
+            TransformerSizes.of(sizes),
             partial(nn.LayerNorm, eps=sizes.norm_eps),
             lambda: FeedForward(sizes.hidden_size, sizes.intermediate_size, gelu),
         )

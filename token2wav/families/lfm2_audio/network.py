@@ -59,8 +59,8 @@ class Lfm2(LayersInWindow):
     """
 
     def __init__(self, sizes: Lfm2AudioSizes) -> None:
-        transformer = _transformer(sizes)
-        super().__init__(transformer, (Lfm2Layer(sizes, kind) for kind in sizes.layer_types))
+        layers = (Lfm2Layer(sizes, kind) for kind in sizes.layer_types)
+        super().__init__(TransformerSizes.of(sizes), layers)
         self.embedding_norm = nn.RMSNorm(sizes.hidden_size, sizes.norm_eps)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
@@ -113,7 +113,7 @@ class NormalizedAttention(WindowTransformerAttention):
     """Attention over a window, with a norm over each head of queries and keys."""
 
     def __init__(self, sizes: Lfm2AudioSizes) -> None:
-        super().__init__(_transformer(sizes))
+        super().__init__(TransformerSizes.of(sizes))
         self.q_layernorm, self.k_layernorm = (
             nn.RMSNorm(sizes.dim_head, sizes.norm_eps) for _ in range(2)
         )
@@ -121,15 +121,3 @@ class NormalizedAttention(WindowTransformerAttention):
     def projected(self, x: torch.Tensor) -> Iterable[torch.Tensor]:
         q, k, v = super().projected(x)
         return self.q_layernorm(q), self.k_layernorm(k), v
-
-
-def _transformer(sizes: Lfm2AudioSizes) -> TransformerSizes:
-    return TransformerSizes(
-        sizes.num_hidden_layers,
-        sizes.hidden_size,
-        sizes.num_attention_heads,
-        sizes.dim_head,
-        sizes.sliding_window,
-        sizes.rope_theta,
-        key_heads=sizes.num_key_value_heads,
-    )

@@ -74,14 +74,7 @@ def _transformer(sizes: DecoderSizes) -> ProjectedTransformer:
     """Makes the transformer, in Qwen3-TTS between two projections."""
     width, norm = sizes.hidden_size, partial(nn.RMSNorm, eps=sizes.rms_norm_eps)
     transformer = WindowTransformer(
-        TransformerSizes(
-            sizes.num_hidden_layers,
-            width,
-            sizes.num_attention_heads,
-            sizes.dim_head,
-            sizes.sliding_window,
-            sizes.rope_theta,
-        ),
+        TransformerSizes.of(sizes),
         norm,
         lambda: GatedFeedForward(width, sizes.intermediate_size),
     )

@@ -10,11 +10,9 @@ from token2wav.layers.combine import Chain, placed, run
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.streaming import (
     OFFLINE,
-    ON_TIME,
     StreamConvTranspose,
     StreamModule,
     StreamStep,
-    Timing,
     WaveformNetwork,
     causal_conv,
 )
@@ -77,9 +75,6 @@ class VibeVoiceBlock(StreamModule):
             channels, sizes.ffn_expansion * channels, names=("linear1", "linear2"), bias=True
         )
         self.gamma, self.ffn_gamma = (nn.Parameter(torch.ones(channels)) for _ in range(2))
-
-    def place(self, timing: Timing = ON_TIME) -> Timing:
-        return self.mixer.place(timing)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes x (B, C, T) to the same shape."""
