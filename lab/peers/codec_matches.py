@@ -26,7 +26,7 @@ from testkit.models.published_codecs import PUBLISHED
 from token2wav.config.values import from_mapping, known_fields
 from token2wav.families.causal_dac import CausalDacSizes
 from token2wav.families.moss import TransformerPart
-from token2wav.families.snac import SnacSizes
+from token2wav.families.snac import FORMAT, SnacSizes
 from token2wav.families.snac.network import Snac
 from token2wav.layers.streaming import WaveformNetwork
 from token2wav.networks.symmetric_codec import SymmetricCodec
@@ -151,7 +151,7 @@ def matches() -> list[Match]:
         return Recomputing(_public_snac(SNAC_24KHZ), codes, _SNAC_FRAME, _SNAC_CONTEXT, held=held)
 
     def snac_44(codes: torch.Tensor) -> Contestant:
-        held = _held(Snac, SnacSizes(**SNAC_44KHZ))
+        held = _held(Snac, FORMAT.read(SnacSizes, SNAC_44KHZ))
         held += (_SNAC_WINDOW - _SNAC_PAST_WINDOW) * _SNAC_44_FRAME
         return Recomputing(
             _public_snac(SNAC_44KHZ),

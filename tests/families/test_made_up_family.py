@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,8 @@ from testkit.models.codec_models import CODECS
 from testkit.utterances import chunks_of, joined, off, portions
 from token2wav import ConfigError, Token2Wav, Voice
 from token2wav.assembly import exportable, flow_networks
+from token2wav.published.codec_config import CodecConfig
+from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.registry import read_config
 
 AUDIO = 1e-5  # of float32; phases are summed in double precision
@@ -181,3 +184,13 @@ def test_its_folders_are_refused_by_the_names_of_its_format(
         path.write_text(json.dumps(changed))
         with pytest.raises(ConfigError, match=rf"^{path}: {sentence}"):
             read_config(path.parent)
+
+
+@dataclass(frozen=True)
+class Frameless(CodecSizes):
+    sampling_rate: int = 24_000
+
+
+def test_sizes_without_their_frame_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="Frameless: FRAME must name the fields"):
+        CodecConfig.of(Frameless())

@@ -9,25 +9,8 @@ from typing import Annotated, ClassVar, Literal
 
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, convert
+from token2wav.published import bounded
 from token2wav.published.relations import Divides, Equals, Even, Gives, Halves, Only, SameProduct
-from token2wav.published.sizes import (
-    PAIRS,
-    CodebookCount,
-    CodebookSize,
-    CodeRate,
-    Epsilon,
-    Heads,
-    Kernel,
-    Layers,
-    OptionalWidth,
-    Rate,
-    Rates,
-    RopeBase,
-    SampleRate,
-    SomeRates,
-    Width,
-    Window,
-)
 
 
 class CodecSizes:
@@ -51,7 +34,7 @@ class CodecSizes:
     CODES: ClassVar[tuple[str, str]] = ("num_quantizers", "codebook_size")
     FEWER_CODES: ClassVar[bool] = False
     LATENT: ClassVar[str] = ""
-    FRAME: ClassVar[tuple[str, ...]]
+    FRAME: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_bounds(self, "")
@@ -71,6 +54,11 @@ class CodecSizes:
     @property
     def frame_samples(self) -> int:
         """Samples of each channel for each frame of codes or latents."""
+        if not self.FRAME:
+            raise RuntimeError(
+                f"{type(self).__name__}: FRAME must name the fields whose product is the number of "
+                "samples of a frame"
+            )
         parts = (getattr(self, name) for name in self.FRAME)
         return math.prod(math.prod(part) if isinstance(part, tuple) else part for part in parts)
 
@@ -78,7 +66,7 @@ class CodecSizes:
     def frames_per_second(self) -> float:
         """Frames of codes or latents per second."""
         rate = self.audio_rate / self.frame_samples
-        return float(convert(rate, CodeRate, "frames per second"))
+        return float(convert(rate, bounded.CodeRate, "frames per second"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +81,13 @@ class SymmetricSizes:
         upsampling_ratios: factor of each upsampling; empty for the reversed factors of the encoder.
     """
 
-    encoder_hidden_size: Annotated[Width, Gives("latents", 1 << 16, "channels of the latents")] = 64
-    downsampling_ratios: SomeRates = (2, 4, 8, 8)
-    decoder_hidden_size: Annotated[Width, Halves("rates")] = 1536
-    hidden_size: OptionalWidth = None
-    upsampling_ratios: Annotated[Rates, SameProduct("downsampling_ratios")] = ()
+    encoder_hidden_size: Annotated[
+        bounded.Width, Gives("latents", 1 << 16, "channels of the latents")
+    ] = 64
+    downsampling_ratios: bounded.SomeRates = (2, 4, 8, 8)
+    decoder_hidden_size: Annotated[bounded.Width, Halves("rates")] = 1536
+    hidden_size: bounded.OptionalWidth = None
+    upsampling_ratios: Annotated[bounded.Rates, SameProduct("downsampling_ratios")] = ()
 
     @classmethod
     def of_decoder(cls, rates: tuple[int, ...], channels: int, latents: int) -> SymmetricSizes:
@@ -137,10 +127,10 @@ class SymmetricCodecSizes(SymmetricSizes, CodecSizes):
     CODES = ("n_codebooks", "codebook_size")
     FEWER_CODES = True
 
-    sampling_rate: SampleRate = 16000
-    n_codebooks: CodebookCount = 9
-    codebook_size: CodebookSize = 1024
-    codebook_dim: Width = 8
+    sampling_rate: bounded.SampleRate = 16000
+    n_codebooks: bounded.CodebookCount = 9
+    codebook_size: bounded.CodebookSize = 1024
+    codebook_dim: bounded.Width = 8
 
 
 @dataclass(frozen=True)
@@ -156,36 +146,37 @@ class SeanetSizes(CodecSizes, ABC):
 
     FRAME = ("stride", "upsampling_ratios")
 
-    sampling_rate: SampleRate = 24000
+    sampling_rate: bounded.SampleRate = 24000
     audio_channels: Annotated[int, Bounds(1, 1)] = 1
-    hidden_size: Width = 512
-    num_filters: Width = 64  # channels before the last convolution
-    num_residual_layers: Layers = 1
-    upsampling_ratios: SomeRates = (8, 6, 5, 4)
-    kernel_size: Kernel = 7
-    last_kernel_size: Kernel = 3
-    residual_kernel_size: Kernel = 3
-    dilation_growth_rate: Rate = 2  # factor from the dilation of a residual unit to the next one
+    hidden_size: bounded.Width = 512
+    num_filters: bounded.Width = 64  # channels before the last convolution
+    num_residual_layers: bounded.Layers = 1
+    upsampling_ratios: bounded.SomeRates = (8, 6, 5, 4)
+    kernel_size: bounded.Kernel = 7
+    last_kernel_size: bounded.Kernel = 3
+    residual_kernel_size: bounded.Kernel = 3
+    # factor from the dilation of a residual unit to the next one
+    dilation_growth_rate: bounded.Rate = 2
     use_causal_conv: Annotated[bool, Only(True)] = True
     pad_mode: Literal["constant"] = "constant"
-    compress: Rate = 2  # factor by which a residual unit has fewer channels inside
+    compress: bounded.Rate = 2  # factor by which a residual unit has fewer channels inside
     trim_right_ratio: Annotated[float, Bounds(1, 1)] = 1.0
     use_conv_shortcut: Annotated[bool, Only(False)] = False
-    upsample_groups: Annotated[Width, Divides("hidden_size")] = 512
-    num_hidden_layers: Layers = 8
-    intermediate_size: Width = 2048
-    num_attention_heads: Heads = 8
-    num_key_value_heads: Annotated[Heads, Equals("num_attention_heads")] = 8
-    head_dim: OptionalWidth = None
+    upsample_groups: Annotated[bounded.Width, Divides("hidden_size")] = 512
+    num_hidden_layers: bounded.Layers = 8
+    intermediate_size: bounded.Width = 2048
+    num_attention_heads: bounded.Heads = 8
+    num_key_value_heads: Annotated[bounded.Heads, Equals("num_attention_heads")] = 8
+    head_dim: bounded.OptionalWidth = None
     hidden_act: Literal["gelu", "gelu_pytorch_tanh"] = "gelu"
-    norm_eps: Epsilon = 1e-5
-    rope_theta: RopeBase = 10000.0
-    sliding_window: Window = 250
+    norm_eps: bounded.Epsilon = 1e-5
+    rope_theta: bounded.RopeBase = 10000.0
+    sliding_window: bounded.Window = 250
     attention_bias: Annotated[bool, Only(False)] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Even(PAIRS).check_in(self, self.dim_head, "head_dim")
+        Even(bounded.PAIRS).check_in(self, self.dim_head, "head_dim")
 
     @property
     def dim_head(self) -> int:

@@ -9,16 +9,9 @@ from typing import Any, TypeVar
 
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.hyperyaml import HyperYaml, ModelNode
-from token2wav.published.sizes import (
-    ConformerConfig,
-    Heads,
-    HiFTConfig,
-    Layers,
-    ScheduleConfig,
-    UNetConfig,
-    Width,
-)
+from token2wav.published.sizes import ConformerConfig, HiFTConfig, ScheduleConfig, UNetConfig
 
 ConfigT = TypeVar("ConfigT", bound="FlowModelConfig")
 
@@ -150,15 +143,15 @@ def conformer_from(
         variant: supported values of keys, if they differ from those of CosyVoice.
         omitted: whether the file may omit keys.
     """
-    size = encoder.get("output_size", Width)
+    size = encoder.get("output_size", bounded.Width)
     flow.only({"input_size": size}, omitted=omitted)
     encoder.only({"input_size": size, **_ENCODER_ALWAYS, **(variant or {})}, omitted=omitted)
     encoder.only({"activation_type": "swish", "key_bias": True, "positionwise_conv_kernel_size": 1})
     return ConformerConfig(
         size,
-        encoder.get("attention_heads", Heads),
-        encoder.get("linear_units", Width),
-        encoder.get("num_blocks", Layers),
+        encoder.get("attention_heads", bounded.Heads),
+        encoder.get("linear_units", bounded.Width),
+        encoder.get("num_blocks", bounded.Layers),
         up_layers,
     )
 
@@ -167,17 +160,17 @@ def unet_from(estimator: ModelNode, bands: int) -> tuple[UNetConfig, int]:
     """Reads the sizes of a U-Net whose resolutions all have one width, and their number."""
     estimator.only({"in_channels": 4 * bands, "out_channels": bands})
     estimator.only({"act_fn": "gelu"}, omitted=False)
-    channels = estimator.get("channels", tuple[Width, ...])
+    channels = estimator.get("channels", tuple[bounded.Width, ...])
     if len({*channels}) != 1:
         raise ConfigError(
             f"{estimator.name}.channels: {list(channels)}; all resolutions must have one width"
         )
     config = UNetConfig(
         channels[0],
-        estimator.get("num_heads", Heads),
-        estimator.get("attention_head_dim", Width),
-        estimator.get("num_mid_blocks", Layers),
-        estimator.get("n_blocks", Layers),
+        estimator.get("num_heads", bounded.Heads),
+        estimator.get("attention_head_dim", bounded.Width),
+        estimator.get("num_mid_blocks", bounded.Layers),
+        estimator.get("n_blocks", bounded.Layers),
     )
     return config, len(channels)
 
@@ -194,7 +187,7 @@ def hift_from(document: HyperYaml, *, causal: bool) -> HiFTConfig:
     config = HiFTConfig(
         **hift.fields(HiFTConfig, but=elsewhere if causal else [*elsewhere, "conv_pre_look_right"]),
         **istft.fields(HiFTConfig, "n_fft", "hop_len"),
-        f0_channels=f0.get("cond_channels", Width),
+        f0_channels=f0.get("cond_channels", bounded.Width),
         causal=causal,
     )
     f0.only({"num_class": 1})

@@ -42,6 +42,16 @@ ROPE_TYPES = {
 }
 
 
+# Sizes of `SymmetricSizes` in the package `descript-audio-codec`, and in the package `snac`
+DESCRIPT_NAMES: dict[str, str | tuple[str, ...]] = {
+    "encoder_hidden_size": "encoder_dim",
+    "downsampling_ratios": "encoder_rates",
+    "hidden_size": "latent_dim",
+    "decoder_hidden_size": "decoder_dim",
+    "upsampling_ratios": "decoder_rates",
+}
+
+
 @dataclass(frozen=True)
 class Format:
     """Published format of the sizes of a decoder.

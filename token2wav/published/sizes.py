@@ -1,4 +1,4 @@
-"""Configurations of networks, typed and frozen, which check their sizes. They import no torch.
+"""Configurations of networks, typed and frozen, which check their sizes.
 
 Fields have the names of published files, if these have them.
 """
@@ -10,49 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple
 
-from token2wav.config.settings import MOST_STEPS
 from token2wav.config.values import Bounds, Length, check_bounds
 from token2wav.errors import ConfigError
-from token2wav.published.relations import AsLong, Equals, Even, Halves, Odd
+from token2wav.published import bounded
+from token2wav.published.relations import AsLong, Equals, Halves
 
 Mask = Literal["block", "backward", "forward"]
 Spacing = Literal["cosine", "linear"]  # spacing of ODE steps: short at first, or equal
-
-# Types of numbers in model files. Their bounds are far above any published model, and low enough
-# that arithmetic with them is safe.
-Width = Annotated[int, Bounds(1, 1 << 16)]  # channels, features, mel bands
-Layers = Annotated[int, Bounds(1, 256)]
-Heads = Annotated[int, Bounds(1, 256)]
-Vocabulary = Annotated[int, Bounds(1, 1 << 20)]
-Tokens = Annotated[int, Bounds(1, 1000)]  # tokens of a block or of a look-ahead
-Frames = Annotated[int, Bounds(1, 4000)]  # frames of a block
-Ratio = Annotated[int, Bounds(1, 64)]  # mel frames per token
-TokenRate = Annotated[float, Bounds(0.01, 1000)]  # tokens per second
-CodeRate = Annotated[float, Bounds(0.01, 10_000)]  # frames of codes or latents per second
-SampleRate = Annotated[int, Bounds(1, 768_000)]
-Rate = Annotated[int, Bounds(1, 4096)]  # factor of upsampling
-Kernel = Annotated[int, Bounds(1, 4096)]
-CodebookCount = Annotated[int, Bounds(1, 64)]
-CodebookSize = Annotated[int, Bounds(1, 1 << 20)]
-Dilation = Annotated[int, Bounds(1, 4096)]
-Stages = Length(16)  # stages of a vocoder, or parts of a stage
-Rates = Annotated[tuple[Rate, ...], Stages]
-Kernels = Annotated[tuple[Kernel, ...], Stages]
-Dilations = Annotated[tuple[Annotated[tuple[Dilation, ...], Stages], ...], Stages]
-OptionalWidth = Annotated[int | None, Bounds(1, 1 << 16)]  # None: other sizes give it
-SomeRates = Annotated[tuple[Rate, ...], Length(16, least=1)]
-SomeKernels = Annotated[tuple[Kernel, ...], Length(16, least=1)]
-OddKernel = Annotated[Kernel, Odd("only odd kernels keep the length")]
-SomeDilations = Annotated[tuple[Annotated[tuple[Dilation, ...], Length(16, least=1)], ...], Stages]
-Levels = Annotated[tuple[Annotated[int, Bounds(2, 4096)], ...], Length(16, least=1)]  # of codes
-Window = Annotated[int, Bounds(2, 1 << 16)]  # positions that a position attends to
-Epsilon = Annotated[float, Bounds(1e-12, 1)]  # added in a norm
-RopeBase = Annotated[float, Bounds(1, 1e9)]  # of rotary positions
-FrameSamples = Annotated[int, Bounds(1, 1 << 20)]
-PAIRS = "rotary positions need pairs"  # reason why the channels of a head are even
-Guidance = Annotated[float, Bounds(0, 100)]
-Level = Annotated[float, Bounds(1e-9, 1e6)]  # level of a signal
-Times = Annotated[tuple[Annotated[float, Bounds(0, 1)], ...], Length(MOST_STEPS + 1)]
 
 SEES: dict[Mask, tuple[int, int]] = {"block": (0, 0), "backward": (1, 0), "forward": (0, 1)}
 """By mask: numbers of blocks before and after its own block that a frame attends to."""
@@ -107,16 +71,16 @@ class EstimatorConfig:
             output of its last one. None, and not False, for the same reason.
     """
 
-    dim: Width
-    depth: Layers
-    heads: Heads
-    dim_head: Annotated[Width, Even(PAIRS)]
-    ff_mult: Ratio
-    mel_dim: Width
-    mu_dim: Width
-    spk_dim: Width
-    out_channels: Width
-    static_chunk_size: Frames
+    dim: bounded.Width
+    depth: bounded.Layers
+    heads: bounded.Heads
+    dim_head: bounded.HeadWidth
+    ff_mult: bounded.Ratio
+    mel_dim: bounded.Width
+    mu_dim: bounded.Width
+    spk_dim: bounded.Width
+    out_channels: bounded.Width
+    static_chunk_size: bounded.Frames
     guided: GuidedAttention | None = None
     position_convolutions: Literal[False] | None = None
     long_skip_connection: Literal[True] | None = None
@@ -146,11 +110,11 @@ class ConformerConfig:
         layers, up_layers: layers before and after upsampling by two.
     """
 
-    size: Width
-    heads: Heads
-    units: Width
-    layers: Layers
-    up_layers: Layers = 4  # fixed in the public code of CosyVoice2
+    size: bounded.Width
+    heads: bounded.Heads
+    units: bounded.Width
+    layers: bounded.Layers
+    up_layers: bounded.Layers = 4  # fixed in the public code of CosyVoice2
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow.encoder")
@@ -163,11 +127,11 @@ class ConformerConfig:
 
 @dataclass(frozen=True)
 class UNetConfig:
-    channels: Width
-    heads: Heads
-    dim_head: Width
-    mid_blocks: Layers
-    layers: Layers
+    channels: bounded.Width
+    heads: bounded.Heads
+    dim_head: bounded.Width
+    mid_blocks: bounded.Layers
+    layers: bounded.Layers
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow.decoder.estimator")
@@ -186,7 +150,7 @@ class ScheduleConfig:
     """
 
     kind: Spacing | Literal["sway"] = "cosine"
-    times: Times = ()
+    times: bounded.Times = ()
     method: Literal["rk4"] | None = None
 
     def __post_init__(self) -> None:
@@ -232,14 +196,14 @@ class EcapaConfig:
         res2net_scale: parts into which a block divides its channels.
     """
 
-    mel_dim: Width = 80
-    dim: Width = 128
-    channels: Annotated[tuple[Width, ...], Stages] = (256, 256, 256, 256, 768)
-    kernel_sizes: Kernels = (5, 3, 3, 3, 1)
-    dilations: Annotated[tuple[Dilation, ...], Stages] = (1, 2, 3, 4, 1)
-    attention_channels: Width = 64
-    res2net_scale: Ratio = 2
-    se_channels: Width = 64
+    mel_dim: bounded.Width = 80
+    dim: bounded.Width = 128
+    channels: Annotated[tuple[bounded.Width, ...], bounded.Stages] = (256, 256, 256, 256, 768)
+    kernel_sizes: bounded.Kernels = (5, 3, 3, 3, 1)
+    dilations: Annotated[tuple[bounded.Dilation, ...], bounded.Stages] = (1, 2, 3, 4, 1)
+    attention_channels: bounded.Width = 64
+    res2net_scale: bounded.Ratio = 2
+    se_channels: bounded.Width = 64
 
     @property
     def least_frames(self) -> int:
@@ -259,7 +223,7 @@ class MelSettings(NamedTuple):
     bands: int
 
 
-_DILATIONS = ((1, 3, 5),) * 3
+_THREE = ((1, 3, 5),) * 3  # dilations
 
 
 @dataclass(frozen=True)
@@ -273,25 +237,25 @@ class HiFTConfig:
     between frames.
     """
 
-    in_channels: Width = 80
-    base_channels: Annotated[Width, Halves("upsample_rates")] = 512
+    in_channels: bounded.Width = 80
+    base_channels: Annotated[bounded.Width, Halves("upsample_rates")] = 512
     nb_harmonics: Annotated[int, Bounds(1, 1000)] = 8
-    sampling_rate: SampleRate = 24000
-    nsf_alpha: Level = 0.1
-    nsf_sigma: Level = 0.003
-    nsf_voiced_threshold: Level = 10
-    upsample_rates: SomeRates = (8, 5, 3)
-    upsample_kernel_sizes: Annotated[Kernels, AsLong("upsample_rates")] = (16, 11, 7)
-    n_fft: Rate = 16
-    hop_len: Rate = 4
-    resblock_kernel_sizes: SomeKernels = (3, 7, 11)
-    resblock_dilation_sizes: Annotated[Dilations, AsLong("resblock_kernel_sizes")] = _DILATIONS
-    source_resblock_kernel_sizes: Annotated[Kernels, AsLong("upsample_rates")] = (7, 7, 11)
-    source_resblock_dilation_sizes: Annotated[Dilations, AsLong("upsample_rates")] = _DILATIONS
-    lrelu_slope: Level = 0.1
-    audio_limit: Level = 0.99
+    sampling_rate: bounded.SampleRate = 24000
+    nsf_alpha: bounded.Level = 0.1
+    nsf_sigma: bounded.Level = 0.003
+    nsf_voiced_threshold: bounded.Level = 10
+    upsample_rates: bounded.SomeRates = (8, 5, 3)
+    upsample_kernel_sizes: Annotated[bounded.Kernels, AsLong("upsample_rates")] = (16, 11, 7)
+    n_fft: bounded.Rate = 16
+    hop_len: bounded.Rate = 4
+    resblock_kernel_sizes: bounded.SomeKernels = (3, 7, 11)
+    resblock_dilation_sizes: Annotated[bounded.Dilations, AsLong("resblock_kernel_sizes")] = _THREE
+    source_resblock_kernel_sizes: Annotated[bounded.Kernels, AsLong("upsample_rates")] = (7, 7, 11)
+    source_resblock_dilation_sizes: Annotated[bounded.Dilations, AsLong("upsample_rates")] = _THREE
+    lrelu_slope: bounded.Level = 0.1
+    audio_limit: bounded.Level = 0.99
     conv_pre_look_right: Annotated[int, Bounds(1, 1000)] = 3
-    f0_channels: Width = 512
+    f0_channels: bounded.Width = 512
     causal: bool = False
 
     def __post_init__(self) -> None:
@@ -319,16 +283,16 @@ class BigVGANConfig:
     """
 
     resblock: Literal["1", "2"]
-    upsample_rates: SomeRates
-    upsample_kernel_sizes: Annotated[SomeKernels, AsLong("upsample_rates")]
-    upsample_initial_channel: Width
-    resblock_kernel_sizes: Annotated[tuple[OddKernel, ...], Length(16, least=1)]
-    resblock_dilation_sizes: Annotated[SomeDilations, AsLong("resblock_kernel_sizes")]
+    upsample_rates: bounded.SomeRates
+    upsample_kernel_sizes: Annotated[bounded.SomeKernels, AsLong("upsample_rates")]
+    upsample_initial_channel: bounded.Width
+    resblock_kernel_sizes: Annotated[tuple[bounded.OddKernel, ...], Length(16, least=1)]
+    resblock_dilation_sizes: Annotated[bounded.SomeDilations, AsLong("resblock_kernel_sizes")]
     activation: Literal["snake", "snakebeta"]
     snake_logscale: bool
-    num_mels: Width
+    num_mels: bounded.Width
     hop_size: Annotated[int, Bounds(1, 1 << 16), Equals("frame_samples", "upsample_rates")]
-    sampling_rate: SampleRate
+    sampling_rate: bounded.SampleRate
     use_tanh_at_final: bool = True
     use_bias_at_final: bool = True
 

@@ -12,11 +12,11 @@ from typing import Annotated
 
 from token2wav.config import StreamConfig
 from token2wav.config.values import Bounds
+from token2wav.published import bounded
 from token2wav.published.codec_config import SymmetricCodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import TRANSFORMERS, Format
-from token2wav.published.relations import Divides, Equals, Even, Gives, Only
-from token2wav.published.sizes import PAIRS, Heads, Layers, Levels, Rate, SampleRate, Width, Window
+from token2wav.published.relations import Divides, Equals, Gives, Only
 from token2wav.published.weight_names import WeightNames
 
 MODEL_TYPES = ("audex_causal_speech_decoder",)
@@ -57,19 +57,19 @@ class AudexSizes(CodecSizes):
 
     RATE, CODES, FRAME = "sample_rate", ("codes", "codebook_size"), ("hop_length",)
 
-    hidden_dim: Annotated[Width, Equals("head_channels", "heads and pos_meb_dim")] = 2048
-    depth: Layers = 12
-    heads: Annotated[Heads, Divides("hidden_dim")] = 32
-    pos_meb_dim: Annotated[Width, Even(PAIRS)] = 64
-    hop_length: Rate = 320
-    vq_dim: Width = 2048  # channels of an embedded token
+    hidden_dim: Annotated[bounded.Width, Equals("head_channels", "heads and pos_meb_dim")] = 2048
+    depth: bounded.Layers = 12
+    heads: Annotated[bounded.Heads, Divides("hidden_dim")] = 32
+    pos_meb_dim: bounded.HeadWidth = 64
+    hop_length: bounded.Rate = 320
+    vq_dim: bounded.Width = 2048  # channels of an embedded token
     lookahead_steps: Annotated[int, Bounds(1, 64)] = 4  # later tokens that a token depends on
-    sample_rate: SampleRate = 16_000
-    codebook_levels: Annotated[Levels, Gives("combinations", 1 << 20, "codes")] = (4,) * 8
+    sample_rate: bounded.SampleRate = 16_000
+    codebook_levels: Annotated[bounded.Levels, Gives("combinations", 1 << 20, "codes")] = (4,) * 8
     codebook_size: Annotated[int, Equals("combinations", "codebook_levels")] = 65_536
     token_embed_dim: Annotated[int, Equals("values", "codebook_levels")] = 8  # values of a code
     embed_tokens_from_codes: Annotated[bool, Only(True)] = True
-    window: Window = _MOST_TOKENS
+    window: bounded.Window = _MOST_TOKENS
 
     @property
     def codes(self) -> int:
@@ -101,11 +101,11 @@ class AudexConfig(SymmetricCodecConfig):
     most_tokens: int | None = _MOST_TOKENS
 
     def with_stream_settings(self, stream: StreamConfig) -> SymmetricCodecConfig:
-        bounded = self
+        config = self
         if stream.left_blocks is not None and stream.left_blocks >= 0:
             window = self.block_tokens * (1 + stream.left_blocks)
-            bounded = replace(self, sizes=replace(self.sizes, window=window), most_tokens=None)
-        return super(AudexConfig, bounded).with_stream_settings(stream)
+            config = replace(self, sizes=replace(self.sizes, window=window), most_tokens=None)
+        return super(AudexConfig, config).with_stream_settings(stream)
 
 
 read = AudexConfig.reader(AudexSizes, FORMAT)

@@ -13,21 +13,11 @@ from typing import Annotated, Literal
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, prefixed, shown
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes, SymmetricSizes
 from token2wav.published.formats import Format
-from token2wav.published.relations import Divides, Equals, Even, Halves
-from token2wav.published.sizes import (
-    PAIRS,
-    CodebookSize,
-    Heads,
-    Layers,
-    Rates,
-    SampleRate,
-    SomeRates,
-    Width,
-    Window,
-)
+from token2wav.published.relations import Divides, Equals, Halves
 from token2wav.published.transformers_json import CONFIG_JSON, read_json
 from token2wav.published.weight_names import Codebooks, WeightNames
 
@@ -87,24 +77,24 @@ class CausalDacSizes(CodecSizes):
     FRAME = ("codec_downsample_factor", "codec_decoder_rates")
 
     num_codebooks: Annotated[int, Bounds(2, 64)] = 10
-    codebook_size: CodebookSize = 4096
+    codebook_size: bounded.CodebookSize = 4096
     codec_filename: Literal["codec.pth"] = "codec.pth"
-    codec_sample_rate: SampleRate = 44_100
+    codec_sample_rate: bounded.SampleRate = 44_100
     codec_frame_size: Annotated[
         int | None, Equals("frame_samples", "codec_downsample_factor and codec_decoder_rates")
     ] = None
-    codec_post_n_layer: Layers = 8
-    codec_post_n_head: Heads = 16
-    codec_post_n_local_heads: Annotated[Heads, Divides("codec_post_n_head")] = 16
-    codec_post_intermediate_size: Width = 3072
-    codec_head_dim: Annotated[Width, Even(PAIRS)] = 64
-    codec_window_size: Window = 128
-    codec_residual_codebook_size: CodebookSize = 1024
-    codec_codebook_dim: Width = 8
-    codec_latent_dim: Width = 1024
-    codec_downsample_factor: Rates = (2, 2)
-    codec_decoder_dim: Annotated[Width, Halves("codec_decoder_rates")] = 1536
-    codec_decoder_rates: SomeRates = (8, 8, 4, 2)
+    codec_post_n_layer: bounded.Layers = 8
+    codec_post_n_head: bounded.Heads = 16
+    codec_post_n_local_heads: Annotated[bounded.Heads, Divides("codec_post_n_head")] = 16
+    codec_post_intermediate_size: bounded.Width = 3072
+    codec_head_dim: bounded.HeadWidth = 64
+    codec_window_size: bounded.Window = 128
+    codec_residual_codebook_size: bounded.CodebookSize = 1024
+    codec_codebook_dim: bounded.Width = 8
+    codec_latent_dim: bounded.Width = 1024
+    codec_downsample_factor: bounded.Rates = (2, 2)
+    codec_decoder_dim: Annotated[bounded.Width, Halves("codec_decoder_rates")] = 1536
+    codec_decoder_rates: bounded.SomeRates = (8, 8, 4, 2)
 
     @property
     def tokens(self) -> TokenFormat:

@@ -17,6 +17,7 @@ from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.config.windows import Windows
 from token2wav.errors import ConfigError, InputError
+from token2wav.published import bounded
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.flow_config import (
     ENCODER_UNUSED,
@@ -27,18 +28,7 @@ from token2wav.published.flow_config import (
 )
 from token2wav.published.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.published.registry import unfilled_network
-from token2wav.published.sizes import (
-    ConformerConfig,
-    Guidance,
-    HiFTConfig,
-    Layers,
-    Rates,
-    TokenRate,
-    Tokens,
-    UNetConfig,
-    Vocabulary,
-    Width,
-)
+from token2wav.published.sizes import ConformerConfig, HiFTConfig, UNetConfig
 from token2wav.published.window_config import WindowCodecConfig
 
 FILES = ("cosyvoice.yaml", "config.yaml")
@@ -63,13 +53,13 @@ class CosyVoice1Sizes(CodecSizes):
             nearest token in place of an interpolation; 0 for CosyVoice1.
     """
 
-    vocab_size: Vocabulary
-    spk_embed_dim: Width
-    output_size: Width
-    input_frame_rate: TokenRate
-    inference_cfg_rate: Guidance
+    vocab_size: bounded.Vocabulary
+    spk_embed_dim: bounded.Width
+    output_size: bounded.Width
+    input_frame_rate: bounded.TokenRate
+    inference_cfg_rate: bounded.Guidance
     regulator_layers: Annotated[int, Bounds(0, 16)]  # convolutions of the length regulator
-    levels: Layers  # resolutions of the U-Net
+    levels: bounded.Layers  # resolutions of the U-Net
     encoder: ConformerConfig
     estimator: UNetConfig
     hift: HiFTConfig
@@ -220,7 +210,7 @@ def _windows(rate: float, step: int) -> tuple[Windows, Windows]:
 
 def _sizes_from(document: HyperYaml) -> CosyVoice1Sizes:
     flow = ModelNode.of(document.resolve("flow"), "flow", FLOW)
-    bands = flow.get("output_size", Width)
+    bands = flow.get("output_size", bounded.Width)
     regulator = flow.child("length_regulator", "InterpolateRegulator")
     regulator.only({"channels": bands}, omitted=False)
     regulator.only({"out_channels": bands, "groups": 1})
@@ -233,8 +223,8 @@ def _sizes_from(document: HyperYaml) -> CosyVoice1Sizes:
     sizes = CosyVoice1Sizes(
         **flow.fields(CosyVoice1Sizes, "vocab_size", "spk_embed_dim", "input_frame_rate"),
         output_size=bands,
-        inference_cfg_rate=solver.get("inference_cfg_rate", Guidance),
-        regulator_layers=len(regulator.get("sampling_ratios", Rates)),
+        inference_cfg_rate=solver.get("inference_cfg_rate", bounded.Guidance),
+        regulator_layers=len(regulator.get("sampling_ratios", bounded.Rates)),
         levels=levels,
         **_encoder_from(flow),
         estimator=unet,
@@ -253,6 +243,6 @@ def _encoder_from(flow: ModelNode) -> dict[str, Any]:
     attention = {"selfattention_layer_type": "block_rel_selfattn"} if in_blocks else {}
     config = conformer_from(flow, encoder, variant=attention)
     encoder.only({"static_chunk_size": 0, "use_dynamic_chunk": False})
-    block = encoder.get_or("block_size", Tokens, _BLOCK_SIZE) if in_blocks else 0
+    block = encoder.get_or("block_size", bounded.Tokens, _BLOCK_SIZE) if in_blocks else 0
     encoder.check_used(*ENCODER_UNUSED)
     return {"encoder": config, "block_size": block}

@@ -18,6 +18,7 @@ from token2wav.config.settings import Steps, StreamConfig
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.flow_config import (
     ENCODER_UNUSED,
     FlowModelConfig,
@@ -27,18 +28,7 @@ from token2wav.published.flow_config import (
     unet_from,
 )
 from token2wav.published.hyperyaml import HyperYaml, ModelNode, Tagged
-from token2wav.published.sizes import (
-    ConformerConfig,
-    Guidance,
-    HiFTConfig,
-    Layers,
-    Ratio,
-    TokenRate,
-    Tokens,
-    UNetConfig,
-    Vocabulary,
-    Width,
-)
+from token2wav.published.sizes import ConformerConfig, HiFTConfig, UNetConfig
 
 CHUNK_WEIGHTS = "flow-chunk-*"  # weights of MOSS-Speech for one attention block each
 FILES = ("cosyvoice2.yaml", "cosyvoice.yaml", CHUNK_WEIGHTS)
@@ -67,16 +57,16 @@ class FlowConfig(Generic[EstimatorT]):
             same.
     """
 
-    vocab_size: Vocabulary
-    spk_embed_dim: Width
-    mel_bands: Width
-    pre_lookahead_len: Tokens
-    inference_cfg_rate: Guidance
+    vocab_size: bounded.Vocabulary
+    spk_embed_dim: bounded.Width
+    mel_bands: bounded.Width
+    pre_lookahead_len: bounded.Tokens
+    inference_cfg_rate: bounded.Guidance
     encoder: ConformerConfig
     estimator: EstimatorT
-    block_tokens: Tokens = _BLOCK_TOKENS
+    block_tokens: bounded.Tokens = _BLOCK_TOKENS
     n_timesteps: Steps = 10
-    ratio: Ratio | None = None
+    ratio: bounded.Ratio | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow")
@@ -154,23 +144,23 @@ def _blocks_of_weights(folder: Path) -> tuple[int, ...]:
 def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float, bool]:
     """Reads the flow, its tokens per second, and whether it was trained on dynamic chunks."""
     flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithXvec")
-    ratio = flow.get_or("token_mel_ratio", Ratio, RATIO)
+    ratio = flow.get_or("token_mel_ratio", bounded.Ratio, RATIO)
     encoder, block, dynamic = _encoder_from(flow, ratio)
     decoder = flow.child("decoder", "CausalConditionalCFM")
     solver = decoder.child("cfm_params", "DictConfig").child("content")
     solver.only({"solver": "euler", "t_scheduler": "cosine"}, omitted=False)
-    bands = flow.get("output_size", Width)
+    bands = flow.get("output_size", bounded.Width)
     config = FlowConfig(
         **flow.fields(FlowConfig, "vocab_size", "spk_embed_dim"),
         mel_bands=bands,
-        pre_lookahead_len=flow.get_or("pre_lookahead_len", Tokens, 3),
+        pre_lookahead_len=flow.get_or("pre_lookahead_len", bounded.Tokens, 3),
         block_tokens=block,
-        inference_cfg_rate=solver.get("inference_cfg_rate", Guidance),
+        inference_cfg_rate=solver.get("inference_cfg_rate", bounded.Guidance),
         encoder=encoder,
         estimator=_estimator_from(decoder, bands, ratio * block),
         ratio=None if ratio == RATIO else ratio,
     )
-    rate = flow.get("input_frame_rate", TokenRate)
+    rate = flow.get("input_frame_rate", bounded.TokenRate)
     check_flow_used(flow, decoder, solver)
     return config, rate, dynamic
 
@@ -180,11 +170,11 @@ def _encoder_from(flow: ModelNode, ratio: int) -> tuple[ConformerConfig, int, bo
     dynamic chunks.
     """
     encoder = flow.child("encoder", "UpsampleConformerEncoder")
-    if (stride := encoder.get_or("upsample_stride", Ratio, RATIO)) != ratio:
+    if (stride := encoder.get_or("upsample_stride", bounded.Ratio, RATIO)) != ratio:
         raise ConfigError(
             f"{encoder.name}.upsample_stride: {stride}, but flow.token_mel_ratio is {ratio}"
         )
-    up_layers = encoder.get_or("num_up_blocks", Layers, ConformerConfig.up_layers)
+    up_layers = encoder.get_or("num_up_blocks", bounded.Layers, ConformerConfig.up_layers)
     config = conformer_from(flow, encoder, up_layers)
     block = encoder.get_or("static_chunk_size", Annotated[int, Bounds(0, 1000)], 0)
     dynamic = encoder.get_or("use_dynamic_chunk", bool, False)

@@ -16,21 +16,15 @@ from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice3.bigvgan import GENERATOR_FILES, vocoder_from
+from token2wav.published import bounded
 from token2wav.published.flow_config import FlowModelConfig, check_flow_used, hift_from
 from token2wav.published.hyperyaml import HyperYaml, ModelNode
 from token2wav.published.sizes import (
     BigVGANConfig,
     CodebookConfig,
     EstimatorConfig,
-    Guidance,
-    Ratio,
     ScheduleConfig,
     Spacing,
-    Times,
-    TokenRate,
-    Tokens,
-    Vocabulary,
-    Width,
 )
 
 MODEL_FILE = "cosyvoice3.yaml"
@@ -52,16 +46,16 @@ class FlowConfig:
     have neither.
     """
 
-    vocab_size: Vocabulary
-    input_size: Width
-    spk_embed_dim: Width
-    token_mel_ratio: Ratio
-    pre_lookahead_len: Tokens
-    pre_lookahead_channels: Width
-    inference_cfg_rate: Guidance
+    vocab_size: bounded.Vocabulary
+    input_size: bounded.Width
+    spk_embed_dim: bounded.Width
+    token_mel_ratio: bounded.Ratio
+    pre_lookahead_len: bounded.Tokens
+    pre_lookahead_channels: bounded.Width
+    inference_cfg_rate: bounded.Guidance
     estimator: EstimatorConfig
     n_timesteps: Steps = 10
-    lookbehind_len: Tokens = 2
+    lookbehind_len: bounded.Tokens = 2
     codebooks: CodebookConfig | None = None
 
     def __post_init__(self) -> None:
@@ -141,8 +135,8 @@ class CosyVoice3Config(FlowModelConfig):
         """Reads the flow, its tokens per second, and the schedule of its ODE."""
         flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
         lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
-        if (length := lookahead.get("pre_lookahead_len", Tokens)) != (
-            outer := flow.get("pre_lookahead_len", Tokens)
+        if (length := lookahead.get("pre_lookahead_len", bounded.Tokens)) != (
+            outer := flow.get("pre_lookahead_len", bounded.Tokens)
         ):
             raise ConfigError(
                 f"{lookahead.name}.pre_lookahead_len: {length}, but flow.pre_lookahead_len is "
@@ -151,7 +145,7 @@ class CosyVoice3Config(FlowModelConfig):
         decoder = flow.child("decoder", "CausalConditionalCFM")
         solver = decoder.child("cfm_params", "DictConfig").child("content")
         solver.only({"solver": "euler"}, omitted=False)
-        kind, times = solver.get("t_scheduler", Spacing), solver.get_or("times", Times, ())
+        kind, times = solver.get("t_scheduler", Spacing), solver.get_or("times", bounded.Times, ())
         with prefixed(f"{solver.name}."):
             schedule = ScheduleConfig(kind, times)
         codebooks = flow.child("codebooks") if "codebooks" in flow.data else None
@@ -167,8 +161,8 @@ class CosyVoice3Config(FlowModelConfig):
                 "token_mel_ratio",
                 "pre_lookahead_len",
             ),
-            pre_lookahead_channels=lookahead.get("channels", Width),
-            inference_cfg_rate=solver.get("inference_cfg_rate", Guidance),
+            pre_lookahead_channels=lookahead.get("channels", bounded.Width),
+            inference_cfg_rate=solver.get("inference_cfg_rate", bounded.Guidance),
             estimator=EstimatorConfig(
                 **estimator.fields(
                     EstimatorConfig,
@@ -183,7 +177,7 @@ class CosyVoice3Config(FlowModelConfig):
             if codebooks
             else None,
         )
-        rate = flow.get("input_frame_rate", TokenRate)
+        rate = flow.get("input_frame_rate", bounded.TokenRate)
         flow.only({"output_size": config.mel_bands})
         lookahead.only({"in_channels": config.input_size})
         lookahead.check_used()

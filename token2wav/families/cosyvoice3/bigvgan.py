@@ -9,8 +9,9 @@ from pathlib import Path, PurePosixPath
 
 from token2wav.config.values import convert, from_mapping, known_fields, prefixed, shown
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.hyperyaml import HyperYaml, ModelNode
-from token2wav.published.sizes import BigVGANConfig, MelSettings, SampleRate
+from token2wav.published.sizes import BigVGANConfig, MelSettings
 from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
 # Names of files with the weights, in order of preference.
@@ -51,7 +52,7 @@ def vocoder_from(
     if (path := PurePosixPath(below)).is_absolute() or ".." in path.parts:
         raise ConfigError(f"vocoder.folder: {shown(below)} is not a folder below the model folder")
     config = read_bigvgan(folder / below)
-    sample_rate = convert(document.resolve("sample_rate"), SampleRate, "sample_rate")
+    sample_rate = convert(document.resolve("sample_rate"), bounded.SampleRate, "sample_rate")
     hop = sample_rate / (token_frame_rate * token_mel_ratio)
     if not math.isclose(hop, round(hop), rel_tol=1e-6):
         raise ConfigError(

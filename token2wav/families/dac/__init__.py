@@ -17,7 +17,7 @@ from token2wav.config.values import prefixed
 from token2wav.published.checkpoint_files import only_file, weights_file
 from token2wav.published.codec_config import SymmetricCodecConfig
 from token2wav.published.codec_sizes import SymmetricCodecSizes
-from token2wav.published.formats import TRANSFORMERS, Format
+from token2wav.published.formats import DESCRIPT_NAMES, TRANSFORMERS, Format
 from token2wav.published.transformers_json import has_model_type
 from token2wav.published.weight_names import Codebooks, WeightNames
 
@@ -34,14 +34,7 @@ _TRAINING = ("quantizer_dropout", "commitment_loss_weight", "codebook_loss_weigh
 FORMAT = Format(without_effect=(*TRANSFORMERS, *_TRAINING, "hop_length"))
 _DESCRIPT = Format(
     section="metadata.kwargs",
-    names={
-        "encoder_hidden_size": "encoder_dim",
-        "downsampling_ratios": "encoder_rates",
-        "hidden_size": "latent_dim",
-        "decoder_hidden_size": "decoder_dim",
-        "upsampling_ratios": "decoder_rates",
-        "sampling_rate": "sample_rate",
-    },
+    names={**DESCRIPT_NAMES, "sampling_rate": "sample_rate"},
     defaults={"upsampling_ratios": [8, 8, 4, 2], "sampling_rate": 44100},
     without_effect=_TRAINING,
 )

@@ -10,22 +10,11 @@ from typing import Annotated
 
 from token2wav.config.values import Bounds
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import Format
 from token2wav.published.relations import AsLong, Below, Equals, Even
-from token2wav.published.sizes import (
-    CodebookCount,
-    CodebookSize,
-    FrameSamples,
-    Kernel,
-    Layers,
-    Rate,
-    Rates,
-    SampleRate,
-    SomeRates,
-    Width,
-)
 from token2wav.published.weight_names import Codebooks, WeightNames
 
 CONFIG_KEYS = ("data", "model")
@@ -58,19 +47,22 @@ class EarTtsSizes(CodecSizes):
 
     RATE, FRAME = "sample_rate", ("rates", "hop_length")
 
-    latent_size: Width  # channels of the sum of codebook entries
+    latent_size: bounded.Width  # channels of the sum of codebook entries
     n_fft: Annotated[int, Bounds(4, 4096), Even(_EVEN)]
-    hop_length: Annotated[Rate, Even(_EVEN), Below("n_fft")]
-    base_hidden_size: Width  # channels of the decoder's last stage; `channel_mult` multiplies them
-    channel_mult: Annotated[Rates, AsLong("rates")]
-    rates: SomeRates
-    num_blocks: Layers
-    kernel_size: Kernel
-    groups: Width = 1
-    codebook_size: CodebookSize
-    num_quantizers: CodebookCount
-    wav_to_token_ratio: Annotated[FrameSamples, Equals("frame_samples", "rates and hop_length")]
-    sample_rate: SampleRate = 22_050
+    hop_length: Annotated[bounded.Rate, Even(_EVEN), Below("n_fft")]
+    # channels of the decoder's last stage; `channel_mult` multiplies them
+    base_hidden_size: bounded.Width
+    channel_mult: Annotated[bounded.Rates, AsLong("rates")]
+    rates: bounded.SomeRates
+    num_blocks: bounded.Layers
+    kernel_size: bounded.Kernel
+    groups: bounded.Width = 1
+    codebook_size: bounded.CodebookSize
+    num_quantizers: bounded.CodebookCount
+    wav_to_token_ratio: Annotated[
+        bounded.FrameSamples, Equals("frame_samples", "rates and hop_length")
+    ]
+    sample_rate: bounded.SampleRate = 22_050
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,18 +14,11 @@ from typing import Annotated
 
 from token2wav.config.values import Bounds, Length, convert, prefixed
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.codec_config import SymmetricCodecConfig
 from token2wav.published.codec_sizes import CodecSizes, SymmetricSizes
 from token2wav.published.formats import TRANSFORMERS, Format
 from token2wav.published.relations import Halves, SameProduct
-from token2wav.published.sizes import (
-    CodebookCount,
-    OptionalWidth,
-    Rates,
-    SampleRate,
-    SomeRates,
-    Width,
-)
 from token2wav.published.transformers_json import has_model_type
 from token2wav.published.weight_names import Codebooks, WeightNames
 
@@ -104,24 +97,25 @@ class HiggsSizes(SymmetricSizes, CodecSizes):
     RATE = "sample_rate"
     CODES, FEWER_CODES = ("codebooks", "codebook_size"), True
 
-    downsampling_ratios: SomeRates = (8, 5, 4, 2)
-    upsampling_ratios: Annotated[Rates, SameProduct("downsampling_ratios")] = (8, 5, 4, 2)
-    decoder_hidden_size: Annotated[Width, Halves("rates")] = 1024
-    hidden_size: OptionalWidth = 256
-    sample_rate: SampleRate = 24000
+    downsampling_ratios: bounded.SomeRates = (8, 5, 4, 2)
+    upsampling_ratios: Annotated[bounded.Rates, SameProduct("downsampling_ratios")] = (8, 5, 4, 2)
+    decoder_hidden_size: Annotated[bounded.Width, Halves("rates")] = 1024
+    hidden_size: bounded.OptionalWidth = 256
+    sample_rate: bounded.SampleRate = 24000
     target_bandwidths: Annotated[
         tuple[Annotated[float, Bounds(0.001, 1000)], ...], Length(16, least=1)
     ] = (0.5, 1, 1.5, 2)
     n_q: Annotated[int | None, Bounds(1, 64)] = None
     codebook_size: Annotated[int, Bounds(2, 1 << 20)] = 1024
-    codebook_dim: OptionalWidth = 64
-    semantic_width: Width = 768
-    vq_scale: Width = 1
+    codebook_dim: bounded.OptionalWidth = 64
+    semantic_width: bounded.Width = 768
+    vq_scale: bounded.Width = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         with prefixed("target_bandwidths: "):
-            convert(self.codebooks, CodebookCount, "number of codebooks")  # checks its range
+            # checks its range
+            convert(self.codebooks, bounded.CodebookCount, "number of codebooks")
         if self.codebook_dim is None:
             raise ConfigError("codebook_dim: missing; codebooks need projections")
         if not self.quantizer_width:

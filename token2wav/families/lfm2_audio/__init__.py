@@ -9,20 +9,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from token2wav.config.values import Bounds, Length
+from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import ROPE_THETA, ROPE_TYPES, TRANSFORMERS, Format
 from token2wav.published.relations import Below, Divides, Equals, Even
-from token2wav.published.sizes import (
-    CodebookCount,
-    CodebookSize,
-    Heads,
-    Kernel,
-    Layers,
-    Rate,
-    SampleRate,
-    Width,
-)
 from token2wav.published.weight_names import WeightNames
 
 MODEL_TYPES = ("lfm2",)
@@ -75,27 +66,27 @@ class Lfm2AudioSizes(CodecSizes):
     RATE, CODES = "sample_rate", ("num_codebooks", "codebook_size")
     FRAME = ("upsample_factor", "hop_length")
 
-    hidden_size: Width = 2560
-    intermediate_size: Width = 12288
+    hidden_size: bounded.Width = 2560
+    intermediate_size: bounded.Width = 12288
     block_auto_adjust_ff_dim: bool = True
     block_ffn_dim_multiplier: Annotated[float, Bounds(0.001, 1000)] = 1.0
-    block_multiple_of: Width = 256
-    num_hidden_layers: Annotated[Layers, Equals("listed_layers", "layer_types")] = 32
-    num_attention_heads: Heads = 32
-    num_key_value_heads: Annotated[Heads, Divides("num_attention_heads")] = 8
+    block_multiple_of: bounded.Width = 256
+    num_hidden_layers: Annotated[bounded.Layers, Equals("listed_layers", "layer_types")] = 32
+    num_attention_heads: bounded.Heads = 32
+    num_key_value_heads: Annotated[bounded.Heads, Divides("num_attention_heads")] = 8
     head_dim: Annotated[int | None, Bounds(2, 1 << 16)] = None
     layer_types: Annotated[tuple[Kind, ...], Length(1024)]
-    conv_kernel: Kernel = 3
+    conv_kernel: bounded.Kernel = 3
     conv_bias: bool = False
     sliding_window: Annotated[int, Bounds(2, 1 << 16)] = 30
     norm_eps: Annotated[float, Bounds(1e-12, 1)] = 1e-5
     rope_theta: Annotated[float, Bounds(1, 1e9)] = 1e6
-    num_codebooks: CodebookCount = 8
-    codebook_size: CodebookSize = 2048
-    upsample_factor: Rate = 6
+    num_codebooks: bounded.CodebookCount = 8
+    codebook_size: bounded.CodebookSize = 2048
+    upsample_factor: bounded.Rate = 6
     n_fft: Annotated[int, Bounds(4, 4096), Even(_EVEN)] = 1280
-    hop_length: Annotated[Rate, Even(_EVEN), Below("n_fft")] = 320
-    sample_rate: SampleRate = 24_000
+    hop_length: Annotated[bounded.Rate, Even(_EVEN), Below("n_fft")] = 320
+    sample_rate: bounded.SampleRate = 24_000
 
     @property
     def listed_layers(self) -> int:

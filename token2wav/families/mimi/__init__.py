@@ -21,11 +21,11 @@ from typing import Annotated
 
 from token2wav.config.values import Bounds, prefixed, shown
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import SeanetSizes
 from token2wav.published.formats import MIMI, Format
 from token2wav.published.relations import Below, Equals
-from token2wav.published.sizes import CodebookCount, CodebookSize, Width
 from token2wav.published.transformers_json import CONFIG_JSON, read_json
 from token2wav.published.weight_names import (
     MOSHI_LAYERS,
@@ -124,11 +124,11 @@ class MimiSizes(SeanetSizes):
         Bounds(0.01, 1000),
         Equals("code_rate", "sampling_rate and upsampling_ratios"),
     ] = None
-    codebook_size: CodebookSize = 2048
-    codebook_dim: Width = 256
-    num_quantizers: CodebookCount = 32
-    vector_quantization_hidden_dimension: Width = 256  # length of the sum of entries
-    num_semantic_quantizers: Annotated[CodebookCount, Below("num_quantizers")] = 1
+    codebook_size: bounded.CodebookSize = 2048
+    codebook_dim: bounded.Width = 256
+    num_quantizers: bounded.CodebookCount = 32
+    vector_quantization_hidden_dimension: bounded.Width = 256  # length of the sum of entries
+    num_semantic_quantizers: Annotated[bounded.CodebookCount, Below("num_quantizers")] = 1
 
     @property
     def stride(self) -> int:

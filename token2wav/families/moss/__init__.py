@@ -11,22 +11,11 @@ from typing import Annotated, ClassVar, Literal
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, Length, check_bounds
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import TRANSFORMERS, Format
 from token2wav.published.relations import Multiple, Only
-from token2wav.published.sizes import (
-    CodebookCount,
-    CodebookSize,
-    FrameSamples,
-    Heads,
-    Layers,
-    OptionalWidth,
-    Rate,
-    RopeBase,
-    SampleRate,
-    Width,
-)
 from token2wav.published.weight_names import MOSHI_LAYERS, Codebooks, WeightNames
 
 MODEL_TYPES = ("moss-audio-tokenizer",)
@@ -58,12 +47,13 @@ class QuantizerSizes:
         *("kmeans_init", "kmeans_iters", "commitment_loss_weight", "codebook_loss_weight"),
     )
 
-    input_dim: Width = 768  # channels of the encoder's output
-    rvq_dim: OptionalWidth = 512  # channels of the sum of the codebooks; None for `input_dim`
-    output_dim: OptionalWidth = 768  # channels of the latents; None for `input_dim`
-    num_quantizers: CodebookCount = 32
-    codebook_size: CodebookSize = 1024
-    codebook_dim: Width = 8
+    input_dim: bounded.Width = 768  # channels of the encoder's output
+    # channels of the sum of the codebooks; None for `input_dim`
+    rvq_dim: bounded.OptionalWidth = 512
+    output_dim: bounded.OptionalWidth = 768  # channels of the latents; None for `input_dim`
+    num_quantizers: bounded.CodebookCount = 32
+    codebook_size: bounded.CodebookSize = 1024
+    codebook_dim: bounded.Width = 8
 
     def __post_init__(self) -> None:
         check_bounds(self, "")
@@ -92,13 +82,15 @@ class TransformerPart:
     WITHOUT_EFFECT: ClassVar = ("conv_layout",)
 
     module_type: Literal["Transformer"] = "Transformer"
-    input_dimension: Width
-    output_dimension: Width
-    d_model: Annotated[Width, Multiple("pairs", "twice num_heads; rotary positions need pairs")]
-    dim_feedforward: Width
-    num_heads: Heads
-    num_layers: Layers
-    max_period: RopeBase = 10_000.0
+    input_dimension: bounded.Width
+    output_dimension: bounded.Width
+    d_model: Annotated[
+        bounded.Width, Multiple("pairs", "twice num_heads; rotary positions need pairs")
+    ]
+    dim_feedforward: bounded.Width
+    num_heads: bounded.Heads
+    num_layers: bounded.Layers
+    max_period: bounded.RopeBase = 10_000.0
     context_duration: Annotated[float | None, Bounds(0.001, 10_000)] = None
     layer_scale: Annotated[float, Bounds(-1e9, 1e9)]
     causal: Annotated[bool, Only(True)] = True
@@ -119,7 +111,7 @@ class PatchPart:
     """Part of the decoder that turns channels into `patch_size` times as many positions."""
 
     module_type: Literal["PatchedPretransform"] = "PatchedPretransform"
-    patch_size: Rate
+    patch_size: bounded.Rate
 
     def __post_init__(self) -> None:
         check_bounds(self, "")
@@ -141,8 +133,8 @@ class MossSizes(CodecSizes):
 
     FRAME = ("downsample_rate",)
 
-    sampling_rate: SampleRate = 24_000
-    downsample_rate: FrameSamples = 1920
+    sampling_rate: bounded.SampleRate = 24_000
+    downsample_rate: bounded.FrameSamples = 1920
     number_channels: Annotated[int | None, Bounds(1, 2)] = None
     enable_channel_interleave: bool | None = None
     causal_transformer_context_duration: Annotated[float, Bounds(0.001, 10_000)] = 10.0

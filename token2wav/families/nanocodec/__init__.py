@@ -15,14 +15,13 @@ from typing import Annotated, Any, Literal
 from token2wav.config.strict_yaml import parse_yaml, read_bounded
 from token2wav.config.values import Bounds, prefixed
 from token2wav.errors import ConfigError
-from token2wav.published import nemo_archive
+from token2wav.published import bounded, nemo_archive
 from token2wav.published.checkpoint_files import only_file
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import Format
 from token2wav.published.nemo_archive import CONFIG, read_member
 from token2wav.published.relations import Equals, Gives, Halves
-from token2wav.published.sizes import Kernel, Levels, SampleRate, SomeKernels, SomeRates, Width
 from token2wav.published.weight_names import WeightNames
 
 ARCHIVE = "*.nemo"
@@ -63,19 +62,21 @@ class NanoCodecSizes(CodecSizes):
     RATE, CODES = "sample_rate", ("num_groups", "codebook_size")
     FRAME = ("up_sample_rates",)
 
-    sample_rate: SampleRate
+    sample_rate: bounded.SampleRate
     samples_per_frame: Annotated[
         int | None, Bounds(1, 1 << 20), Equals("frame_samples", "up_sample_rates")
     ] = None
     num_groups: Annotated[int, Bounds(1, 64)]
-    num_levels_per_group: Annotated[Levels, Gives("codebook_size", 1 << 20, "codes")]
-    input_dim: Annotated[Width, Equals("code_values", "num_groups and num_levels_per_group")]
-    up_sample_rates: SomeRates = (8, 8, 2, 2)
-    base_channels: Annotated[Width, Halves("up_sample_rates")] = 512
-    in_kernel_size: Kernel = 7
-    out_kernel_size: Kernel = 3
-    resblock_kernel_sizes: SomeKernels = (3, 7, 11)
-    resblock_dilation_sizes: SomeKernels = (1, 3, 5)
+    num_levels_per_group: Annotated[bounded.Levels, Gives("codebook_size", 1 << 20, "codes")]
+    input_dim: Annotated[
+        bounded.Width, Equals("code_values", "num_groups and num_levels_per_group")
+    ]
+    up_sample_rates: bounded.SomeRates = (8, 8, 2, 2)
+    base_channels: Annotated[bounded.Width, Halves("up_sample_rates")] = 512
+    in_kernel_size: bounded.Kernel = 7
+    out_kernel_size: bounded.Kernel = 3
+    resblock_kernel_sizes: bounded.SomeKernels = (3, 7, 11)
+    resblock_dilation_sizes: bounded.SomeKernels = (1, 3, 5)
     activation: Literal["half_snake"] = "half_snake"
     output_activation: Literal["tanh", "clamp"] = "tanh"
     pad_mode: Literal["zeros"] = "zeros"

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 from token2wav.config.values import Bounds
 from token2wav.config.windows import ONE_PART, Windows
+from token2wav.published import bounded
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import ROPE_TYPES, TRANSFORMERS, Format
 from token2wav.published.relations import Divides, Equals, Even, Gives, Multiple, Only
-from token2wav.published.sizes import Epsilon, Heads, Layers, Levels, SampleRate, SomeRates, Width
 from token2wav.published.weight_names import WeightNames
 from token2wav.published.window_config import WindowCodecConfig
 
@@ -66,21 +66,23 @@ class NeuCodecSizes(CodecSizes):
 
     RATE, CODES = "output_sampling_rate", ("num_codebooks", "codebook_size")
 
-    hidden_size: Annotated[Width, Multiple(32, "the groups of a norm")] = 1024
-    intermediate_size: Width = 4096
-    num_hidden_layers: Layers = 12
-    num_attention_heads: Heads = 16
+    hidden_size: Annotated[bounded.Width, Multiple(32, "the groups of a norm")] = 1024
+    intermediate_size: bounded.Width = 4096
+    num_hidden_layers: bounded.Layers = 12
+    num_attention_heads: bounded.Heads = 16
     num_key_value_heads: Annotated[int, Bounds(1, 256), Equals("num_attention_heads")] = 16
-    head_dim: Width = 64
+    head_dim: bounded.Width = 64
     hidden_act: Literal["silu"] = "silu"
-    rms_norm_eps: Epsilon = 1e-6
+    rms_norm_eps: bounded.Epsilon = 1e-6
     attention_bias: Annotated[bool, Only(False)] = False
-    quantization_dim: Width = 2048
-    quantization_levels: Annotated[Levels, Gives("codebook_size", 1 << 20, "codes")] = (4,) * 8
-    input_sampling_rate: Annotated[SampleRate, Divides("input_samples")] = 16_000
-    output_sampling_rate: SampleRate = 24_000
+    quantization_dim: bounded.Width = 2048
+    quantization_levels: Annotated[bounded.Levels, Gives("codebook_size", 1 << 20, "codes")] = (
+        4,
+    ) * 8
+    input_sampling_rate: Annotated[bounded.SampleRate, Divides("input_samples")] = 16_000
+    output_sampling_rate: bounded.SampleRate = 24_000
     downsampling_ratios: Annotated[
-        SomeRates, Gives("frame_samples", _MOST_FRAME_SAMPLES, "samples of a code")
+        bounded.SomeRates, Gives("frame_samples", _MOST_FRAME_SAMPLES, "samples of a code")
     ] = (2, 2, 4, 4, 5)
 
     @property

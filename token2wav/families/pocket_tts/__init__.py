@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from token2wav.config.values import Bounds
+from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import SeanetSizes
 from token2wav.published.formats import MIMI
-from token2wav.published.sizes import Layers, SomeRates, Width
 from token2wav.published.weight_names import WRAPPERS, WeightNames
 
 MODEL_TYPES = ("pocket_tts_audio_tokenizer",)
@@ -30,10 +30,10 @@ class PocketSizes(SeanetSizes):
 
     LATENT = "latent_dim"
 
-    upsampling_ratios: SomeRates = (6, 5, 4)
-    num_hidden_layers: Layers = 2
+    upsampling_ratios: bounded.SomeRates = (6, 5, 4)
+    num_hidden_layers: bounded.Layers = 2
     hidden_act: Literal["gelu", "gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
-    latent_dim: Width = 32  # length of a latent
+    latent_dim: bounded.Width = 32  # length of a latent
     latent_stride: Annotated[int, Bounds(2, 1 << 10)] = 16  # at 1 there is no upsampling
 
     @property

@@ -16,30 +16,18 @@ from token2wav.config.model_config import StageName
 from token2wav.config.values import Bounds, Length, check_bounds, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.streamflow import GuidedFlowConfig
+from token2wav.published import bounded
 from token2wav.published.checkpoint_files import PUBLISHED
 from token2wav.published.flow_config import FlowModelConfig
 from token2wav.published.formats import ROPE_TYPES, TRANSFORMERS, Format
-from token2wav.published.relations import AsLong, Divides, Even, Multiple
+from token2wav.published.relations import AsLong, Divides, Multiple
 from token2wav.published.sizes import (
-    PAIRS,
     BigVGANConfig,
-    Dilation,
     EcapaConfig,
     EstimatorConfig,
-    Frames,
     GuidedAttention,
-    Heads,
-    Layers,
     Mask,
-    OddKernel,
-    Ratio,
     ScheduleConfig,
-    SomeDilations,
-    SomeKernels,
-    SomeRates,
-    Stages,
-    Vocabulary,
-    Width,
 )
 from token2wav.published.transformers_json import CONFIG_JSON, read_json
 
@@ -91,31 +79,33 @@ class DitSection:
         enc_dim: length of the vector that ECAPA-TDNN makes of the mel of a voice.
     """
 
-    hidden_size: Width = 1024
-    num_hidden_layers: Layers = 22
-    num_attention_heads: Heads = 16
-    head_dim: Annotated[Width, Even(PAIRS)] = 64
-    ff_mult: Ratio = 2
-    emb_dim: Width = 512  # channels of the embedding of a code
+    hidden_size: bounded.Width = 1024
+    num_hidden_layers: bounded.Layers = 22
+    num_attention_heads: bounded.Heads = 16
+    head_dim: bounded.HeadWidth = 64
+    ff_mult: bounded.Ratio = 2
+    emb_dim: bounded.Width = 512  # channels of the embedding of a code
     # mel frames of an attention block
-    block_size: Annotated[Frames, Multiple("repeats", "the frames of a code")] = 24
+    block_size: Annotated[bounded.Frames, Multiple("repeats", "the frames of a code")] = 24
     look_ahead_layers: LayerIndices = (10,)
     look_backward_layers: LayerIndices = (0, 20)
-    repeats: Ratio = 2  # mel frames of a code
-    num_embeds: Vocabulary = 8193  # number of codes. The embedding has one row more
-    mel_dim: Width = 80
-    enc_emb_dim: Width = 192  # length of the vector `cond` of a voice
-    enc_dim: Width = EcapaConfig.dim
-    enc_channels: Annotated[tuple[Width, ...], Length(16, least=3)] = EcapaConfig.channels
-    enc_kernel_sizes: Annotated[tuple[OddKernel, ...], Stages, AsLong("enc_channels")] = (
-        EcapaConfig.kernel_sizes
+    repeats: bounded.Ratio = 2  # mel frames of a code
+    num_embeds: bounded.Vocabulary = 8193  # number of codes. The embedding has one row more
+    mel_dim: bounded.Width = 80
+    enc_emb_dim: bounded.Width = 192  # length of the vector `cond` of a voice
+    enc_dim: bounded.Width = EcapaConfig.dim
+    enc_channels: Annotated[tuple[bounded.Width, ...], Length(16, least=3)] = EcapaConfig.channels
+    enc_kernel_sizes: Annotated[
+        tuple[bounded.OddKernel, ...], bounded.Stages, AsLong("enc_channels")
+    ] = EcapaConfig.kernel_sizes
+    enc_dilations: Annotated[
+        tuple[bounded.Dilation, ...], bounded.Stages, AsLong("enc_channels")
+    ] = EcapaConfig.dilations
+    enc_attention_channels: bounded.Width = EcapaConfig.attention_channels
+    enc_res2net_scale: Annotated[bounded.Ratio, Divides("block_channels")] = (
+        EcapaConfig.res2net_scale
     )
-    enc_dilations: Annotated[tuple[Dilation, ...], Stages, AsLong("enc_channels")] = (
-        EcapaConfig.dilations
-    )
-    enc_attention_channels: Width = EcapaConfig.attention_channels
-    enc_res2net_scale: Annotated[Ratio, Divides("block_channels")] = EcapaConfig.res2net_scale
-    enc_se_channels: Width = EcapaConfig.se_channels
+    enc_se_channels: bounded.Width = EcapaConfig.se_channels
 
     def __post_init__(self) -> None:
         check_bounds(self, "")
@@ -181,12 +171,12 @@ class DitSection:
 class BigVGANSection:
     """Section `bigvgan_config`. Fields and defaults are those of `transformers`."""
 
-    mel_dim: Width = 80
-    upsample_initial_channel: Width = 1536
-    resblock_kernel_sizes: SomeKernels = (3, 7, 11)
-    resblock_dilation_sizes: SomeDilations = ((1, 3, 5),) * 3
-    upsample_rates: SomeRates = (5, 3, 2, 2, 2, 2)
-    upsample_kernel_sizes: SomeKernels = (11, 7, 4, 4, 4, 4)
+    mel_dim: bounded.Width = 80
+    upsample_initial_channel: bounded.Width = 1536
+    resblock_kernel_sizes: bounded.SomeKernels = (3, 7, 11)
+    resblock_dilation_sizes: bounded.SomeDilations = ((1, 3, 5),) * 3
+    upsample_rates: bounded.SomeRates = (5, 3, 2, 2, 2, 2)
+    upsample_kernel_sizes: bounded.SomeKernels = (11, 7, 4, 4, 4, 4)
 
     def __post_init__(self) -> None:
         check_bounds(self, "")

@@ -9,26 +9,12 @@ from typing import Annotated, Literal
 
 from token2wav.config.values import Bounds
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes, SymmetricSizes
 from token2wav.published.formats import ROPE_THETA, ROPE_TYPES, TRANSFORMERS, Format
 from token2wav.published.registry import unfilled_network
 from token2wav.published.relations import Equals, Even, Halves, Only
-from token2wav.published.sizes import (
-    PAIRS,
-    CodebookCount,
-    CodebookSize,
-    Epsilon,
-    Heads,
-    Layers,
-    OptionalWidth,
-    Rates,
-    RopeBase,
-    SampleRate,
-    SomeRates,
-    Width,
-    Window,
-)
 from token2wav.published.weight_names import RVQ_CODEBOOKS, RVQ_NAMES, RVQ_UNUSED, WeightNames
 
 _UNUSED = (
@@ -83,34 +69,34 @@ class DecoderSizes(CodecSizes):
 
     RATE, FRAME = "output_sample_rate", ("upsampling_ratios", "upsample_rates")
 
-    codebook_size: CodebookSize = 2048
-    num_quantizers: CodebookCount = 16
-    hidden_size: Width = 1024  # channels of the transformer, and of Code2Wav's upsampling
-    num_hidden_layers: Layers = 8
-    intermediate_size: Width = 3072
-    num_attention_heads: Heads = 16
-    num_key_value_heads: Annotated[Heads, Equals("num_attention_heads")] = 16
-    head_dim: OptionalWidth = None
+    codebook_size: bounded.CodebookSize = 2048
+    num_quantizers: bounded.CodebookCount = 16
+    hidden_size: bounded.Width = 1024  # channels of the transformer, and of Code2Wav's upsampling
+    num_hidden_layers: bounded.Layers = 8
+    intermediate_size: bounded.Width = 3072
+    num_attention_heads: bounded.Heads = 16
+    num_key_value_heads: Annotated[bounded.Heads, Equals("num_attention_heads")] = 16
+    head_dim: bounded.OptionalWidth = None
     hidden_act: Literal["silu"] = "silu"
-    rms_norm_eps: Epsilon = 1e-5
-    rope_theta: RopeBase = 10000.0
-    sliding_window: Window = 72
+    rms_norm_eps: bounded.Epsilon = 1e-5
+    rope_theta: bounded.RopeBase = 10000.0
+    sliding_window: bounded.Window = 72
     attention_bias: Annotated[bool, Only(False)] = False
-    upsampling_ratios: Rates = (2, 2)  # factors of the upsampling before the decoder
-    upsample_rates: SomeRates = (8, 5, 4, 3)  # factors of the upsampling in the decoder
-    decoder_dim: Annotated[Width, Halves("upsample_rates")] = 1536
+    upsampling_ratios: bounded.Rates = (2, 2)  # factors of the upsampling before the decoder
+    upsample_rates: bounded.SomeRates = (8, 5, 4, 3)  # factors of the upsampling in the decoder
+    decoder_dim: Annotated[bounded.Width, Halves("upsample_rates")] = 1536
     codebook_dim: Annotated[
         int | None, Bounds(1, 1 << 16), Even("a semantic and an acoustic half are needed")
     ] = None
-    latent_dim: OptionalWidth = None
-    output_sample_rate: SampleRate = 24_000
+    latent_dim: bounded.OptionalWidth = None
+    output_sample_rate: bounded.SampleRate = 24_000
     decode_upsample_rate: Annotated[
         int | None, Equals("frame_samples", "upsample_rates and upsampling_ratios")
     ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Even(PAIRS).check_in(self, self.dim_head, "head_dim")
+        Even(bounded.PAIRS).check_in(self, self.dim_head, "head_dim")
         if not self.is_omni and self.num_quantizers < 2:
             raise ConfigError("num_quantizers: 1; a semantic and an acoustic one are needed")
 

@@ -14,12 +14,12 @@ from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.values import Bounds, Length
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.codec_config import SymmetricCodecConfig
 from token2wav.published.codec_sizes import CodecSizes, SymmetricSizes
-from token2wav.published.formats import TRANSFORMERS, Format
+from token2wav.published.formats import DESCRIPT_NAMES, TRANSFORMERS, Format
 from token2wav.published.registry import unfilled_network
 from token2wav.published.relations import Descending, Gives, Halves, Multiple, SameProduct
-from token2wav.published.sizes import CodebookSize, OptionalWidth, SampleRate, SomeRates, Width
 from token2wav.published.weight_names import Codebooks, WeightNames
 
 CONFIG_KEYS = ("vq_strides", "decoder_rates")
@@ -28,6 +28,7 @@ WEIGHTS = WeightNames(
     parts=("quantizer.", "decoder."),
     codebooks=(Codebooks(r"quantizer\.quantizers\.(\d{1,3})\.", "quantizer"),),
 )
+FORMAT = Format(names=DESCRIPT_NAMES, without_effect=TRANSFORMERS)
 HEAD_CHANNELS = 64  # channels of an attention head
 
 _MOST_CODES = 64  # codes of one token
@@ -45,34 +46,36 @@ Strides = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnacSizes(CodecSizes):
-    """Sizes of SNAC. The package `snac` has the same fields and defaults.
+class SnacSizes(CodecSizes, SymmetricSizes):
+    """Sizes of SNAC. Defaults are those of the package `snac`.
 
     Attributes:
-        encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `SymmetricSizes`.
         attn_window_size: latents of a window of the attention before the first upsampling; None
             for no attention.
     """
 
-    CODES, FRAME = ("codes", "codebook_size"), ("token_latents", "decoder_rates")
+    CODES, FRAME = ("codes", "codebook_size"), ("token_latents", "rates")
 
-    sampling_rate: SampleRate = 44100
-    encoder_dim: Width = 64
-    encoder_rates: SomeRates = (3, 3, 7, 7)
-    latent_dim: OptionalWidth = None
-    decoder_dim: Annotated[
-        Width,
-        Halves("decoder_rates"),
+    sampling_rate: bounded.SampleRate = 44100
+    downsampling_ratios: bounded.SomeRates = (3, 3, 7, 7)
+    decoder_hidden_size: Annotated[
+        bounded.Width,
+        Halves("rates"),
         Multiple("head_channels", "the channels of an attention head"),
     ] = 1536
-    decoder_rates: Annotated[SomeRates, SameProduct("encoder_rates")] = (7, 7, 3, 3)
+    upsampling_ratios: Annotated[bounded.SomeRates, SameProduct("downsampling_ratios")] = (
+        7,
+        7,
+        3,
+        3,
+    )
     attn_window_size: Annotated[
         int | None,
         Bounds(1, _LONGEST_WINDOW),
         Multiple("token_latents", "the latents of a token"),
     ] = 32
-    codebook_size: CodebookSize = 4096
-    codebook_dim: Width = 8
+    codebook_size: bounded.CodebookSize = 4096
+    codebook_dim: bounded.Width = 8
     vq_strides: Strides = (8, 4, 2, 1)  # latents for each code of a codebook, the coarsest first
     noise: bool = True
     depthwise: bool = True  # whether the convolutions filter every channel by itself
@@ -91,16 +94,6 @@ class SnacSizes(CodecSizes):
     def codes(self) -> int:
         """Codes of one token."""
         return sum(self.token_latents // stride for stride in self.vq_strides)
-
-    @property
-    def decoder(self) -> SymmetricSizes:
-        return SymmetricSizes(
-            encoder_hidden_size=self.encoder_dim,
-            downsampling_ratios=self.encoder_rates,
-            decoder_hidden_size=self.decoder_dim,
-            hidden_size=self.latent_dim,
-            upsampling_ratios=self.decoder_rates,
-        )
 
     @property
     def window_tokens(self) -> int:
@@ -187,4 +180,4 @@ class SnacConfig(SymmetricCodecConfig):
         )
 
 
-read = SnacConfig.reader(SnacSizes, Format(without_effect=TRANSFORMERS))
+read = SnacConfig.reader(SnacSizes, FORMAT)

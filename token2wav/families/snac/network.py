@@ -21,13 +21,13 @@ class Snac(WaveformNetwork):
         super().__init__()
         self.input_channels, self.frame_samples = sizes.codes, sizes.frame_samples
         self.quantizer = ProjectedCodebooks(
-            len(sizes.vq_strides), sizes.codebook_size, sizes.codebook_dim, sizes.decoder.latents
+            len(sizes.vq_strides), sizes.codebook_size, sizes.codebook_dim, sizes.latents
         )
         attention, window, token = None, sizes.attn_window_size, sizes.token_latents
         if window is not None:
-            attention = LocalAttention(sizes.decoder_dim, window, token)
+            attention = LocalAttention(sizes.decoder_hidden_size, window, token)
         variant = Variant(whole_frames=True, depthwise=sizes.depthwise, noise=sizes.noise)
-        self.decoder = SymmetricDecoder(sizes.decoder, variant, attention)
+        self.decoder = SymmetricDecoder(sizes, variant, attention)
         self.output = self.decoder.place()
         if attention is not None:
             self.window_frames = sizes.window_tokens

@@ -12,16 +12,10 @@ from pathlib import Path
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.values import check_bounds, prefixed
 from token2wav.families.cosyvoice2 import RATIO, CosyVoice2Config, FlowConfig
+from token2wav.published import bounded
 from token2wav.published.flow_config import ENCODER_UNUSED, conformer_from, hift_from
 from token2wav.published.hyperyaml import HyperYaml, ModelNode
-from token2wav.published.sizes import (
-    Guidance,
-    Heads,
-    HiFTConfig,
-    Layers,
-    Tokens,
-    Width,
-)
+from token2wav.published.sizes import HiFTConfig
 
 FILES = ("flow.yaml",)
 DOWNLOADS = (*FILES, "flow.safetensors|flow.pt", "hift.safetensors|hift.pt")
@@ -37,10 +31,10 @@ _FF_MULT = 4.0
 class DiTConfig:
     """Configuration of the DiT estimator. Fields have the names of `flow.yaml`."""
 
-    hidden_size: Width
-    num_heads: Heads
-    head_dim: Width
-    depth: Layers
+    hidden_size: bounded.Width
+    num_heads: bounded.Heads
+    head_dim: bounded.Width
+    depth: bounded.Layers
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow.decoder.estimator")
@@ -83,15 +77,17 @@ def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
     encoder = flow.child("encoder", "UpsampleConformerEncoderV2")
     decoder = flow.child("decoder", "CausalConditionalCFM")
     estimator = decoder.child("estimator", "DiT")
-    bands = flow.get("output_size", Width)
+    bands = flow.get("output_size", bounded.Width)
     encoder.only({"up_stride": RATIO, "up_scale_factor": float(RATIO)})
     estimator.only({"in_channels": 4 * bands, "out_channels": bands, "mlp_ratio": _FF_MULT})
     config = FlowConfig(
         **flow.fields(FlowConfig, "vocab_size", "spk_embed_dim"),
         mel_bands=bands,
-        pre_lookahead_len=encoder.get("pre_lookahead_len", Tokens),
-        inference_cfg_rate=decoder.get("inference_cfg_rate", Guidance),
-        encoder=conformer_from(flow, encoder, encoder.get("num_up_blocks", Layers), omitted=True),
+        pre_lookahead_len=encoder.get("pre_lookahead_len", bounded.Tokens),
+        inference_cfg_rate=decoder.get("inference_cfg_rate", bounded.Guidance),
+        encoder=conformer_from(
+            flow, encoder, encoder.get("num_up_blocks", bounded.Layers), omitted=True
+        ),
         estimator=DiTConfig(**estimator.fields(DiTConfig)),
     )
     flow.check_used("output_type")

@@ -13,22 +13,10 @@ from token2wav.config.settings import Steps
 from token2wav.config.values import Bounds, check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice3 import CosyVoice3Config, FlowConfig
+from token2wav.published import bounded
 from token2wav.published.hyperyaml import HyperYaml
 from token2wav.published.relations import Multiple
-from token2wav.published.sizes import (
-    EstimatorConfig,
-    Frames,
-    Guidance,
-    GuidedAttention,
-    Heads,
-    Layers,
-    Ratio,
-    ScheduleConfig,
-    Times,
-    TokenRate,
-    Vocabulary,
-    Width,
-)
+from token2wav.published.sizes import EstimatorConfig, GuidedAttention, ScheduleConfig
 
 MODEL_FILE = "streamflow.yaml"
 FILES = (MODEL_FILE,)
@@ -54,25 +42,27 @@ class StreamFlowSection:
     """
 
     type: Literal["streamflow"] = "streamflow"
-    vocab_size: Vocabulary = 6561
-    spk_embed_dim: Width = 192
-    input_frame_rate: TokenRate = 25.0  # tokens per second
-    token_mel_ratio: Ratio = 4  # mel frames per token
-    mel_bands: Width = 80  # width of mel, token embedding and projected speaker
+    vocab_size: bounded.Vocabulary = 6561
+    spk_embed_dim: bounded.Width = 192
+    input_frame_rate: bounded.TokenRate = 25.0  # tokens per second
+    token_mel_ratio: bounded.Ratio = 4  # mel frames per token
+    mel_bands: bounded.Width = 80  # width of mel, token embedding and projected speaker
     n_timesteps: Steps = 10  # ODE steps
-    inference_cfg_rate: Guidance = 0.5  # strength of classifier-free guidance
+    inference_cfg_rate: bounded.Guidance = 0.5  # strength of classifier-free guidance
     t_scheduler: Literal["cosine", "linear"] = "cosine"
-    times: Times = ()
-    dim: Width = 1024
-    depth: Layers = 22
-    heads: Heads = 16
-    dim_head: Width = 64
-    ff_mult: Ratio = 2
+    times: bounded.Times = ()
+    dim: bounded.Width = 1024
+    depth: bounded.Layers = 22
+    heads: bounded.Heads = 16
+    dim_head: bounded.Width = 64
+    ff_mult: bounded.Ratio = 2
     # mel frames of an attention block
-    block_frames: Annotated[Frames, Multiple("token_mel_ratio", "the frames of a token")] = 24
+    block_frames: Annotated[
+        bounded.Frames, Multiple("token_mel_ratio", "the frames of a token")
+    ] = 24
     chunk_blocks: Annotated[int, Bounds(1, 1000)] = 2
-    backward_layers: tuple[Layers, ...] = (7, 14)
-    forward_layers: tuple[Layers, ...] = (1,)
+    backward_layers: tuple[bounded.Layers, ...] = (7, 14)
+    forward_layers: tuple[bounded.Layers, ...] = (1,)
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow")

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 
 from token2wav.config.values import Bounds, prefixed
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import TRANSFORMERS, Format
 from token2wav.published.relations import AsLong, Doubles
-from token2wav.published.sizes import Epsilon, Kernel, Layers, SomeRates, Stages, Width
 from token2wav.published.transformers_json import CONFIG_JSON, read_json
 from token2wav.published.weight_names import WRAPPERS, WeightNames
 
@@ -105,7 +105,9 @@ FORMATS = {
     ),
     "": Format(without_effect=_UNUSED),  # the tokenizer alone
 }
-Depths = Annotated[tuple[Layers, ...], Stages, AsLong("downsampling_ratios", more=1)]
+Depths = Annotated[
+    tuple[bounded.Layers, ...], bounded.Stages, AsLong("downsampling_ratios", more=1)
+]
 
 
 @dataclass(frozen=True)
@@ -125,12 +127,12 @@ class VibeVoiceSizes(CodecSizes):
     LATENT, FRAME = "hidden_size", ("downsampling_ratios",)
 
     channels: Annotated[int, Bounds(1, 1)] = 1
-    hidden_size: Width = 64
-    kernel_size: Kernel = 7
-    num_filters: Annotated[Width, Doubles("downsampling_ratios")] = 32
-    downsampling_ratios: SomeRates = (2, 2, 4, 5, 5, 8)
+    hidden_size: bounded.Width = 64
+    kernel_size: bounded.Kernel = 7
+    num_filters: Annotated[bounded.Width, Doubles("downsampling_ratios")] = 32
+    downsampling_ratios: bounded.SomeRates = (2, 2, 4, 5, 5, 8)
     depths: Depths = (3, 3, 3, 3, 3, 3, 8)
-    rms_norm_eps: Epsilon = 1e-5
+    rms_norm_eps: bounded.Epsilon = 1e-5
     hidden_act: Literal["gelu"] = "gelu"
     ffn_expansion: Annotated[int, Bounds(1, 64)] = 4
     scaled: bool = False

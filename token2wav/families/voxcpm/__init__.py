@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from token2wav.config.values import Bounds, Length, convert, prefixed
+from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes, SymmetricSizes
 from token2wav.published.formats import Format
 from token2wav.published.relations import Ascending, Equals, Halves, Only
-from token2wav.published.sizes import SampleRate, SomeRates, Width
 from token2wav.published.transformers_json import CONFIG_JSON, read_json
 from token2wav.published.weight_names import WeightNames
 
@@ -49,7 +49,7 @@ WEIGHTS = WeightNames(
     ),
     wrappers=("state_dict",),
 )
-Boundaries = Annotated[tuple[SampleRate, ...] | None, Length(64), Ascending()]
+Boundaries = Annotated[tuple[bounded.SampleRate, ...] | None, Length(64), Ascending()]
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class VoxCPMSizes(CodecSizes):
 
     LATENT, FRAME = "latent_dim", ("decoder_rates",)
 
-    encoder_rates: SomeRates = (2, 5, 8, 8)
-    sample_rate: SampleRate = 16_000
-    latent_dim: Width = 64
-    decoder_dim: Annotated[Width, Halves("decoder_rates")] = 2048
-    decoder_rates: SomeRates = (8, 6, 5, 2, 2, 2)
+    encoder_rates: bounded.SomeRates = (2, 5, 8, 8)
+    sample_rate: bounded.SampleRate = 16_000
+    latent_dim: bounded.Width = 64
+    decoder_dim: Annotated[bounded.Width, Halves("decoder_rates")] = 2048
+    decoder_rates: bounded.SomeRates = (8, 6, 5, 2, 2, 2)
     depthwise: bool = True
     out_sample_rate: Annotated[int | None, Bounds(1, 768_000)] = 48_000
     sr_bin_boundaries: Boundaries = (20_000, 30_000, 40_000)

@@ -14,19 +14,11 @@ from token2wav.config.strict_yaml import read_yaml
 from token2wav.config.values import Bounds, prefixed
 from token2wav.config.windows import ONE_PART, Windows
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.checkpoint_files import PUBLISHED, only_file
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import Format
 from token2wav.published.relations import Below, Equals, Even, Multiple
-from token2wav.published.sizes import (
-    CodebookCount,
-    CodebookSize,
-    Layers,
-    Rate,
-    SampleRate,
-    SomeRates,
-    Width,
-)
 from token2wav.published.weight_names import Codebooks, WeightNames
 from token2wav.published.window_config import WindowCodecConfig
 
@@ -98,23 +90,23 @@ class WavTokenizerSizes(CodecSizes):
 
     RATE, FRAME = "sample_rate", ("hop_length",)
 
-    num_quantizers: CodebookCount = 1
-    codebook_size: CodebookSize = 16_384
-    downsamples: SomeRates = (6, 5, 5, 4)
-    input_channels: Width
+    num_quantizers: bounded.CodebookCount = 1
+    codebook_size: bounded.CodebookSize = 16_384
+    downsamples: bounded.SomeRates = (6, 5, 5, 4)
+    input_channels: bounded.Width
     dim: Annotated[int, Bounds(64, 1 << 16), Multiple(32, "the groups of a norm")]
-    intermediate_dim: Width
-    num_layers: Layers
+    intermediate_dim: bounded.Width
+    num_layers: bounded.Layers
     adanorm_num_embeddings: Annotated[int, Bounds(1, 1024)]
     n_fft: Annotated[int, Bounds(4, 8192), Even("a window has halves")]
     hop_length: Annotated[
-        Rate,
+        bounded.Rate,
         Even("a hop has halves"),
         Below("n_fft"),
         Equals("encoded_samples", "dowmsamples"),
     ]
     padding: Literal["same"] = "same"
-    sample_rate: SampleRate = 24_000
+    sample_rate: bounded.SampleRate = 24_000
 
     @property
     def encoded_samples(self) -> int:

@@ -15,19 +15,11 @@ from token2wav.config.strict_yaml import read_yaml
 from token2wav.config.values import Bounds, prefixed
 from token2wav.config.windows import Windows
 from token2wav.errors import ConfigError
+from token2wav.published import bounded
 from token2wav.published.checkpoint_files import PUBLISHED, only_file
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import TRANSFORMERS, Format
 from token2wav.published.relations import Below, Divides, Equals, Even, Only
-from token2wav.published.sizes import (
-    CodebookCount,
-    CodebookSize,
-    Heads,
-    Layers,
-    Rate,
-    SampleRate,
-    Width,
-)
 from token2wav.published.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.published.weight_names import Codebooks, WeightNames
 from token2wav.published.window_config import WindowCodecConfig
@@ -135,39 +127,41 @@ class XYTokenizerSizes(CodecSizes):
     RATE, FRAME = "sample_rate", ("stride", "stride_size", "hop_size")
 
     max_audio_seconds: Annotated[int, Only(_POSITIONS_SECONDS)]
-    num_quantizers: CodebookCount
-    codebook_size: CodebookSize
-    codebook_dim: Annotated[Width, Equals("rvq_dim")]
-    rvq_dim: Annotated[Width, Below("latent_dim")]
-    latent_dim: Annotated[Width, Equals("up_channels", "d_model and stride")]
-    adapter_output_dim: Annotated[Width, Equals("latent_dim")]
-    d_model: Annotated[Width, Even("positions have sines and cosines"), Bounds(4, 1 << 16)]
+    num_quantizers: bounded.CodebookCount
+    codebook_size: bounded.CodebookSize
+    codebook_dim: Annotated[bounded.Width, Equals("rvq_dim")]
+    rvq_dim: Annotated[bounded.Width, Below("latent_dim")]
+    latent_dim: Annotated[bounded.Width, Equals("up_channels", "d_model and stride")]
+    adapter_output_dim: Annotated[bounded.Width, Equals("latent_dim")]
+    d_model: Annotated[bounded.Width, Even("positions have sines and cosines"), Bounds(4, 1 << 16)]
     max_source_positions: Annotated[
         int, Bounds(3, 1 << 14), Equals("positions", "30 s, sampling_rate, hop_length and strides")
     ]
-    adapter_layers: Layers
-    adapter_heads: Annotated[Heads, Divides("d_model")]
-    adapter_ffn_dim: Width
-    stride: Rate
-    decoder_layers: Layers
-    decoder_heads: Annotated[Heads, Divides("d_model")]
-    decoder_ffn_dim: Width
-    num_mel_bins: Width
-    sampling_rate: SampleRate
-    hop_length: Rate
-    stride_size: Annotated[Rate, Below("kernel_size")]
+    adapter_layers: bounded.Layers
+    adapter_heads: Annotated[bounded.Heads, Divides("d_model")]
+    adapter_ffn_dim: bounded.Width
+    stride: bounded.Rate
+    decoder_layers: bounded.Layers
+    decoder_heads: Annotated[bounded.Heads, Divides("d_model")]
+    decoder_ffn_dim: bounded.Width
+    num_mel_bins: bounded.Width
+    sampling_rate: bounded.SampleRate
+    hop_length: bounded.Rate
+    stride_size: Annotated[bounded.Rate, Below("kernel_size")]
     kernel_size: Annotated[int, Only(3)]
     activation_function: Literal["gelu"] = "gelu"
-    vocos_dim: Width
-    intermediate_dim: Width
-    num_layers: Layers
+    vocos_dim: bounded.Width
+    intermediate_dim: bounded.Width
+    num_layers: bounded.Layers
     n_fft: Annotated[int, Bounds(4, 8192), Even("a window has halves")]
-    hop_size: Annotated[Rate, Even("a hop has halves"), Below("n_fft")]
+    hop_size: Annotated[bounded.Rate, Even("a hop has halves"), Below("n_fft")]
     padding: Literal["same"] = "same"
     decoder_upsample_rate: Annotated[
         int | None, Bounds(1, 1 << 20), Equals("frame_samples", "strides and hop_size")
     ] = None
-    sample_rate: Annotated[SampleRate, Equals("audio_rate_of_hops", "hop_length and hop_size")]
+    sample_rate: Annotated[
+        bounded.SampleRate, Equals("audio_rate_of_hops", "hop_length and hop_size")
+    ]
 
     @property
     def up_channels(self) -> int:
