@@ -42,13 +42,13 @@ from testkit.rigs.container import (
     DOCKER,
     ENTRYPOINT,
     WITH_BALANCER,
-    Container,
     confined,
     image_environment,
     ngc_installation,
     read_compose,
 )
 from testkit.rigs.metrics import scrape
+from testkit.rigs.processes import Program
 from testkit.rigs.serve_command import WHOLE_BLOCKS
 from token2wav_client import Client, ClientError, Tls
 
@@ -76,7 +76,7 @@ class Server:
 
     name: str
     address: str
-    container: Container
+    container: Program
     held: int = 0
     in_service: bool = False
 
@@ -151,7 +151,7 @@ class Rehearsal:
         }
         command = ["ip", "netns", "exec", name, *confined(self._folder), str(ENTRYPOINT)]
         command += self._services["server-cpu"]["command"]
-        container = self._stack.enter_context(Container.start(command, environment))
+        container = self._stack.enter_context(Program.run(command, environment=environment))
         self.servers[number] = Server(name, address, container)
         if address not in self._named:
             self._named.append(address)
@@ -185,7 +185,7 @@ class Rehearsal:
             for word in service["command"][1:]
         ]
         command = [*confined(self._folder), needs_haproxy(), *options]
-        self._stack.enter_context(Container.start(command, os.environ | environment))
+        self._stack.enter_context(Program.run(command, environment=os.environ | environment))
         self._tls = Tls(ca=authority.ca, server_name="balancer")
 
     def start_prometheus(self) -> None:
@@ -211,7 +211,7 @@ class Rehearsal:
             f"--config.file={file}",
             "--storage.tsdb.path=/tmp/metrics",
         ]
-        self._stack.enter_context(Container.start(command, dict(os.environ)))
+        self._stack.enter_context(Program.run(command))
 
     def start_listeners(self, count: int, lines: list[Line], over: threading.Event) -> None:
         logging.getLogger("token2wav_client").addHandler(self.retries)

@@ -12,17 +12,11 @@ import re
 import subprocess
 import sys
 import sysconfig
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from testkit.patience import PATIENCE_SECONDS
 from token2wav_server.launcher.binaries import WHEEL_FOLDER
 
 ROOT = Path(__file__).parents[2]
@@ -143,50 +137,3 @@ def image_environment(installation: Path) -> dict[str, str]:
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
     }
-
-
-@dataclass
-class Container:
-    """Running entry point, and the lines that it has printed so far."""
-
-    process: subprocess.Popen[str]
-    lines: list[str] = field(default_factory=list)
-    _printed: threading.Condition = field(default_factory=threading.Condition)
-
-    @classmethod
-    @contextmanager
-    def start(cls, command: list[str], environment: dict[str, str]) -> Iterator[Container]:
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
-            container = cls(process)
-            reader = threading.Thread(target=container._read, daemon=True)
-            reader.start()
-            try:
-                yield container
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                reader.join(PATIENCE_SECONDS)
-
-    def wait_for_line(self, part: str) -> str:
-        """Waits until the entry point has printed a line that contains `part`."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        with self._printed:
-            while True:
-                for line in self.lines:
-                    if part in line:
-                        return line
-                assert self.process.poll() is None, "\n".join(self.lines)
-                assert time.monotonic() < deadline, "\n".join(self.lines)
-                self._printed.wait(1.0)
-
-    def wait(self) -> int:
-        return self.process.wait(PATIENCE_SECONDS)
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._printed:
-                self.lines.append(line.rstrip("\n"))
-                self._printed.notify_all()

@@ -5,16 +5,29 @@ from __future__ import annotations
 import re
 import urllib.request
 
+from testkit.patience import PATIENCE_SECONDS
 
-def scrape(url: str) -> dict[str, float]:
-    """Returns every value of a metrics port, by name and labels in their original text.
+
+def page(url: str) -> str:
+    """Returns the text of a metrics port.
 
     Args:
         url: host:port.
     """
-    with urllib.request.urlopen(f"http://{url}/metrics", timeout=30) as response:
-        lines = response.read().decode().splitlines()
-    pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+    with urllib.request.urlopen(f"http://{url}/metrics", timeout=PATIENCE_SECONDS) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def scrape(url: str) -> dict[str, float]:
+    """Returns every value of a metrics port, by name and labels in their original text."""
+    return values(page(url))
+
+
+def values(text: str) -> dict[str, float]:
+    """Reads the text of a metrics port."""
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    pairs = (line.rpartition(" ") for line in lines)
     return {name: float(value) for name, _, value in pairs}
 
 

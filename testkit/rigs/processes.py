@@ -1,13 +1,78 @@
-"""Processes of this machine and their relations, as /proc describes them; commands that end."""
+"""Processes of this machine and their relations, as /proc describes them; commands that run."""
 
 from __future__ import annotations
 
 import os
+import queue
+import re
 import subprocess
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from testkit.patience import PATIENCE_SECONDS
+
+_Program = TypeVar("_Program", bound="Program")
+
+
+@dataclass
+class Program:
+    """Command that runs.
+
+    Attributes:
+        printed: all lines of its output and its errors so far.
+    """
+
+    process: subprocess.Popen[str]
+    printed: list[str] = field(default_factory=list, init=False)
+    _lines: queue.Queue[str | None] = field(default_factory=queue.Queue, init=False)
+
+    @classmethod
+    @contextmanager
+    def run(
+        cls: type[_Program],
+        words: Sequence[str],
+        *fields: Any,
+        environment: Mapping[str, str] | None = None,
+    ) -> Iterator[_Program]:
+        """Runs a command, reads its output, and kills it at the end.
+
+        Args:
+            fields: further fields of a subclass.
+        """
+        with subprocess.Popen(
+            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            program = cls(process, *fields)
+            threading.Thread(target=program._read, daemon=True).start()
+            try:
+                yield program
+            finally:
+                if process.poll() is None:
+                    process.kill()
+
+    def wait_for_line(self, pattern: str) -> str:
+        """Reads the output of the command until a line matches."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            line = self._lines.get(timeout=max(deadline - time.monotonic(), 0.0))
+            assert line is not None, "\n".join(self.printed)
+            if re.search(pattern, line):
+                return line
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed.append(line.rstrip("\n"))
+            self._lines.put(self.printed[-1])
+        self._lines.put(None)
 
 
 def stat_fields(process: int) -> list[str]:

@@ -7,7 +7,9 @@ import struct
 
 from testkit.patience import PATIENCE_SECONDS
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+CONTINUATION = 9
 END_STREAM, ACK, END_HEADERS = 1, 1, 4  # flags
 INITIAL_WINDOW = 4  # key of a setting
 HEAD = 9  # bytes of the head of a frame
@@ -97,7 +99,7 @@ def opening(method: str, headers: dict[str, str]) -> bytes:
         frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", MOST_WINDOW - WINDOW)),
         frame(HEADERS, END_HEADERS, STREAM, block),
     )
-    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(frames)
+    return PREFACE + b"".join(frames)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

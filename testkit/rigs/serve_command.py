@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import queue
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.processes import children, program
+from testkit.rigs.metrics import scrape
+from testkit.rigs.processes import Program, children, program
 from testkit.rigs.settings import FRONT
 from testkit.rigs.traces import Traces
 from token2wav_client import Client, ClientError, ClientVoice
@@ -35,20 +33,16 @@ _CONFIG = f"--config={WHOLE_BLOCKS}"  # further arguments may replace it
 
 
 @dataclass
-class Serving:
+class Serving(Program):
     """A running command.
 
     Attributes:
         status_port: port that tells a balancer whether the server accepts streams, 0 for none.
-        printed: all lines of output so far.
     """
 
-    process: subprocess.Popen[str]
     ports: Ports
     address: str = "127.0.0.1"
     status_port: int = 0
-    printed: list[str] = field(default_factory=list)
-    _lines: queue.Queue[str] = field(default_factory=queue.Queue)
 
     @classmethod
     @contextmanager
@@ -67,7 +61,7 @@ class Serving:
         """
         ports = Ports.free()
         words = [*inside, *command(model, ports, python), _CONFIG, *arguments]
-        with cls._running(words, ports) as serving:
+        with cls.run(words, ports) as serving:
             yield serving
 
     @classmethod
@@ -86,7 +80,7 @@ class Serving:
         """Runs the command with given ports on an address, as in a container."""
         options = [f"--host={address}", f"--status-port={status_port}", *arguments]
         words = [*command(model, ports), _CONFIG, *options]
-        with cls._running(words, ports, address, status_port) as serving:
+        with cls.run(words, ports, address, status_port) as serving:
             try:
                 yield serving
             finally:
@@ -95,21 +89,6 @@ class Serving:
                     serving.wait()
                 except subprocess.TimeoutExpired as error:
                     raise AssertionError("\n".join(serving.printed)) from error
-
-    @classmethod
-    @contextmanager
-    def _running(cls, words: Sequence[str], *where: Any) -> Iterator[Serving]:
-        """Runs the command, reads its output, and kills it at the end."""
-        with subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
-            serving = cls(process, *where)
-            threading.Thread(target=serving._read, daemon=True).start()
-            try:
-                yield serving
-            finally:
-                if process.poll() is None:
-                    process.kill()
 
     @property
     def url(self) -> str:
@@ -126,18 +105,6 @@ class Serving:
         ]
         return Traces.of(server)
 
-    def wait_for_line(self, pattern: str) -> str:
-        """Reads the output of the command until a line matches."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not re.search(
-            pattern, line := self._lines.get(timeout=max(deadline - time.monotonic(), 0.0))
-        ):
-            pass
-        return line
-
-    def wait(self) -> int:
-        return self.process.wait(PATIENCE_SECONDS)
-
     def health(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return health(self.url, *arguments)
 
@@ -145,16 +112,9 @@ class Serving:
     def metrics_url(self) -> str:
         return f"{self.address}:{self.ports.metrics}"
 
-    def metrics(self) -> str:
-        url = f"http://{self.metrics_url}/metrics"
-        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
-            text: str = response.read().decode()
-        return text
-
     def open_streams(self) -> int:
         """Returns the number of open utterances."""
-        [count] = re.findall(r'token2wav_open_streams\{owner="scheduler"\} (\S+)', self.metrics())
-        return int(float(count))
+        return int(scrape(self.metrics_url)['token2wav_open_streams{owner="scheduler"}'])
 
     def kill(self) -> None:
         """Kills every process at once, as when a machine goes down, and removes its leftovers."""
@@ -167,12 +127,6 @@ class Serving:
         self.process.wait(PATIENCE_SECONDS)
         until(lambda: not any(left.startswith("process ") for left in traces.remaining()))
         reaper.remove_leftovers(traces.folders[0], traces.shm_prefix)
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.printed.append(line.rstrip("\n"))
-            self._lines.put(self.printed[-1])
 
 
 class Speaker(threading.Thread):

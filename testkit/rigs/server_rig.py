@@ -7,12 +7,10 @@ Our own client checks its arguments before it sends them; here everything is sen
 from __future__ import annotations
 
 import queue
-import re
-import urllib.request
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
 from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.metrics import labelled, scrape
 from testkit.rigs.settings import comparable
 from token2wav import Voice
 from token2wav_server import ServerStartError
@@ -86,44 +85,26 @@ class Rig:
         finally:
             server.stop()
 
-    def metrics(self) -> str:
-        """Returns the text of the metrics port."""
-        with urllib.request.urlopen(
-            f"http://{self.server.metrics_url}/metrics", timeout=PATIENCE_SECONDS
-        ) as response:
-            return response.read().decode()
+    def metrics(self) -> dict[str, float]:
+        """Returns the values of the metrics port."""
+        return scrape(self.server.metrics_url)
 
-    def open_streams(self) -> dict[str, int]:
-        """Returns the gauges of the metrics port."""
-        return {
-            owner: int(float(value))
-            for owner, value in re.findall(
-                r'token2wav_open_streams\{owner="(\w+)"\} (\S+)', self.metrics()
-            )
-        }
+    def open_streams(self) -> dict[str, float]:
+        """Returns the gauges of the parts of the server."""
+        return labelled(self.metrics(), "token2wav_open_streams")
 
     def wait_until_empty(self, seconds: float = PATIENCE_SECONDS) -> None:
         until(lambda: set(self.open_streams().values()) == {0}, seconds=seconds)
 
     def ended(self) -> Counter[str]:
         """Streams that are over, by reason."""
-        pairs = re.findall(r'token2wav_streams_ended_total\{reason="(\w+)"\} (\S+)', self.metrics())
-        return Counter({reason: int(float(count)) for reason, count in pairs})
+        counts = labelled(self.metrics(), "token2wav_streams_ended_total")
+        return Counter({reason: int(count) for reason, count in counts.items()})
 
-    @contextmanager
     def connect(
         self, model: str = "token2wav", headers: dict[str, str] | None = None
-    ) -> Iterator[Connection]:
-        client = triton.InferenceServerClient(self.server.grpc_url)
-        connection = Connection(client, model)
-        client.start_stream(
-            lambda result, error: connection.inbox.put((result, error)), headers=headers
-        )
-        try:
-            yield connection
-        finally:
-            client.stop_stream(cancel_requests=True)
-            client.close()
+    ) -> AbstractContextManager[Connection]:
+        return Connection.open(self.server.grpc_url, model, headers)
 
 
 @dataclass
@@ -151,6 +132,25 @@ class Connection:
     model: str
     inbox: queue.Queue[tuple[Any, Any]] = field(default_factory=queue.Queue)
 
+    @classmethod
+    @contextmanager
+    def open(
+        cls, url: str, model: str = "token2wav", headers: dict[str, str] | None = None
+    ) -> Iterator[Connection]:
+        client = triton.InferenceServerClient(url)
+        connection = cls(client, model)
+        client.start_stream(
+            lambda result, error: connection.inbox.put((result, error)), headers=headers
+        )
+        try:
+            yield connection
+        finally:
+            connection.cancel()
+            client.close()
+
+    def cancel(self) -> None:
+        self.client.stop_stream(cancel_requests=True)
+
     def send(
         self,
         tokens: Any,
@@ -161,6 +161,7 @@ class Connection:
         end: bool = False,
         parameters: dict[str, Any] | None = None,
         field: str = "tokens",
+        name: str = "",
     ) -> None:
         inputs = {field: tokens if isinstance(tokens, np.ndarray) else np.array(tokens, np.int32)}
         if isinstance(voice, Voice):
@@ -173,9 +174,23 @@ class Connection:
             sequence_id=sequence,
             sequence_start=start,
             sequence_end=end,
+            request_id=name,
             enable_empty_final_response=True,
             parameters=parameters,
         )
+
+    def receive(self) -> Any:
+        """Waits for a response."""
+        result, error = self.inbox.get(timeout=PATIENCE_SECONDS)
+        assert error is None, error
+        return result
+
+    def error(self) -> str:
+        """Waits for a response that is an error."""
+        _, error = self.inbox.get(timeout=PATIENCE_SECONDS)
+        assert error is not None
+        message: str = error.message()
+        return message
 
     def answers(self, requests: int = 1) -> Answers:
         """Reads until `requests` requests are finished or failed."""
@@ -205,7 +220,12 @@ class Connection:
                 int(result.as_numpy(name).item()) for name in ("first_token", "token_count")
             )
             answers.spoken.append((first, count))
-        return bool(response.parameters["triton_final_response"].bool_param)
+        return is_final(result)
+
+
+def is_final(result: Any) -> bool:
+    """Returns whether a response is the last one to its request."""
+    return bool(result.get_response().parameters["triton_final_response"].bool_param)
 
 
 def voice_inputs(voice: Voice) -> dict[str, NDArray[Any]]:

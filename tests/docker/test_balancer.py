@@ -13,10 +13,19 @@ import pytest
 
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.balancer import Balancer
+from testkit.rigs.raw_grpc import (
+    END_HEADERS,
+    END_STREAM,
+    HEAD,
+    HEADERS,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    frame,
+)
 from token2wav.config import LimitConfig
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # length 0, type 4: SETTINGS, no flags, stream 0
+_OPENING = PREFACE + frame(SETTINGS, 0, 0, b"")
 _MAX_CONCURRENT_STREAMS = 3
 
 
@@ -28,7 +37,7 @@ def test_a_connection_carries_the_streams_of_eight_servers(tmp_path: Path) -> No
         Balancer.start(tmp_path, [], grpc_port=1, status_port=1) as balancer,
         connected(balancer.url) as client,
     ):
-        client.sendall(_PREFACE + _NO_SETTINGS)
+        client.sendall(_OPENING)
         settings = read_settings(client)
     assert settings[_MAX_CONCURRENT_STREAMS] >= 8 * LimitConfig().streams
 
@@ -37,12 +46,12 @@ def test_an_address_that_resets_streams_without_end(tmp_path: Path) -> None:
     """Such a flood killed HAProxy 2.6.12. Other addresses must still be served."""
     with Balancer.start(tmp_path, [], grpc_port=1, status_port=1) as balancer:
         with connected(balancer.url, source="127.0.0.2") as attacker:
-            attacker.sendall(_PREFACE + _NO_SETTINGS)
+            attacker.sendall(_OPENING)
             threading.Thread(target=discard, args=(attacker,), daemon=True).start()
             with pytest.raises((BrokenPipeError, ConnectionResetError)):
                 flood(attacker)
         with connected(balancer.url) as client:
-            client.sendall(_PREFACE + _NO_SETTINGS)
+            client.sendall(_OPENING)
             assert read_settings(client)
 
 
@@ -57,14 +66,12 @@ def flood(connection: socket.socket) -> None:
 
 
 def opened_and_reset(stream: int) -> bytes:
-    number = struct.pack("!I", stream)
     # POST, http, :path /x and :authority a, out of HPACK's own table
     headers = b"\x83\x86\x04\x02/x\x01\x01a"
-    end_of_stream_and_headers, cancelled = 5, struct.pack("!I", 8)
-    return (
-        bytes([0, 0, len(headers), 1, end_of_stream_and_headers]) + number + headers
-        + bytes([0, 0, 4, 3, 0]) + number + cancelled
-    )  # fmt: skip
+    cancelled = struct.pack("!I", 8)
+    return frame(HEADERS, END_STREAM | END_HEADERS, stream, headers) + frame(
+        RST_STREAM, 0, stream, cancelled
+    )
 
 
 def discard(connection: socket.socket) -> None:
@@ -90,7 +97,7 @@ def connected(url: str, source: str = "127.0.0.1") -> socket.socket:
 def read_settings(client: socket.socket) -> dict[int, int]:
     """Returns the values of the server's first SETTINGS frame, by their numbers."""
     with client.makefile("rb") as stream:
-        head = stream.read(len(_NO_SETTINGS))
-        assert head[3] == _NO_SETTINGS[3], "not a frame of settings"
+        head = stream.read(HEAD)
+        assert head[3] == SETTINGS, "not a frame of settings"
         body = stream.read(int.from_bytes(head[:3], "big"))
     return dict(struct.iter_unpack("!HI", body))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +32,7 @@ from token2wav_client import Client, ClientVoice, token_source
 from token2wav_voice import PromptVoice
 
 STREAMS, FRAMES = 32, 30
+AUDIO_SECONDS = "token2wav_audio_seconds_total"
 # Batches sum in another order than single streams: of the spread of a codec's audio, and in
 # decibels of a flow's, whose F0 turns rounding into phase.
 CODEC_AUDIO, FLOW_DB = 1e-5, 60
@@ -88,14 +88,6 @@ def _nothing_is_left(served: Served) -> Iterator[None]:
     served.rig.wait_until_empty()
 
 
-def audio_seconds(server: Rig) -> float:
-    """Returns the seconds of audio that the server has sent, as its metrics say."""
-    [seconds] = re.findall(
-        r"^token2wav_audio_seconds_total\S* (\S+)$", server.metrics(), re.MULTILINE
-    )
-    return float(seconds)
-
-
 def test_streams_at_once_at_pace_and_in_random_portions(served: Served) -> None:
     """Every second stream sends frame by frame at the pace of speech. The flow's streams use the
     model in one process and the ensemble in turns.
@@ -140,13 +132,13 @@ def test_health_and_metrics(served: Served) -> None:
     with Client(rig.server.grpc_url) as client:
         assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
         rig.wait_until_empty()
-        seconds, ended = audio_seconds(rig), rig.ended()
+        seconds, ended = rig.metrics()[AUDIO_SECONDS], rig.ended()
         samples = sum(
             len(chunk.audio) for chunk in client.synthesize([served.tokens[:9]], served.voice)
         )
     rig.wait_until_empty()
     assert rig.ended() - ended == Counter(finished=1)
-    added = audio_seconds(rig) - seconds
+    added = rig.metrics()[AUDIO_SECONDS] - seconds
     assert added == pytest.approx(samples / served.model.config.sample_rate, abs=1e-5)
 
 

@@ -5,7 +5,6 @@ the ensemble like the model in one process.
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,12 +19,10 @@ from token2wav_server.launcher.supervisor import Canary
 MODEL = "token2wav_ensemble"
 
 
-def batches(rig: Rig) -> tuple[int, int]:
+def batches(rig: Rig) -> tuple[float, float]:
     """Returns the number of batches, and of batches with one stream only."""
-    text = rig.metrics()
-    [alone] = re.findall(r'token2wav_batch_streams_bucket\{le="1.0"\} (\d+)', text)
-    [count] = re.findall(r"token2wav_batch_streams_count (\d+)", text)
-    return int(count), int(alone)
+    metrics, name = rig.metrics(), "token2wav_batch_streams"
+    return metrics[f"{name}_count"], metrics[f'{name}_bucket{{le="1.0"}}']
 
 
 def test_the_canary_of_the_supervisor_can_speak_with_it(rig: Rig) -> None:

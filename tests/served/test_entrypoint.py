@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +19,13 @@ from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.container import (
     DOCKER,
     ENTRYPOINT,
-    Container,
     confined,
     image_environment,
     ngc_installation,
     why_not_confined,
 )
+from testkit.rigs.metrics import page
+from testkit.rigs.processes import Program
 from testkit.rigs.queries import Query, queries, unknown
 from testkit.rigs.serve_command import Speaker, speak
 from token2wav_client import Client, ClientError, ClientVoice
@@ -82,22 +82,19 @@ def life(tmp_path_factory: pytest.TempPathFactory, golden: GoldenSet, voice: Cli
         environment["TOKEN2WAV_ENGINES_LINK"] = str(folder / "link")
     else:
         command = [*confined(folder), *command]
-    with Container.start(command, environment) as container:
+    with Program.run(command, environment=environment) as container:
         container.wait_for_line("token2wav: ready, ")
         url = f"127.0.0.1:{ports.grpc}"
         with Client(url) as client, pytest.raises(ClientError, match="outside the vocabulary"):
             list(client.synthesize([[9999]], voice))
         health = _health(server["healthcheck"]["test"], ports, environment)
         [speaker] = speak(url, voice, golden.tokens[:TOKENS], streams=1)
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{ports.metrics}/metrics", timeout=PATIENCE_SECONDS
-        ) as response:
-            metrics = response.read().decode()
+        metrics = page(f"127.0.0.1:{ports.metrics}")
         user = _status(container.process.pid)
         container.process.send_signal(signal.SIGTERM)
         speaker.join()
         exit_code = container.wait()
-    return Life(container.lines, unconfined, user, health, metrics, speaker, exit_code)
+    return Life(container.printed, unconfined, user, health, metrics, speaker, exit_code)
 
 
 def _health(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 
 import numpy as np
 
 from testkit.models.golden import TINY, GoldenSet
+from testkit.rigs.raw_grpc import CONTINUATION, HEADERS, PREFACE, SETTINGS, STREAM, frame
 from testkit.rigs.serve_command import Serving, speak
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.server.launcher.test_front import status_of
@@ -21,7 +21,6 @@ from token2wav_server.launcher.ports import Ports
 
 ROOM_MIB = 200
 FLOOD_BYTES = 2 << 30  # far more than needed: Triton 2.51 keeps 2.2 bytes of memory for each
-HEADERS, SETTINGS, CONTINUATION = 1, 4, 9
 
 
 def test_a_flood_of_headers(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
@@ -72,7 +71,7 @@ def flooded(port: int) -> Iterator[None]:
     over = threading.Event()
 
     def flood() -> None:
-        frames = frame(CONTINUATION, b"\0\1x\x32" + b"y" * 50) * 10_000
+        frames = frame(CONTINUATION, 0, STREAM, b"\0\1x\x32" + b"y" * 50) * 10_000
         for _ in range(FLOOD_BYTES // len(frames)):
             if over.is_set():
                 return
@@ -81,10 +80,10 @@ def flooded(port: int) -> Iterator[None]:
                 connection.sendall(frames)
 
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, b"", stream=0))
+        connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
         # :method POST and :scheme http out of HPACK's own table, and a path without a name of the
         # table.
-        connection.sendall(frame(HEADERS, b"\x83\x86\x04\x02/x"))
+        connection.sendall(frame(HEADERS, 0, STREAM, b"\x83\x86\x04\x02/x"))
         thread = threading.Thread(target=flood)
         thread.start()
         try:
@@ -93,9 +92,3 @@ def flooded(port: int) -> Iterator[None]:
             over.set()
             connection.shutdown(socket.SHUT_RDWR)
             thread.join()
-
-
-def frame(kind: int, payload: bytes, stream: int = 1) -> bytes:
-    return (
-        struct.pack(">I", len(payload))[1:] + bytes([kind, 0]) + struct.pack(">I", stream) + payload
-    )

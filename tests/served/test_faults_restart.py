@@ -5,7 +5,6 @@ again by itself.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from testkit.models.golden import TINY, GoldenSet
 from testkit.patience import until
+from testkit.rigs.metrics import scrape
 from testkit.rigs.serve_command import Serving, speak
 from tests.served.conftest import RESPONSE_SECONDS
 from token2wav_client import ClientVoice, TransientServerError
@@ -33,8 +33,7 @@ def serving() -> Iterator[Serving]:
 
 
 def test_the_canary_is_measured_and_sends_a_key(serving: Serving) -> None:
-    seconds = re.compile(r"^token2wav_canary_seconds (\S+)$", re.MULTILINE)
-    until(lambda: float(seconds.findall(serving.metrics())[0]) > 0)
+    until(lambda: scrape(serving.metrics_url)["token2wav_canary_seconds"] > 0)
     assert not [line for line in serving.printed if "stream_key" in line]
 
 

@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from testkit.door import named
 from testkit.models.golden import ROOT, TINY, GoldenSet
 from testkit.patience import until
+from testkit.rigs.metrics import labelled, page, values
 from testkit.rigs.server_rig import Connection, Rig
 from token2wav import Voice
 from token2wav_client.audio import SAMPLES_PER_TOKEN
@@ -57,30 +59,27 @@ class Seen:
     """Metrics and log of the load.
 
     Attributes:
-        after: text of the metrics port after the load.
-        during: text of the metrics port while one stream was open.
+        text: text of the metrics port after the load.
+        after: its values.
+        during: values of the metrics port while one stream was open.
         ends: fields of each stream's line in the log.
     """
 
-    after: str
-    during: str
+    text: str
+    during: dict[str, float]
     ends: list[dict[str, str]]
+
+    @cached_property
+    def after(self) -> dict[str, float]:
+        return values(self.text)
 
     def value(self, metric: str) -> float:
         """Returns the value of a metric; `metric` is its name followed by its labels."""
-        [number] = re.findall(rf"^token2wav_{re.escape(metric)} (\S+)$", self.after, re.MULTILINE)
-        return float(number)
+        return self.after[f"token2wav_{metric}"]
 
-    def families(self) -> dict[str, str]:
-        """Returns the kinds of our families, by name."""
-        return dict(re.findall(r"^# TYPE token2wav_(\w+) (\w+)$", self.after, re.MULTILINE))
-
-    def by_label(self, family: str, text: str | None = None) -> dict[str, float]:
+    def by_label(self, family: str) -> dict[str, float]:
         """Returns all values of a family with one label, by the value of the label."""
-        matches = re.findall(
-            rf'^token2wav_{family}\{{\w+="([^"]*)"\}} (\S+)$', text or self.after, re.MULTILINE
-        )
-        return {label: float(value) for label, value in matches}
+        return labelled(self.after, f"token2wav_{family}")
 
     def logged(self, field: str) -> dict[int, float]:
         """Returns a number from the log for each stream that has the number."""
@@ -101,10 +100,10 @@ def seen(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Seen:
             until(lambda: rig.open_streams() == {"scheduler": 1, "engine": 1})
             during = rig.metrics()
         rig.wait_until_empty()
-        after = rig.metrics()
+        text = page(rig.server.metrics_url)
     lines = (folder / "triton.log").read_text().splitlines()
     return Seen(
-        after, during, [match.groupdict() for line in lines if (match := _LOG_LINE.search(line))]
+        text, during, [match.groupdict() for line in lines if (match := _LOG_LINE.search(line))]
     )
 
 
@@ -153,18 +152,17 @@ def test_all_metric_families_are_exported_and_documented(seen: Seen) -> None:
     source = (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
     names = set(re.findall(r'"token2wav_(\w+)"', source))
     assert len(names) > 10
-    assert set(seen.families()) == names
-    assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == set(
-        seen.families()
-    )
+    for line in (r"TYPE token2wav_(\w+) \w", r"HELP token2wav_(\w+) [A-Z]"):
+        assert set(re.findall(f"^# {line}", seen.text, re.MULTILINE)) == names
     assert names <= set(re.findall(r"`token2wav_(\w+)`", (ROOT / "docs/deployment.md").read_text()))
 
 
 def test_values_while_a_stream_is_open(seen: Seen) -> None:
     """One block of the prompt of 30 tokens is shared; a stream reserves three pages to open."""
-    assert seen.by_label("open_streams", seen.during) == {"scheduler": 1, "engine": 1}
+    open_streams = labelled(seen.during, "token2wav_open_streams")
+    assert open_streams == {"scheduler": 1, "engine": 1}
     pages = {"capacity": CAPACITY, "used": 4, "shared": 1, "idle": 0}
-    assert seen.by_label("cache_pages", seen.during) == pages
+    assert labelled(seen.during, "token2wav_cache_pages") == pages
 
 
 @pytest.mark.parametrize(
