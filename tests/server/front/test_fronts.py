@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import queue
 import shutil
 import signal
 import struct
@@ -13,21 +12,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import InferInput
 
 from testkit.models.golden import ROOT
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.fake_engine import FakeEngine, frame
 from testkit.rigs.processes import entries, resident_mib
+from testkit.rigs.server_rig import Connection as Client
+from testkit.rigs.server_rig import is_final, request_input
 from token2wav_server import Ports
 from token2wav_server.engine.frames import (
     AUDIO,
@@ -39,6 +39,7 @@ from token2wav_server.engine.frames import (
     audio_frame,
     failed_frame,
     finished_frame,
+    ready_frame,
 )
 from token2wav_server.front.build import LIBRARY
 from token2wav_server.launcher.binaries import find_tritonserver
@@ -60,7 +61,6 @@ output [
 model_transaction_policy {{ decoupled: true }}
 instance_group [ {{ kind: KIND_CPU count: {instances} }} ]
 """
-TYPES = {"int32": "INT32", "float32": "FP32", "uint8": "UINT8"}
 ENDED = "engine: its process has ended; send the utterance again"
 STARTING = "engine: it is starting; send the utterance again in some seconds"
 SLOW = "engine: it does not read fast enough; send the utterance again"
@@ -84,6 +84,10 @@ class Server:
     @property
     def engine_path(self) -> Path:
         return self.folder / "engine.sock"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"127.0.0.1:{self.ports.grpc}"
 
     @property
     def log(self) -> str:
@@ -171,107 +175,17 @@ def server(front: Path) -> Iterator[Server]:
         assert server.process.poll() is None, "it has ended"
 
 
-@dataclass
-class Client:
-    """One gRPC stream of anyone's client."""
-
-    address: str
-    _requests: queue.Queue[Any] = field(default_factory=queue.Queue)
-    _responses: queue.Queue[Any] = field(default_factory=queue.Queue)
-
-    def __enter__(self) -> Client:
-        options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        self._channel = grpc.insecure_channel(self.address, options=options)
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._call = stub.ModelStreamInfer(iter(self._requests.get, None))
-        threading.Thread(target=self._read, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._requests.put(None)
-        self.cancel()
-        self._channel.close()
-
-    def _read(self) -> None:
-        with suppress(grpc.RpcError):  # cancelled
-            for response in self._call:
-                self._responses.put(response)
-
-    def cancel(self) -> None:
-        self._call.cancel()
-
-    def send(
-        self,
-        inputs: dict[str, NDArray[Any]] | None = None,
-        sequence: int | str = 0,
-        parameters: dict[str, str | int | bool | float] | None = None,
-        *,
-        start: bool = False,
-        end: bool = False,
-        name: str = "",
-    ) -> None:
-        request = service_pb2.ModelInferRequest(model_name="token2wav", id=name)
-        for field_name, array in (inputs or {"tokens": TOKENS}).items():
-            datatype = TYPES[array.dtype.name]
-            request.inputs.add(name=field_name, datatype=datatype, shape=array.shape)
-            request.raw_input_contents.append(array.tobytes())
-        fields: dict[str, str | int | bool | float] = {
-            "sequence_id": sequence,
-            "sequence_start": start,
-            "sequence_end": end,
-            "triton_enable_empty_final_response": True,
-            **(parameters or {}),
-        }
-        for field_name, value in fields.items():
-            kind = {str: "string", int: "int64", bool: "bool", float: "double"}[type(value)]
-            setattr(request.parameters[field_name], f"{kind}_param", value)
-        self.send_request(request)
-
-    def send_request(self, request: service_pb2.ModelInferRequest) -> None:
-        self._requests.put(request)
-
-    def receive(self) -> Any:
-        return self._responses.get(timeout=PATIENCE_SECONDS)
-
-    @property
-    def answered(self) -> bool:
-        """True if a response has come that was not received."""
-        return not self._responses.empty()
-
-    def error(self) -> str:
-        message: str = self.receive().error_message
-        assert message
-        return message
-
-
 @pytest.fixture
 def client(server: Server) -> Iterator[Client]:
-    with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+    with Client.open(server.grpc_url) as client:
         yield client
-
-
-def is_final(response: Any) -> bool:
-    return response.infer_response.parameters["triton_final_response"].bool_param
-
-
-def outputs_of(response: Any) -> dict[str, NDArray[Any]]:
-    assert not response.error_message, response.error_message
-    types = {"FP32": np.float32, "INT32": np.int32, "BOOL": np.bool_}
-    return {
-        output.name: np.frombuffer(content, types[output.datatype]).reshape(output.shape)
-        for output, content in zip(
-            response.infer_response.outputs,
-            response.infer_response.raw_output_contents,
-            strict=True,
-        )
-    }
 
 
 def _accepted(client: Client, engine: FakeEngine) -> bool:
     """Sends a request, which the front may refuse for as long as it has not read the greeting."""
-    client.send()
-    until(lambda: client.answered or not engine.requests.empty())
-    if client.answered:
+    client.send(TOKENS)
+    until(lambda: not client.inbox.empty() or not engine.requests.empty())
+    if not client.inbox.empty():
         assert client.error() == STARTING
         return False
     engine.send(finished_frame(engine.request().slot))
@@ -288,9 +202,11 @@ def engine(server: Server, client: Client) -> Iterator[FakeEngine]:
     engine.stop()
 
 
-def exchange(client: Client, engine: FakeEngine, *arguments: Any, **options: Any) -> RequestFrame:
+def exchange(
+    client: Client, engine: FakeEngine, tokens: Any = TOKENS, *arguments: Any, **options: Any
+) -> RequestFrame:
     """Sends a request, and finishes it."""
-    client.send(*arguments, **options)
+    client.send(tokens, *arguments, **options)
     request = engine.request()
     engine.send(finished_frame(request.slot))
     assert is_final(client.receive())
@@ -298,8 +214,8 @@ def exchange(client: Client, engine: FakeEngine, *arguments: Any, **options: Any
 
 
 def test_requests_arrive_as_they_were_sent(client: Client, engine: FakeEngine) -> None:
+    tokens = np.zeros(0, np.int32)
     voice: dict[str, NDArray[Any]] = {
-        "tokens": np.zeros(0, np.int32),
         "prompt_mel": np.random.default_rng(0).random((7, 80), np.float32),
         "voice_id": np.arange(256, dtype=np.uint8),
     }
@@ -313,7 +229,7 @@ def test_requests_arrive_as_they_were_sent(client: Client, engine: FakeEngine) -
         "tiny": 5e-324,
         "infinite": float("-inf"),
     }
-    first = exchange(client, engine, voice, 2**63 - 1, parameters, start=True)
+    first = exchange(client, engine, tokens, voice, 2**63 - 1, parameters=parameters, start=True)
     second = exchange(client, engine, sequence="é" * 64, end=True)
     third = exchange(client, engine)
     assert (first.sequence_id, second.sequence_id, third.sequence_id) == (2**63 - 1, "é" * 64, 0)
@@ -322,15 +238,16 @@ def test_requests_arrive_as_they_were_sent(client: Client, engine: FakeEngine) -
     assert received == parameters
     assert isinstance(received["speed"], float)
     assert json.loads(second.parameters or "{}") == {}
-    assert first.inputs.keys() == voice.keys()
-    for name, array in voice.items():
+    inputs = {"tokens": tokens, **voice}
+    assert first.inputs.keys() == inputs.keys()
+    for name, array in inputs.items():
         assert first.inputs[name].dtype == array.dtype
         assert np.array_equal(first.inputs[name], array)
     assert first.slot < second.slot < third.slot
 
 
 def test_responses_arrive_as_they_were_sent(client: Client, engine: FakeEngine) -> None:
-    client.send()
+    client.send(TOKENS)
     slot = engine.request().slot
     chunks = [
         {
@@ -343,27 +260,26 @@ def test_responses_arrive_as_they_were_sent(client: Client, engine: FakeEngine) 
     engine.send(*(audio_frame(slot, chunk) for chunk in chunks), finished_frame(slot))
     for chunk in chunks:
         response = client.receive()
-        outputs = outputs_of(response)
         assert not is_final(response)
-        assert outputs.keys() == chunk.keys()
+        assert {output.name for output in response.get_response().outputs} == chunk.keys()
         for name, array in chunk.items():
-            assert np.array_equal(outputs[name], array)
+            assert np.array_equal(response.as_numpy(name), array)
     assert is_final(client.receive())
 
 
 def test_a_frame_in_pieces(client: Client, engine: FakeEngine) -> None:
-    client.send()
+    client.send(TOKENS)
     slot = engine.request().slot
     audio = np.arange(1000, dtype=np.float32)
     for byte in audio_frame(slot, {"audio": audio})[:200]:
         engine.send(bytes([byte]))
     engine.send(audio_frame(slot, {"audio": audio})[200:])
-    assert np.array_equal(outputs_of(client.receive())["audio"], audio)
+    assert np.array_equal(client.receive().as_numpy("audio"), audio)
 
 
 @pytest.mark.parametrize("status", range(5))
 def test_errors(status: int, client: Client, engine: FakeEngine) -> None:
-    client.send()
+    client.send(TOKENS)
     slot = engine.request().slot
     text = f'tokens: "é" of status {status}'
     engine.send(failed_frame(FailedFrame(slot, status, text)), finished_frame(slot))
@@ -376,7 +292,7 @@ def test_an_output_that_the_model_lacks_fails_its_request_only(
 ) -> None:
     if front.suffix == ".py":
         pytest.skip("Triton's Python backend logs the output and drops it")
-    client.send()
+    client.send(TOKENS)
     slot = engine.request().slot
     engine.send(audio_frame(slot, {"video": np.zeros(1, np.float32)}), finished_frame(slot))
     assert "video" in client.error()
@@ -384,9 +300,9 @@ def test_an_output_that_the_model_lacks_fails_its_request_only(
 
 
 def test_cancellation_reaches_the_engine_once(server: Server, engine: FakeEngine) -> None:
-    with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+    with Client.open(server.grpc_url) as client:
         for _ in range(3):
-            client.send()
+            client.send(TOKENS)
         slots = [engine.request().slot for _ in range(3)]
         engine.send(finished_frame(slots[0]))
         assert is_final(client.receive())
@@ -398,7 +314,7 @@ def test_cancellation_reaches_the_engine_once(server: Server, engine: FakeEngine
         time.sleep(0.3)
         assert engine.cancelled.empty()
         engine.send(*map(finished_frame, slots))
-    with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+    with Client.open(server.grpc_url) as client:
         exchange(client, engine)
 
 
@@ -406,12 +322,12 @@ def test_the_end_of_the_engine_and_a_new_one(
     server: Server, client: Client, engine: FakeEngine
 ) -> None:
     for sequence in range(10):
-        client.send(sequence=sequence)
+        client.send(TOKENS, sequence=sequence)
     for _ in range(10):
         engine.request()
     engine.stop()
     assert [client.error() for _ in range(10)] == [ENDED] * 10
-    client.send()
+    client.send(TOKENS)
     assert client.error() == STARTING
     assert server.ready, "tritonserver goes on"
     successor = FakeEngine(server.engine_path)
@@ -426,7 +342,7 @@ def test_an_engine_that_is_not_ready(server: Server, client: Client) -> None:
     silent = FakeEngine(server.engine_path, greeting=b"")
     silent.wait_for_front()
     try:
-        client.send()
+        client.send(TOKENS)
         assert client.error() == STARTING
     finally:
         silent.stop()
@@ -440,8 +356,8 @@ def test_clients_that_leave_at_their_refusal_leave_no_connection(
         pytest.skip("Triton's stub lets a request go at a time that the model does not know")
 
     def connections_after_a_refusal() -> int:
-        with Client(f"127.0.0.1:{server.ports.grpc}") as client:
-            client.send()
+        with Client.open(server.grpc_url) as client:
+            client.send(TOKENS)
             assert client.error() in (ENDED, STARTING)
         return entries(server.process.pid, "fd")
 
@@ -470,7 +386,7 @@ BAD_FRAMES = {
 def test_a_bad_frame_ends_the_connection_only(
     bad: str, server: Server, client: Client, engine: FakeEngine
 ) -> None:
-    client.send()
+    client.send(TOKENS)
     engine.request()
     engine.send(BAD_FRAMES[bad])
     assert client.error() == ENDED
@@ -481,14 +397,14 @@ def test_a_bad_frame_ends_the_connection_only(
 def test_an_engine_that_does_not_read(server: Server, client: Client, engine: FakeEngine) -> None:
     engine.reading.clear()
     before = resident_mib(server.process.pid)
-    tokens = {"tokens": np.zeros(25_000, np.int32)}  # 100 KB
+    tokens = np.zeros(25_000, np.int32)  # 100 KB
     for _ in range(20):
         client.send(tokens, sequence="slow")
     assert client.error() == SLOW, "of one sequence"
-    voice = {**tokens, "prompt_mel": np.zeros((3000, 80), np.float32)}  # 1 MB
-    client.send(voice, sequence="other")  # a message alone may be larger
+    voice = {"prompt_mel": np.zeros((3000, 80), np.float32)}  # 1 MB
+    client.send(tokens, voice, "other")  # a message alone may be larger
     for _ in range(150):
-        client.send(voice)
+        client.send(tokens, voice)
     # More refusals than of the first sequence alone: the sum of all is bounded too.
     assert {client.error() for _ in range(60)} == {SLOW}
     grown = resident_mib(server.process.pid) - before
@@ -496,17 +412,17 @@ def test_an_engine_that_does_not_read(server: Server, client: Client, engine: Fa
     engine.reading.set()
     open_requests = 20 + 1 + 150 - 61
     while open_requests:
-        until(lambda: client.answered or not engine.requests.empty())
+        until(lambda: not client.inbox.empty() or not engine.requests.empty())
         while not engine.requests.empty():
             engine.send(finished_frame(engine.request().slot))
-        while client.answered:
-            client.receive()
+        while not client.inbox.empty():
+            client.inbox.get()
             open_requests -= 1
-    exchange(client, engine, tokens, "slow")
+    exchange(client, engine, tokens, sequence="slow")
 
 
 def test_a_request_that_is_too_large(client: Client, engine: FakeEngine) -> None:
-    client.send({"tokens": np.zeros(FRAME_LIMIT // 4, np.int32)})
+    client.send(np.zeros(FRAME_LIMIT // 4, np.int32))
     error = client.error()
     assert error.startswith("request: 67108"), error
     assert error.endswith(" bytes; at most 67108864 are allowed")
@@ -520,11 +436,10 @@ def test_an_empty_input_whose_shape_numpy_refuses(
     """It must not end the engine, which holds inputs in NumPy."""
     if front.suffix == ".py":
         pytest.skip("it ends the stub of Triton 2.51 before the front reads it")
-    request = service_pb2.ModelInferRequest(model_name="token2wav")
-    request.inputs.add(name="tokens", datatype="INT32", shape=[0])
-    request.inputs.add(name="codes", datatype="INT32", shape=shape)
-    request.raw_input_contents.extend([b"", b""])
-    client.send_request(request)
+    tokens = request_input("tokens", np.zeros(0, np.int32))
+    codes = InferInput("codes", shape, "INT32")
+    codes._raw_content = b""  # no array has this shape
+    client.client.async_stream_infer("token2wav", [tokens, codes])
     assert client.error()
     exchange(client, engine)
 
@@ -541,24 +456,24 @@ def test_many_messages(server: Server, engine: FakeEngine) -> None:
     answers = threading.Thread(target=answer, daemon=True)
     answers.start()
     with (
-        Client(f"127.0.0.1:{server.ports.grpc}") as first,
-        Client(f"127.0.0.1:{server.ports.grpc}") as second,
+        Client.open(server.grpc_url) as first,
+        Client.open(server.grpc_url) as second,
     ):
         for number in range(8000):
             client = (first, second)[number % 2]
-            client.send({"tokens": np.array([number], np.int32)}, number % 2 + 1, name=str(number))
+            client.send([number], sequence=number % 2 + 1, name=str(number))
         # Triton does not keep the order of responses to different requests of a stream.
         audio: dict[str, float] = {}
         finished: set[str] = set()
         for client in (first, second):
             for _ in range(8000):
                 response = client.receive()
-                name = response.infer_response.id
+                name = response.get_response().id
                 if is_final(response):
                     assert name in audio
                     finished.add(name)
                 else:
-                    [audio[name]] = outputs_of(response)["audio"]
+                    [audio[name]] = response.as_numpy("audio")
     assert audio == {str(number): number for number in range(8000)}
     assert finished == audio.keys()
     answers.join(PATIENCE_SECONDS)
@@ -571,13 +486,13 @@ def test_nothing_is_left_that_keeps_the_model(front: Path) -> None:
         engine = FakeEngine(server.engine_path)
         try:
             until(lambda: server.ready)
-            with Client(f"127.0.0.1:{server.ports.grpc}") as client:
+            with Client.open(server.grpc_url) as client:
                 exchange(client, engine)
-                client.send()
+                client.send(TOKENS)
                 engine.send(failed_frame(FailedFrame(engine.request().slot, 3, "tokens: wrong")))
                 assert client.error() == "tokens: wrong"
                 if front.suffix != ".py":
-                    client.send()
+                    client.send(TOKENS)
                     slot = engine.request().slot
                     engine.send(audio_frame(slot, {"video": np.zeros(1, np.float32)}))
                     assert "video" in client.error()
@@ -587,32 +502,26 @@ def test_nothing_is_left_that_keeps_the_model(front: Path) -> None:
             engine.stop()
 
 
-def failed_start(server: Server) -> str:
-    assert server.process.wait(PATIENCE_SECONDS) != 0
-    return server.log
-
-
-def test_another_version_of_the_protocol(front: Path) -> None:
-    with tritonserver(front) as server:
-        engine = FakeEngine(server.engine_path, greeting=frame(READY, struct.pack("<I", 2)))
+@pytest.mark.parametrize(
+    ("options", "greeting", "message"),
+    [
+        (
+            {},
+            frame(READY, struct.pack("<I", 2)),
+            "engine: it speaks version 2 of the protocol, and this front version 1",
+        ),
+        ({"instances": 2}, ready_frame(), "the model has one instance; set its count to 1"),
+        ({"engine": False}, b"", "engine: TOKEN2WAV_ENGINE does not name its socket"),
+    ],
+    ids=["another version", "two instances", "no socket"],
+)
+def test_a_start_that_fails(
+    front: Path, options: dict[str, Any], greeting: bytes, message: str
+) -> None:
+    with tritonserver(front, **options) as server:
+        engine = FakeEngine(server.engine_path, greeting)
         try:
-            assert (
-                "engine: it speaks version 2 of the protocol, and this front version 1"
-                in failed_start(server)
-            )
+            assert server.process.wait(PATIENCE_SECONDS) != 0
+            assert message in server.log
         finally:
             engine.stop()
-
-
-def test_two_instances_are_refused(front: Path) -> None:
-    with tritonserver(front, instances=2) as server:
-        engine = FakeEngine(server.engine_path)
-        try:
-            assert "the model has one instance; set its count to 1" in failed_start(server)
-        finally:
-            engine.stop()
-
-
-def test_without_a_socket(front: Path) -> None:
-    with tritonserver(front, engine=False) as server:
-        assert "engine: TOKEN2WAV_ENGINE does not name its socket" in failed_start(server)
