@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 
 import numpy as np
 import pytest
 
 from testkit.models.golden import snr_db
-from testkit.models.tiny_model import WAIT_SECONDS, FaultyVocoder
+from testkit.models.tiny_model import FaultyVocoder
 from testkit.patience import until
 from testkit.replies import (
     FIRST,
@@ -29,25 +28,6 @@ from token2wav.serving.worker import WorkerPool, default_workers
 
 # batches sum in another order than single streams, and phase integrates the difference
 SAME_DB = 60
-
-
-def test_workers_compute_at_the_same_time(
-    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
-) -> None:
-    model, vocoder = faulty
-    barrier = threading.Barrier(2, timeout=WAIT_SECONDS)
-
-    def meeting() -> None:
-        barrier.wait()
-
-    workers = make(model, workers=2)
-    vocoder.meanwhile["advance"] = meeting
-    first = speak(workers, voice, FIRST)
-    until(lambda: barrier.n_waiting == 1)
-    vocoder.meanwhile["advance"] = meeting  # the first call removed the function
-    second = speak(workers, voice, FIRST)
-    first.succeeded()
-    second.succeeded()
 
 
 @pytest.fixture

@@ -303,11 +303,14 @@ class Scheduler:
             whose memory must be freed. The turn is over when the list is empty.
         """
         answers = list[Answer]()
-        for utterance, result in zip(turn.utterances, sent, strict=False):
-            if answer := self._finish_chunk(utterance, result, opened=turn.opens):
-                answers.append(answer)
-        for utterance in turn.utterances:
-            if utterance.owner == turn.worker and (answer := self._release(utterance, now)):
+        computed, results = bool(sent) and not turn.opens, sent or [None] * len(turn.utterances)
+        for utterance, result in zip(turn.utterances, results, strict=True):
+            if utterance.owner != turn.worker:  # an earlier call has released it
+                continue
+            answer = self._settled(utterance, result, computed=computed)
+            if answer is None or utterance.over:
+                utterance.release(now)
+            if answer:
                 answers.append(answer)
         if not answers:
             self.turns.discard(turn)
@@ -320,7 +323,7 @@ class Scheduler:
         self._computing.discard(turn)
         self.turns.discard(turn)
         owned = [utterance for utterance in turn.utterances if utterance.owner == turn.worker]
-        answers = [self.fail(utterance, error) or Answer(utterance, []) for utterance in owned]
+        answers = [self._failed(utterance, error) for utterance in owned]
         for utterance in owned:
             utterance.release(now)
         return answers
@@ -442,26 +445,22 @@ class Scheduler:
                 chunk.utterance.chunker.shorten(common_tokens)
         return [chunk.utterance for chunk in batch]
 
-    def _finish_chunk(self, utterance: Utterance, result: Result, *, opened: bool) -> Answer | None:
-        """Records the result of a turn for one utterance. Any error ends only this utterance."""
+    def _settled(self, utterance: Utterance, result: Result, *, computed: bool) -> Answer | None:
+        """Returns the replies of an utterance to end before its worker can release it; None if
+        there are none. Any error ends only this utterance. `computed` says whether `result` is that
+        of its next chunk.
+        """
         if isinstance(result, Token2WavError):
-            return self.fail(utterance, result)
+            return self._failed(utterance, result)
         try:
-            if not opened:
+            if computed:
                 utterance.finish_chunk(result)
+            return self._answer(utterance)
         except Exception as error:
-            return self.fail(utterance, to_public_error(error))
-        return None
+            return self._failed(utterance, to_public_error(error))
 
-    def _release(self, utterance: Utterance, now: float) -> Answer | None:
-        """Releases an utterance, unless replies have to end before. Any error ends it alone."""
-        try:
-            answer = self._answer(utterance)
-        except Exception as error:
-            answer = self.fail(utterance, to_public_error(error))
-        if answer is None or utterance.over:
-            utterance.release(now)
-        return answer
+    def _failed(self, utterance: Utterance, error: Token2WavError) -> Answer:
+        return self.fail(utterance, error) or Answer(utterance, [])
 
     def _answer(self, utterance: Utterance) -> Answer | None:
         if utterance.over:
