@@ -6,6 +6,7 @@ import json
 from typing import Any, cast
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from testkit.rigs import realtime
@@ -16,6 +17,7 @@ from testkit.rigs.realtime import (
     opened,
     say,
 )
+from testkit.tables import table
 from token2wav_gateway.doors.realtime_events import ItemCreate
 
 FEW_KEYS = ["few", "cheap", "wrong", "empty"]
@@ -40,92 +42,70 @@ def updated(**fields: Any) -> dict[str, Any]:
     return {"type": "session.update", "session": {"type": "realtime"} | fields}
 
 
+def response(**fields: Any) -> dict[str, Any]:
+    return {"type": "response.create", "response": fields}
+
+
+# Fields of an item, of a session or of another event, and the error. LONG has 1001 characters.
+WRONG = table(
+    r"""
+event | {type: input_audio_buffer.append, audio: AAAA} | needs a model that listens
+event | {type: input_audio_buffer.commit} | needs a model that listens
+event | {type: response.create} | response.create: no text waits to be spoken
+event | {type: response.cancel} | response.cancel: this response is not being spoken
+event | {type: response.cancel, event_id: 1} | event_id: Input should be a valid string
+event | {type: conversation.item.delete, item_id: x} | item_id: there is no item 'x'
+event | {type: response.pause} | type: 'response.pause' is not one of session.update,
+event | {type: [a]} | is not one of session.update
+event | {type: x, event_id: "\ud83d"} | type: 'x' is not one of session.update
+event | {type: "\ud83d", event_id: LONG} | type: '\ud83d' is not one of
+event | [1] | event: must be a JSON object
+item | {content: [{type: input_audio}]} | item.content: input_audio needs a model that listens
+item | {role: system} | item.role: a system message needs a model that answers
+item | {type: function_call_output} | item.type: Input should be 'message'
+item | {content: []} | item.content: List should have at least 1 item
+item | {id: LONG} | item.id: expected 1 to 64 visible characters of ASCII
+item | {id: ""} | item.id: expected 1 to 64 visible characters of ASCII
+item | {content: [{type: input_text, text: LONG}]} | item.content: 1001 characters wait to be spok
+session | {audio: {input: {turn_detection: {type: server_vad}}}} | turn_detection: not supported
+session | {tools: [{type: function}]} | session.tools: not supported
+session | {output_modalities: [text]} | session.output_modalities: Input should be 'audio'
+session | {type: transcription} | session.type: Input should be 'realtime'
+session | {audio: {output: {voice: nobody}}} | voice: 'nobody' is not one of: anna
+session | {audio: {output: {voice: {id: ../x}}}} | voice: '../x' is not one of: anna
+session | {audio: {output: {speed: 0.25}}} | session.audio.output.speed: must be from 0.5 to 2
+session | {audio: {output: {format: {type: audio/opus}}}} | session.audio.output.format.type: Inpu
+session | {audio: {output: {format: {rate: 11025}}}} | output.format.rate: 11025 is not one of 8000,
+session | {model: gpt-5} | model: 'gpt-5' is not one of: token2wav
+session | {instructions: LONG} | session.instructions: 1001 characters; at most 1000
+session | {temperature: 1} | session: 'temperature' is not a known field
+"""
+)
+TRUNCATE = {"type": "conversation.item.truncate", "content_index": 0, "audio_end_ms": 0}
+NAMES = {str(number): "" for number in range(50_000)}
+# Events, and the error.
+MANY = [
+    (created() | {"previous_item_id": "none-such"}, "item_id: there is no item 'none-such'"),
+    (TRUNCATE | {"item_id": "x"}, "item_id: there is no item 'x'"),
+    (created(content=[0] * 300_000), "item.content: must be a JSON object"),
+    (created(content=ITEM["content"] * 65), "item.content: List should have at most 64 items"),
+    (updated(**NAMES), "session: '0' is not a known field"),
+    (response(input=[ITEM] * 65), "response.input: List should have at most 64 items"),
+    (response(metadata=NAMES), "response.metadata: 50000 names; at most 16 are allowed"),
+    (response(metadata={"w" * 900: ""}), "response.metadata: Value should have at most 64 items"),
+]
+
+
+def wrong_event(kind: str, cell: str) -> Any:
+    content = yaml.safe_load(cell.replace("LONG", "x" * 1001))
+    if kind == "event":
+        return content
+    return created(**content) if kind == "item" else updated(**content)
+
+
 @pytest.mark.parametrize(
     ("event", "sentence"),
-    [
-        ({"type": "input_audio_buffer.append", "audio": "AAAA"}, "needs a model that listens"),
-        ({"type": "input_audio_buffer.commit"}, "needs a model that listens"),
-        (
-            created(content=[{"type": "input_audio", "audio": "AAAA"}]),
-            "item.content: input_audio needs a model that listens",
-        ),
-        (created(role="system"), "item.role: a system message needs a model that answers"),
-        (
-            {"type": "conversation.item.create", "item": {"type": "function_call_output"}},
-            "item.type: Input should be 'message'",
-        ),
-        (created(content=[]), "item.content: List should have at least 1 item"),
-        (created(content=[0] * 300_000), "item.content: must be a JSON object"),
-        (created(content=ITEM["content"] * 65), "item.content: List should have at most 64 items"),
-        (created(id="x" * 65), "item.id: expected 1 to 64 visible characters of ASCII"),
-        (created(id=""), "item.id: expected 1 to 64 visible characters of ASCII"),
-        (
-            created(content=[{"type": "input_text", "text": "x" * 1001}]),
-            "item.content: 1001 characters wait to be spoken; at most 1000 are allowed",
-        ),
-        (
-            created() | {"previous_item_id": "none-such"},
-            "item_id: there is no item 'none-such'",
-        ),
-        (
-            updated(audio={"input": {"turn_detection": {"type": "server_vad"}}}),
-            "session.audio.input.turn_detection: not supported, because this gateway speaks texts",
-        ),
-        (updated(tools=[{"type": "function"}]), "session.tools: not supported"),
-        (updated(output_modalities=["text"]), "session.output_modalities: Input should be 'audio'"),
-        (updated(type="transcription"), "session.type: Input should be 'realtime'"),
-        (updated(audio={"output": {"voice": "nobody"}}), "voice: 'nobody' is not one of: anna"),
-        (updated(audio={"output": {"voice": {"id": "../x"}}}), "voice: '../x' is not one of: anna"),
-        (
-            updated(audio={"output": {"speed": 0.25}}),
-            "session.audio.output.speed: must be from 0.5 to 2",
-        ),
-        (
-            updated(audio={"output": {"format": {"type": "audio/opus"}}}),
-            "session.audio.output.format.type: Input should be 'audio/pcm', 'audio/pcmu' or ",
-        ),
-        (
-            updated(audio={"output": {"format": {"type": "audio/pcm", "rate": 11_025}}}),
-            "session.audio.output.format.rate: 11025 is not one of 8000, ",
-        ),
-        (updated(model="gpt-5"), "model: 'gpt-5' is not one of: token2wav"),
-        (updated(instructions="x" * 1001), "session.instructions: 1001 characters; at most 1000"),
-        (updated(temperature=1), "session: 'temperature' is not a known field"),
-        (updated(**{f"a{n}": 0 for n in range(50_000)}), "session: 'a0' is not a known field"),
-        ({"type": "response.create"}, "response.create: no text waits to be spoken"),
-        (
-            {"type": "response.create", "response": {"input": [ITEM] * 65}},
-            "response.input: List should have at most 64 items",
-        ),
-        (
-            {
-                "type": "response.create",
-                "response": {"input": [], "metadata": {str(n): "" for n in range(50_000)}},
-            },
-            "response.metadata: 50000 names; at most 16 are allowed",
-        ),
-        (
-            {"type": "response.create", "response": {"metadata": {"w" * 900: ""}}},
-            "response.metadata: Value should have at most 64 items",
-        ),
-        ({"type": "response.cancel"}, "response.cancel: this response is not being spoken"),
-        (
-            {
-                "type": "conversation.item.truncate",
-                "item_id": "x",
-                "content_index": 0,
-                "audio_end_ms": 0,
-            },
-            "item_id: there is no item 'x'",
-        ),
-        ({"type": "conversation.item.delete", "item_id": "x"}, "item_id: there is no item 'x'"),
-        ({"type": "response.pause"}, "type: 'response.pause' is not one of session.update, "),
-        ({"type": ["a"]}, "is not one of session.update"),
-        ({"type": "response.cancel", "event_id": 1}, "event_id: Input should be a valid string"),
-        ({"type": "x", "event_id": "\ud83d"}, "type: 'x' is not one of session.update"),
-        ({"type": "\ud83d", "event_id": "x" * 65}, "type: '\\ud83d' is not one of"),
-        ([1], "event: must be a JSON object"),
-    ],
+    [*((wrong_event(kind, cell), sentence) for kind, cell, sentence in WRONG), *MANY],
 )
 def test_a_wrong_event_gets_a_sentence_and_the_session_goes_on(
     gateway: GatewayRig, event: Any, sentence: str
