@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from testkit.rigs import hostile_language_model
+from testkit.rigs.language_model import LanguageModel
 from token2wav_client import TokenError
 from token2wav_server.demo import language_model
 
 
 def create_app(tokens: dict[str, list[int]], paces: dict[str, float]) -> ASGIApp:
-    """Creates the ASGI application. A text without a mark gets the answer of the hostile server.
+    """Creates the ASGI application. A text without a mark gets the answer of an attack.
 
     Args:
         tokens: tokens of each text without its mark.
@@ -28,9 +27,9 @@ def create_app(tokens: dict[str, list[int]], paces: dict[str, float]) -> ASGIApp
         return tokens[name]
 
     honest = {mark: language_model.create_app(tokens_of, pace) for mark, pace in paces.items()}
-    at_once = threading.Event()
-    at_once.set()
-    enemy = hostile_language_model.create_app(tokens_of, at_once)
+    enemy = LanguageModel(tokens_of)
+    enemy.goes_on.set()
+    attacks = enemy.app()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -43,6 +42,6 @@ def create_app(tokens: dict[str, list[int]], paces: dict[str, float]) -> ASGIApp
         async def again() -> Message:
             return messages.pop() if messages else await receive()
 
-        await honest.get(text[-1:], enemy)(scope, again, send)
+        await honest.get(text[-1:], attacks)(scope, again, send)
 
     return app

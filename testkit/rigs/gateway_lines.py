@@ -104,21 +104,15 @@ class Line(ABC):
     def close(self) -> None:
         """Disconnects."""
 
-
-class CancellableLine(Line):
-    """Line that can cancel a text. Clients of plain HTTP can only leave."""
-
-    @abstractmethod
     def cancel(self) -> None:
-        """Cancels the text, and keeps the connection."""
+        """Cancels the text, and keeps the connection. Clients of plain HTTP can only leave."""
+        raise NotImplementedError
 
-
-class ReportingLine(CancellableLine):
-    """Line on which a client reports how much it has played."""
-
-    @abstractmethod
     def report_played(self, milliseconds: int) -> None:
-        """Reports the played audio of a text that has ended, and reads the heard text."""
+        """Reports the played audio of a text that has ended, and reads the heard text. A session
+        can.
+        """
+        raise NotImplementedError
 
 
 class Http(Line):
@@ -185,7 +179,7 @@ class Events(Http):
             self.end_reason = event.get("end_reason", "")
 
 
-class Socket(ReportingLine):
+class Socket(Line):
     """WebSocket for text in pieces.
 
     Attributes:
@@ -252,7 +246,7 @@ class Socket(ReportingLine):
         self._socket.close()
 
 
-class Realtime(ReportingLine):
+class Realtime(Line):
     """OpenAI's Realtime interface, with OpenAI's package."""
 
     def _connect(self, gateway: GatewayRig) -> None:
@@ -322,7 +316,7 @@ class Realtime(ReportingLine):
         self._openai.close()
 
 
-class Riva(CancellableLine):
+class Riva(Line):
     """gRPC interface of Riva, with NVIDIA's package."""
 
     has_words = True

@@ -1,4 +1,4 @@
-"""Language model server that attacks the gateway, as a text asks for it."""
+"""Attacks of a language model server on the gateway, as a text asks for them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 import gzip
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
-from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from testkit.patience import PATIENCE_SECONDS
 
+_EVENTS = "text/event-stream"
 CUT_OFF = "Cut off here."  # text whose answer ends at the largest number of tokens
 
 
@@ -51,63 +51,49 @@ async def hang() -> AsyncIterator[str]:
     await asyncio.sleep(3600)
 
 
-async def once(text: str) -> AsyncIterator[str]:
-    yield text
-
-
-def create_app(tokens_of: Callable[[str], list[int]], heard: threading.Event) -> FastAPI:
-    """Creates the ASGI application.
+def attack(text: str, heard: threading.Event) -> Response | None:
+    """Returns the answer to a text that asks for an attack; None for another text.
 
     Args:
-        tokens_of: tokens of a text that asks for no attack.
         heard: event before which the answer to "breaks off" does not break off.
     """
-    app = FastAPI()
 
     async def breaks_off() -> AsyncIterator[str]:
         yield event("<|s_1|>" * 120)
         assert await asyncio.to_thread(heard.wait, PATIENCE_SECONDS)
         raise ConnectionError("gone")
 
-    @app.post("/v1/chat/completions")
-    async def complete(request: Request) -> Response:
-        text = (await request.json())["messages"][-1]["content"]
-        streams = {
-            "endless line": endless_line,
-            "endless event": endless_event,
-            "endless text": endless_text,
-            "endless tokens": endless_tokens,
-            "hang": hang,
-            "breaks off": breaks_off,
-        }
-        answers = {
-            "no tokens": event("hello"),
-            "wrong token": event("<|s_999999|>") + "data: [DONE]\n\n",
-            "no json": "data: {\n\n",
-            "a list": "data: [1]\n\n",
-            "an error": 'data: {"error": {"message": "out of memory"}}\n\n',
-            "half a character": 'data: {"error": "half \\ud83d"}\n\n',
-            "no content": "",
-            "nulls": 'data: {"choices": [{"delta": null}]}\n\n',
-            "brackets": f"data: {'[' * 100_000}\n\n",
-            "no end": event("<|s_1|>" * 3),
-        }
-        if text == "a page":
-            return Response("<html>" * 1000, media_type="text/html")
-        if text == "a bomb":
-            bomb = gzip.compress(f"data: {'x' * 30_000_000}".encode())
-            packed = {"content-encoding": "gzip", "content-type": "text/event-stream"}
-            return Response(bomb, headers=packed)
-        if text == "status 500":
-            return JSONResponse({"error": "x" * 10_000}, 500)
-        if text == "a redirect":
-            return Response(status_code=307, headers={"location": "http://127.0.0.1:9/"})
-        if text in streams:
-            return StreamingResponse(streams[text](), media_type="text/event-stream")
-        if text in answers:
-            return StreamingResponse(once(answers[text]), media_type="text/event-stream")
-        good = "".join(event(f"<|s_{token}|>") for token in tokens_of(text))
-        end = event("", "length" if text == CUT_OFF else "stop") + "data: [DONE]\n\n"
-        return StreamingResponse(once(good + end), media_type="text/event-stream")
-
-    return app
+    streams = {
+        "endless line": endless_line,
+        "endless event": endless_event,
+        "endless text": endless_text,
+        "endless tokens": endless_tokens,
+        "hang": hang,
+        "breaks off": breaks_off,
+    }
+    answers = {
+        "no tokens": event("hello"),
+        "wrong token": event("<|s_999999|>") + "data: [DONE]\n\n",
+        "no json": "data: {\n\n",
+        "a list": "data: [1]\n\n",
+        "an error": 'data: {"error": {"message": "out of memory"}}\n\n',
+        "half a character": 'data: {"error": "half \\ud83d"}\n\n',
+        "no content": "",
+        "nulls": 'data: {"choices": [{"delta": null}]}\n\n',
+        "brackets": f"data: {'[' * 100_000}\n\n",
+        "no end": event("<|s_1|>" * 3),
+    }
+    if text in streams:
+        return StreamingResponse(streams[text](), media_type=_EVENTS)
+    if text in answers:
+        return Response(answers[text], media_type=_EVENTS)
+    if text == "a page":
+        return Response("<html>" * 1000, media_type="text/html")
+    if text == "a bomb":
+        bomb = gzip.compress(f"data: {'x' * 30_000_000}".encode())
+        return Response(bomb, headers={"content-encoding": "gzip", "content-type": _EVENTS})
+    if text == "status 500":
+        return JSONResponse({"error": "x" * 10_000}, 500)
+    if text == "a redirect":
+        return Response(status_code=307, headers={"location": "http://127.0.0.1:9/"})
+    return None

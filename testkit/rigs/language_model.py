@@ -1,4 +1,4 @@
-"""Language model server of a test: it says tokens at a pace, and notes its requests."""
+"""Language model server of a test: it says tokens at a pace, attacks, and notes its requests."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from testkit.rigs import gateway_rig
-from testkit.rigs.hostile_language_model import CUT_OFF, event
+from testkit.rigs.hostile_language_model import CUT_OFF, attack, event
 from token2wav_client import TokenError
 
 
 @dataclass
 class LanguageModel:
-    """Language model server.
+    """Language model server. It attacks if a text of `hostile_language_model.attack` asks for it.
 
     Attributes:
         tokens_of: tokens of a text; raises TokenError for a text that gets status 400.
@@ -44,11 +44,13 @@ class LanguageModel:
         app = FastAPI()
 
         @app.post("/v1/chat/completions")
-        async def complete(request: Request) -> StreamingResponse:
+        async def complete(request: Request) -> Response:
             body = await request.json()
             self.bodies.append(body)
             self.traces.append(request.headers.get("traceparent", ""))
             text = next(part["content"] for part in body["messages"] if part["role"] == "user")
+            if (answer := attack(text, self.goes_on)) is not None:
+                return answer
             try:
                 tokens = self.tokens_of(text)
             except TokenError as error:

@@ -19,7 +19,6 @@ import pytest
 from websockets.sync.client import connect
 
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs import hostile_language_model
 from testkit.rigs.door_server import DoorServer
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import (
@@ -30,6 +29,7 @@ from testkit.rigs.gateway_speech import (
     events_of,
     expected,
 )
+from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.raw_client import (
     REALTIME_PATH,
     SOCKET_PATH,
@@ -42,8 +42,17 @@ from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_gateway.log import quiet_libraries
 
-MOST_TOKENS = 200
-HEARD = threading.Event()  # the client has heard the first audio
+SETTINGS = {
+    "language_model": {"token_timeout_s": 2},
+    "limits": {
+        "speech_tokens": 200,
+        "seconds": 60,
+        "body_bytes": 100_000,
+        "upload_bytes": 200_000,
+        "streams": 8,
+        "sockets": 16,
+    },
+}
 
 
 def port_of(gateway: GatewayRig) -> int:
@@ -58,30 +67,6 @@ def request_of(content: dict[str, Any]) -> bytes:
         f"content-length: {len(document)}\r\n\r\n"
     )
     return head.encode() + document
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    rig: DoorServer, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayRig]:
-    with GatewayRig.between(
-        hostile_language_model.create_app(tokens_of, HEARD),
-        tmp_path_factory.mktemp("gateway"),
-        grpc_url=rig.server.grpc_url,
-        voice=voice,
-        settings={
-            "language_model": {"token_timeout_s": 2},
-            "limits": {
-                "speech_tokens": MOST_TOKENS,
-                "seconds": 60,
-                "body_bytes": 100_000,
-                "upload_bytes": 200_000,
-                "streams": 8,
-                "sockets": 16,
-            },
-        },
-    ) as started:
-        yield started
 
 
 @pytest.fixture(autouse=True)
@@ -161,15 +146,15 @@ def test_endless_tokens_end_in_a_broken_connection(gateway: GatewayRig) -> None:
 
 
 def test_one_log_line_for_a_failure_after_the_first_audio(
-    gateway: GatewayRig, caplog: pytest.LogCaptureFixture
+    gateway: GatewayRig, speaker: LanguageModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     quiet_libraries()
-    HEARD.clear()
+    speaker.goes_on.clear()
     text = body(input="breaks off")
     with gateway.http() as http, http.stream("POST", "/v1/audio/speech", json=text) as speech:
         pieces = speech.iter_bytes()
         assert next(pieces)
-        HEARD.set()
+        speaker.goes_on.set()
         with pytest.raises(httpx.RemoteProtocolError):
             list(pieces)
     [line] = [
@@ -182,13 +167,15 @@ def test_one_log_line_for_a_failure_after_the_first_audio(
     assert line.exc_info is None
 
 
-def test_a_failure_after_the_first_event_is_an_event(gateway: GatewayRig) -> None:
-    HEARD.clear()
+def test_a_failure_after_the_first_event_is_an_event(
+    gateway: GatewayRig, speaker: LanguageModel
+) -> None:
+    speaker.goes_on.clear()
     text = body(input="breaks off", stream_format="sse")
     with gateway.http() as http, http.stream("POST", "/v1/audio/speech", json=text) as speech:
         pieces = speech.iter_bytes()
         content = next(pieces)
-        HEARD.set()
+        speaker.goes_on.set()
         content += b"".join(pieces)
     [*deltas, failure] = events_of(content.decode().splitlines())
     assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}

@@ -18,7 +18,7 @@ from testkit.batches import WHOLE_BLOCKS
 from testkit.models.tiny_model import ODE_STEPS, TINY
 from testkit.patience import until
 from testkit.rigs.door_server import DoorServer
-from testkit.rigs.gateway_lines import DOORS, CancellableLine, Line, ReportingLine
+from testkit.rigs.gateway_lines import DOORS, Line
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, tokens_of
 from testkit.rigs.gateway_speech import assert_same, body, error_of, expected
 from testkit.rigs.hostile_language_model import CUT_OFF
@@ -177,7 +177,6 @@ def test_cancel_stops_the_speech_and_the_connection_speaks_on(
     before, ended = speaker.cancelled, rig.ended()["cancelled"]
     reference = expected(model, voice, TEXT)
     with opened(gateway, door) as line:
-        assert isinstance(line, CancellableLine)
         line.begin(SLOW)
         pieces = line.pieces()
         assert next(pieces)
@@ -192,7 +191,6 @@ def test_cancel_stops_the_speech_and_the_connection_speaks_on(
 def test_cancel_tells_what_the_listener_has_heard(gateway: GatewayRig, door: str) -> None:
     """By the clock of a player, at the pace that is assumed of a text of unknown length."""
     with opened(gateway, door) as line:
-        assert isinstance(line, CancellableLine)
         line.begin(SLOW)
         began, pieces = time.monotonic(), line.pieces()
         assert next(pieces)
@@ -210,7 +208,6 @@ def test_a_client_that_says_what_it_has_played_learns_the_text(
     gateway: GatewayRig, door: str
 ) -> None:
     with opened(gateway, door) as line:
-        assert isinstance(line, ReportingLine)
         assert len(line.say("SQL two three four five.")) / 48 == 1200  # milliseconds
         line.report_played(800)  # of the text as it is spoken, 44 for each letter
         assert line.heard == "sequel two three"
