@@ -106,8 +106,8 @@ def synth(options: argparse.Namespace) -> int:
         except BaseException:
             if writer is not None and timings:
                 name = "standard output" if out == STANDARD_OUTPUT else out
-                kept_s = sum(timing.duration_s for timing in timings)
-                print(f"{name}: incomplete, {kept_s:.2f} s of audio kept", file=sys.stderr)
+                written_s = sum(timing.duration_s for timing in timings)
+                print(f"{name}: incomplete, {written_s:.2f} s of audio written", file=sys.stderr)
             raise
     stats = summarize(timings)
     if stats.end_reason is not None:
@@ -212,6 +212,8 @@ def bench(options: argparse.Namespace) -> int:
 
     if not out.parent.is_dir():
         raise OutputError(f"{out}: cannot be written (the folder does not exist)")
+    if out == out.with_suffix(".png"):
+        raise OutputError(f"{out}: is the name of the picture; name the JSON file")
     disabled = True if options.quiet else None
     try:
         with tqdm(total=len(load.streams), desc="bench", unit="row", disable=disabled) as bar:

@@ -99,6 +99,7 @@ health | --header=x-key= --tls | headers, x-key: expected printable ASCII
 bench | --tokens=none.npy | none.npy: cannot read tokens
 bench | --voice=none.npz | none.npz: cannot read the voice
 bench | --out=none/bench.json | bench.json: cannot be written
+bench | --out=bench.png | bench.png: is the name of the picture
 bench | --recordings=none.json | none.json: cannot read recordings
 perf-data | --out=none/data.json | data.json: cannot be written
 perf-data | --tokens={none} | tokens: 0 found; an utterance needs at least 1

@@ -73,7 +73,8 @@ def test_a_terminated_command_reports_the_written_audio(rig: DoorServer, tmp_pat
         assert process.wait(PATIENCE_SECONDS) == 143
     seconds = soundfile.info(out).duration
     assert (
-        errors == f"{out}: incomplete, {seconds:.2f} s of audio kept\ntoken2wav synth: terminated\n"
+        errors
+        == f"{out}: incomplete, {seconds:.2f} s of audio written\ntoken2wav synth: terminated\n"
     )
 
 
@@ -115,7 +116,7 @@ def test_the_audio_before_a_refused_token_is_kept(rig: DoorServer, tmp_path: Pat
         *synth(rig.server.grpc_url, f"--tokens={source}", f"--voice={VOICE}", f"--out={out}")
     )
     assert done.stderr.decode() == (
-        f"{out}: incomplete, 0.08 s of audio kept\ntoken2wav synth: error: {source}: "
+        f"{out}: incomplete, 0.08 s of audio written\ntoken2wav synth: error: {source}: "
         "tokens: 6561 at index 2 is outside the vocabulary 0 to 6560\n"
     )
     assert soundfile.info(out).frames == 2 * 960
