@@ -199,11 +199,10 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         server_probe = ServerProbe(server.metrics_url, lambda: Traces.of(server.pid))
         read, health = partial(gateway_reading, gateway), HealthProbe(f"{url}/health/live")
         rest = read()
-        watch, server_watch = Watch(read), Watch(server_probe.read)
-        health_watch = Watch(health.read, every_s=0.2)
+        watch, health_watch = Watch(read), Watch(health.read, every_s=0.2)
         crowd = GatewayCrowd(plan, rig, lines, outages)
-        for thread in (watch, server_watch, health_watch):
-            thread.start()
+        watch.start()
+        health_watch.start()
         outages.start()
         crowd.run()
         outages.end()
@@ -212,8 +211,7 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
                 f"seed {plan.seed}: the gateway ended with status {code}; clients saw "
                 f"{crowd.books.problems[:5]}"
             )
-        for thread in (watch, server_watch):
-            thread.stop()
+        watch.stop()
         problems = above_rest(read, {name: rest[name] for name in _RETURNING})
         last = watch.look()
         health_watch.stop()
@@ -242,7 +240,5 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         "server": {
             "audio_seconds": round(server_metrics["token2wav_audio_seconds_total"], 2),
             "cache_pages": labelled(server_metrics, "token2wav_cache_pages"),
-            "most": server_watch.most(),
-            "growth_mib": server_watch.growth_mib(),
         },
     }
