@@ -98,12 +98,8 @@ def choose_storage(folder: Path) -> str:
     }
     # the latter copies the whole image for every layer, but works everywhere
     for driver in ("overlay", "vfs"):
-        lines = [
-            f'driver = "{driver}"',
-            f'graphroot = "{folder / driver}"',
-            f'runroot = "{folder / "run"}"',
-        ]
-        (folder / "storage.conf").write_text("\n".join(["[storage]", *lines, ""]))
+        paths = f'graphroot = "{folder / driver}"\nrunroot = "{folder / "run"}"\n'
+        (folder / "storage.conf").write_text(f'[storage]\ndriver = "{driver}"\n{paths}')
         if subprocess.run(["buildah", "info"], capture_output=True, check=False).returncode == 0:
             return driver
     sys.exit("check: buildah info fails, also with the storage driver vfs")
@@ -124,14 +120,10 @@ def pip_mounts(folder: Path) -> list[str]:
         name, _, value = line.partition("=")
         settings[name.rpartition(".")[2]] = shlex.split(value)[0].split()
     settings["find-links"].append(str(wheels))
-    (folder / "pip.conf").write_text(
-        "\n".join(
-            ["[global]", *(f"{name} = {' '.join(values)}" for name, values in settings.items()), ""]
-        )
-    )
-    paths = {
-        Path(value) for values in settings.values() for value in values if value.startswith("/")
-    }
+    lines = [f"{name} = {' '.join(values)}\n" for name, values in settings.items()]
+    (folder / "pip.conf").write_text(f"[global]\n{''.join(lines)}")
+    values = [value for values in settings.values() for value in values]
+    paths = {Path(value) for value in values if value.startswith("/")}
     for value in settings.get("index-url", []) + settings.get("extra-index-url", []):
         if value.startswith("file:"):  # its pages name files beside it
             paths.add(Path(urllib.parse.urlparse(value).path).parent)
@@ -154,19 +146,9 @@ def build_stand_ins(folder: Path, options: list[str]) -> None:
         half.rename(debian)
     (folder / "stand_ins.Dockerfile").write_text(STAND_INS)
     for name in ("python", "triton"):
+        target = ["--target", name, "--tag", f"localhost/stand-in:{name}"]
         file = f"--file={folder / 'stand_ins.Dockerfile'}"
-        call(
-            "buildah",
-            "build",
-            "--layers",
-            *options,
-            file,
-            "--target",
-            name,
-            "--tag",
-            f"localhost/stand-in:{name}",
-            folder,
-        )
+        call("buildah", "build", "--layers", *options, file, *target, folder)
 
 
 def build(options: list[str]) -> None:
@@ -190,11 +172,7 @@ def serving(
 ) -> Iterator[tuple[subprocess.Popen[bytes], Ports]]:
     """Runs the server of an image until it is ready, and to the end of the block."""
     ports = Ports.free()
-    numbers = [
-        f"--http-port={ports.http}",
-        f"--grpc-port={ports.grpc}",
-        f"--metrics-port={ports.metrics}",
-    ]
+    numbers = [f"--{name}-port={port}" for name, port in vars(ports).items()]
     command = image.command([*image.service["command"], *numbers], binds)
     with (
         log.open("wb") as file,
@@ -235,23 +213,11 @@ def check_server(image: Image, client: Image, files: Path, binds: dict[str, Path
         if program is None:
             sys.exit(f"check: {health[0]} is not in {image.name}")
         inside = "/" + str(Path(program).relative_to(image.root))
-        call(
-            *image.command(
-                [inside, *(url if word.endswith(":8001") else word for word in health[1:])], binds
-            )
-        )
+        words = [url if word.endswith(":8001") else word for word in health[1:]]
+        call(*image.command([inside, *words], binds))
         say(f"{image.name}: serves as user {USER}, its root read-only; the health check passes")
-        speak = [
-            "synth",
-            "--url",
-            url,
-            "--tokens",
-            "tokens.npy",
-            "--voice",
-            "voice.safetensors",
-            "--quiet",
-        ]
-        speak += ["--audio-format", "float32"]
+        speak = ["synth", "--url", url, "--tokens", "tokens.npy", "--voice", "voice.safetensors"]
+        speak += ["--quiet", "--audio-format", "float32"]
         mounts = {"/files": files}
         call(*client.command(["health", "--url", url], mounts, ["/files"]))
         call(*client.command([*speak, "--out", "out.wav"], mounts, ["/files"]))
@@ -297,11 +263,8 @@ def check_gateway(image: Image, server: Image, files: Path) -> None:
             f"speech_server: {{url: '127.0.0.1:{ports.grpc}'}}\n"
             "voices: {folder: /voices}\n"
         )
-        words = [
-            *image.service["command"],
-            f"--port={gateway_ports.http}",
-            f"--metrics-port={gateway_ports.metrics}",
-        ]
+        numbers = [f"--port={gateway_ports.http}", f"--metrics-port={gateway_ports.metrics}"]
+        words = [*image.service["command"], *numbers]
         mounts = {"/settings/gateway.yaml": gateway_settings, "/voices": voices}
         with (
             subprocess.Popen(image.command(words, mounts, ["/voices"])) as process,

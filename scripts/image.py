@@ -17,6 +17,17 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+# Commands that make the devices and the virtual file systems of a container.
+_DEVICES = """\
+mount --rbind /proc proc
+mount --bind /sys sys
+mount -t tmpfs -o mode=755 tmpfs dev
+mkdir dev/shm
+ln -s /proc/self/fd dev/fd
+touch dev/null; mount --bind /dev/null dev/null
+touch dev/zero; mount --bind /dev/zero dev/zero
+touch dev/urandom; mount --bind /dev/urandom dev/urandom"""
+_WITHOUT_PRIVILEGES = ["--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
 
 
 @dataclass(frozen=True)
@@ -61,73 +72,26 @@ class Image:
             writable: paths in the container, among `binds`, that can be written.
         """
         root = shlex.quote(str(self.root))
-        binds = {
-            "/etc/resolv.conf": Path("/etc/resolv.conf"),
-            "/etc/hosts": Path("/etc/hosts"),
-            **binds,
-        }
-        lines = [
-            f"mount --bind {root} {root}",
-            f"cd {root}",
-            "mount --rbind /proc proc",
-            "mount --bind /sys sys",
-        ]
-        lines += [
-            "mount -t tmpfs -o mode=755 tmpfs dev",
-            "mkdir dev/shm",
-            "ln -s /proc/self/fd dev/fd",
-        ]
-        lines += [
-            f"touch dev/{node}; mount --bind /dev/{node} dev/{node}"
-            for node in ("null", "zero", "urandom")
-        ]
+        hosts = {path: Path(path) for path in ("/etc/resolv.conf", "/etc/hosts")}
+        lines = [f"mount --bind {root} {root}", f"cd {root}", *_DEVICES.splitlines()]
         shared = str(self.service.get("shm_size", "64m")).rpartition("-")[2].rstrip("}")
-        for mount in [
-            f"/dev/shm:size={shared},mode=1777,noexec,nosuid,nodev",
-            *self.service.get("tmpfs", []),
-        ]:
+        shm = f"/dev/shm:size={shared},mode=1777,noexec,nosuid,nodev"
+        for mount in [shm, *self.service.get("tmpfs", [])]:
             path, _, options = mount.partition(":")
             lines += [f"mkdir -p .{path}", f"mount -t tmpfs -o {options} tmpfs .{path}"]
-        for path, source in binds.items():
-            lines.append(
-                f"mkdir -p .{path}"
-                if source.is_dir()
-                else f"mkdir -p $(dirname .{path}); touch .{path}"
-            )
+        for path, source in {**hosts, **binds}.items():
+            file = f"mkdir -p $(dirname .{path}); touch .{path}"
+            lines.append(f"mkdir -p .{path}" if source.is_dir() else file)
             lines.append(f"mount --bind {shlex.quote(str(source))} .{path}")
             if path not in writable:
                 lines.append(f"mount -o remount,bind,ro .{path}")
         lines += ["mount -o remount,bind,ro .", 'exec "$@"']
+        isolated = ["unshare", "--mount", "sh", "-c", "\n".join(["set -e", *lines]), "sh"]
+        folder, user = f"--chdir={self.config['WorkingDir']}", self.config["User"].split(":")
+        inside = ["chroot", str(self.root), "env", "--ignore-environment", folder]
+        confined = ["setpriv", f"--reuid={user[0]}", f"--regid={user[1]}", *_WITHOUT_PRIVILEGES]
         program = [] if words and words[0].startswith("/") else self.config["Entrypoint"]
-        environment = [
-            "env",
-            "--ignore-environment",
-            f"--chdir={self.config['WorkingDir']}",
-            *self.config["Env"],
-        ]
-        user = self.config["User"].split(":")
-        without = ["--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
-        confined = [
-            "setpriv",
-            f"--reuid={user[0]}",
-            f"--regid={user[1]}",
-            *without,
-            *program,
-            *words,
-        ]
-        script = "set -e\n" + "\n".join(lines)
-        return [
-            "unshare",
-            "--mount",
-            "sh",
-            "-c",
-            script,
-            "sh",
-            "chroot",
-            str(self.root),
-            *environment,
-            *confined,
-        ]
+        return [*isolated, *inside, *self.config["Env"], *confined, *program, *words]
 
 
 def call(*command: str | Path, **options: Any) -> str:
