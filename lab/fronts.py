@@ -33,7 +33,7 @@ import yaml
 from tritonclient.grpc import service_pb2
 
 from benchmarks.environment import RESULTS, describe, program_parser, save
-from benchmarks.load.listener import milliseconds, quantiles
+from benchmarks.load.listener import quantiles
 from benchmarks.load.subject import CHOICES, Subject, model_folder
 from lab.png import save_picture
 from lab.stream_call import StreamCall
@@ -45,7 +45,7 @@ from token2wav import AudioChunk
 from token2wav.config import LimitConfig, ServerConfig
 from token2wav.config.values import from_mapping
 from token2wav_client import ClientError
-from token2wav_client.listening import stalls
+from token2wav_client.listening import milliseconds, stalls
 from token2wav_client.wire import Opening, build_request, read_response
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -7,8 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.load.clients import Load
-from benchmarks.load.listener import Heard, milliseconds, quantiles
-from token2wav_client.listening import THRESHOLDS_MS, buffered, continuity, stalls
+from benchmarks.load.listener import Heard, quantiles
+from token2wav_client.listening import (
+    THRESHOLDS_MS,
+    buffered,
+    continuity,
+    milliseconds,
+    stalls,
+)
 
 GAPS_S = (0.05, 0.1, 0.2)
 LEAST_RATE = 0.125  # utterances per second; a model with gaps at this rate gets no lower one

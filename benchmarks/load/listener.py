@@ -6,7 +6,7 @@ A client measures with `token2wav_client.listening`, which docs/benchmarking.md 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from benchmarks.load.subject import Subject
 from token2wav_client import AsyncClient, ClientError
 from token2wav_client.bench import paced
-from token2wav_client.listening import Recording, record, summary
+from token2wav_client.listening import Recording, record
 
 GATEWAY_RATE_HZ = 24_000
 VOICE = "reader"
@@ -90,11 +90,6 @@ async def hear(speak: Speak, audio_s: float, lag_s: float = 0.0) -> Heard:
     complete = not error and abs(arrived_s - audio_s) <= _ROUNDING_S
     recording = record(chunks, rate, ended_s, complete=complete, error=error)
     return Heard(recording, lag_s, after_tokens_s)
-
-
-def milliseconds(seconds: Iterable[float | None]) -> dict[str, float] | None:
-    """Computes quantiles in ms; None leaves a value out."""
-    return summary(None if value is None else 1000 * value for value in seconds)
 
 
 def quantiles(times: dict[str, float] | None, *names: str) -> str:

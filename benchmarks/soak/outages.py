@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import signal
@@ -10,10 +9,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from typing import Any
+
+from anyio.from_thread import start_blocking_portal
 
 from benchmarks.soak.crowd import shuffled
 from testkit.rigs.failing_proxy import MANNERS, Proxy
@@ -103,29 +104,24 @@ class ProxyOutages(Outages):
         super().__init__(self._ways, _PAUSE_S, random)
         self._proxies = [*proxies.values()]
         self.ports = {server: proxy.port for server, proxy in proxies.items()}
-        self._loop = asyncio.new_event_loop()
-        self._looping = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._event_loop = ExitStack()
 
     def __enter__(self) -> ProxyOutages:
-        self._looping.start()
+        self._portal = self._event_loop.enter_context(start_blocking_portal())
         for proxy in self._proxies:
-            self._in_loop(proxy.start())
+            self._portal.call(proxy.start)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for proxy in self._proxies:
-            self._in_loop(proxy.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._looping.join()
+        with self._event_loop:
+            for proxy in self._proxies:
+                self._portal.call(proxy.close)
 
     def _outage(self, kind: str) -> None:
         proxy, manner = self._ways[kind]
-        self._in_loop(proxy.fail(manner))
+        self._portal.call(proxy.fail, manner)
         self._over.wait(self._random.uniform(*(_STALL_S if manner == "stalls" else _OUTAGE_S)))
-        self._in_loop(proxy.start())
-
-    def _in_loop(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        self._portal.call(proxy.start)
 
 
 class Kills(Outages):

@@ -27,6 +27,7 @@ from token2wav_client.listening import (
     Recording,
     buffered,
     continuity,
+    milliseconds,
     record,
     summary,
     throughput,
@@ -237,28 +238,24 @@ def figures(streams: int, recordings: Sequence[Recording]) -> dict[str, Any]:
         "cut_without_audio": sum(not len(recording.samples) for recording in cut),
         "failed": len(ended) - len(complete),
         "errors": sorted({recording.error for recording in recordings if recording.error}),
-        "first_audio_ms": _ms(recording.first_playable_s for recording in recordings),
-        "between_chunks_ms": _ms(
+        "first_audio_ms": milliseconds(recording.first_playable_s for recording in recordings),
+        "between_chunks_ms": milliseconds(
             interval for recording in recordings for interval in recording.intervals_s.tolist()
         ),
         "rtfx": None if rtfx is None else round(rtfx, 3),
         "rtfx_of_a_stream": None if rtfx is None else round(rtfx / streams, 3),
-        "first_audible_ms": _ms(recording.first_audible_s for recording in recordings),
-        "leading_silence_ms": _ms(recording.leading_silence_s for recording in recordings),
+        "first_audible_ms": milliseconds(recording.first_audible_s for recording in recordings),
+        "leading_silence_ms": milliseconds(recording.leading_silence_s for recording in recordings),
         "underrun_utterances": sum(bool(recording.stalls_s) for recording in complete),
-        "largest_stall_ms": _ms(recording.largest_stall_s for recording in complete),
+        "largest_stall_ms": milliseconds(recording.largest_stall_s for recording in complete),
         **{f"c{ms}": _share(continuity(ended, ms)) for ms in THRESHOLDS_MS},
         "real_time_factor": summary((recording.real_time_factor for recording in complete), 3),
         "streaming_real_time_factor": summary(
             (recording.streaming_real_time_factor for recording in complete), 3
         ),
-        "gap_free_start_ms": _ms(recording.gap_free_start_s for recording in complete),
+        "gap_free_start_ms": milliseconds(recording.gap_free_start_s for recording in complete),
         **{f"buffer_{ms}": _share(buffered(ended, ms)) for ms in THRESHOLDS_MS},
     }
-
-
-def _ms(values: Any) -> dict[str, float] | None:
-    return summary(None if value is None else 1000 * value for value in values)
 
 
 def _share(value: float | None) -> float | None:

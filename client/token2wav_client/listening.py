@@ -327,3 +327,8 @@ def summary(values: Iterable[float | None], digits: int = 1) -> dict[str, float]
     percentiles = {f"p{q}": float(np.percentile(numbers, q)) for q in (50, 90, 95, 99)}
     figures = {"mean": float(np.mean(numbers)), **percentiles, "max": float(max(numbers))}
     return {name: round(figure, digits) for name, figure in figures.items()}
+
+
+def milliseconds(seconds: Iterable[float | None]) -> dict[str, float] | None:
+    """Computes the figures of `summary` in milliseconds."""
+    return summary(None if value is None else 1000 * value for value in seconds)
