@@ -168,17 +168,10 @@ async def _speak(
         except ClientError as error:
             problem = str(error)
         finally:
-            ended = time.monotonic()
+            ended_s, began_s = time.monotonic() - zero, zero - row_began
             sender.cancel()
             recordings.append(
-                record(
-                    chunks,
-                    rate,
-                    ended - zero,
-                    complete=complete,
-                    began_s=zero - row_began,
-                    error=problem,
-                )
+                record(chunks, rate, ended_s, complete=complete, began_s=began_s, error=problem)
             )
 
 

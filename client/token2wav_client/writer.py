@@ -120,16 +120,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
                 # would call methods of the file, and an exception that a signal raises in such a
                 # call would be lost.
                 target = self._path or self._encoded.fileno()
-                self._encoder = soundfile.SoundFile(
-                    target,
-                    "w",
-                    sample_rate,
-                    channels=self._channels,
-                    subtype=subtype,
-                    format=container,
-                    closefd=False,
-                )
-                self._begun = True
+                self._encoder = self._created(target, sample_rate, container, subtype)
             self._encoder.write(decoded(audio, self._audio_format))
             self._pass_on()
         elif self._format == "wav" and self._path is not None:
@@ -139,8 +130,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
             if not self._begun:
                 self._begun = True
                 if self._format == "wav":
-                    subtype = SUBTYPES[self._audio_format]
-                    _write_all(out, _endless_header(sample_rate, self._channels, subtype))
+                    _write_all(out, self._endless_header(sample_rate))
             _write_all(out, audio.astype(audio.dtype.newbyteorder("<"), copy=False).tobytes())
 
     @cached_property
@@ -185,19 +175,27 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         if self._begun:
             file = soundfile.SoundFile(path, "r+")
         else:
-            subtype = SUBTYPES[self._audio_format]
-            file = soundfile.SoundFile(
-                path,
-                "w",
-                samplerate=sample_rate,
-                channels=self._channels,
-                format="WAV",
-                subtype=subtype,
-            )
-            self._begun = True
+            file = self._created(path, sample_rate, "WAV", SUBTYPES[self._audio_format])
         with file:
             file.seek(0, soundfile.SEEK_END)
             file.write(decoded(audio, self._audio_format))
+
+    def _endless_header(self, sample_rate: int) -> bytes:
+        """Returns the header of a WAV stream of unknown length."""
+        file = io.BytesIO()
+        self._created(file, sample_rate, "WAV", SUBTYPES[self._audio_format]).close()
+        header = file.getvalue()
+        return header[:4] + _UNKNOWN_SIZE + header[8:-4] + _UNKNOWN_SIZE
+
+    def _created(
+        self, target: Path | int | io.BytesIO, sample_rate: int, container: str, subtype: str
+    ) -> soundfile.SoundFile:
+        """Creates a file of libsndfile. Its rate and its channels are those of the first chunk."""
+        file = soundfile.SoundFile(
+            target, "w", sample_rate, self._channels, subtype, format=container, closefd=False
+        )
+        self._begun = True
+        return file
 
     def _error(self, error: Exception) -> OutputError:
         reason = error.strerror if isinstance(error, OSError) else None
@@ -212,16 +210,6 @@ def _write_all(file: FileIO, data: bytes) -> None:
     unsent = memoryview(data)
     while unsent:
         unsent = unsent[file.write(unsent) :]
-
-
-def _endless_header(sample_rate: int, channels: int, subtype: str) -> bytes:
-    """Returns the header of a WAV stream of unknown length."""
-    file = io.BytesIO()
-    soundfile.SoundFile(
-        file, "w", samplerate=sample_rate, channels=channels, format="WAV", subtype=subtype
-    ).close()
-    header = file.getvalue()
-    return header[:4] + _UNKNOWN_SIZE + header[8:-4] + _UNKNOWN_SIZE
 
 
 def _format_of(path: Path | None) -> FileFormat:

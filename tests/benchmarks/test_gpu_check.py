@@ -30,20 +30,12 @@ from testkit.models.golden import ROOT, TINY
 from testkit.patience import PATIENCE_SECONDS, until
 
 SOURCES = [
-    "benchmarks",
-    "client",
-    "exporters",
-    "lab",
-    "server",
-    "testkit",
-    "tests",
-    "token2wav",
+    *("benchmarks", "client", "exporters", "lab", "server", "testkit", "tests", "token2wav"),
     "pyproject.toml",
 ]
 PACKAGES = ["torch", "triton", "numpy", "PyYAML", "safetensors", "pytest"]
 # The least of all, on one core, without haste.
-LEAST = ["stream_s=1", "drift_chunks=3", "histories=[1]"]
-PATIENT = ["--set", *LEAST]
+PATIENT = ["--set", "stream_s=1", "drift_chunks=3", "histories=[1]"]
 
 
 def with_dependencies(names: list[str]) -> Iterator[str]:

@@ -14,20 +14,11 @@ from token2wav_client.audio import AudioArray, AudioFormat
 def chunks(
     audio: AudioArray, cuts: list[int], audio_format: AudioFormat = "mulaw"
 ) -> list[AudioChunk]:
-    parts = np.split(audio, sorted(cuts))
+    parts, times = np.split(audio, sorted(cuts)), (0.0, 0.0, None)
+    ends = [False] * (len(parts) - 1) + [True]
     return [
-        AudioChunk(
-            part,
-            index,
-            index == len(parts) - 1,
-            0.0,
-            0.0,
-            None,
-            8000,
-            320,
-            audio_format=audio_format,
-        )
-        for index, part in enumerate(parts)
+        AudioChunk(part, index, final, *times, 8000, 320, audio_format=audio_format)
+        for index, (part, final) in enumerate(zip(parts, ends, strict=True))
     ]
 
 

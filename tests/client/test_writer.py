@@ -301,7 +301,7 @@ def test_an_interrupt_while_encoding_keeps_received_audio(kind: FileFormat, tmp_
     heard, _ = soundfile.read(path)
     # the chunk that was interrupted may be there
     assert len(heard) - written in (0, len(audio))
-    assert written > 0
+    assert len(heard) > 0
 
 
 @pytest.mark.parametrize("kind", ["flac", "ogg", "opus"])
