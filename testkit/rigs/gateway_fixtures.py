@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -12,6 +16,8 @@ from testkit.rigs.gateway_rig import GatewayRig
 from testkit.rigs.language_model import LanguageModel
 from testkit.rigs.server_rig import Rig
 from token2wav_client import ClientVoice
+
+StartGateway: TypeAlias = Callable[..., AbstractContextManager[GatewayRig]]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +44,13 @@ def gateway(
         riva=True,
     ) as started:
         yield started
+
+
+@pytest.fixture
+def start_gateway(rig: Rig | DoorServer, voice: ClientVoice, tmp_path: Path) -> StartGateway:
+    """Starts another gateway; see `GatewayRig.between`."""
+    url = rig.server.grpc_url
+    return partial(GatewayRig.between, folder=tmp_path, grpc_url=url, voice=voice)
 
 
 @pytest.fixture(autouse=True)

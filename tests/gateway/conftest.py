@@ -7,9 +7,17 @@ import pytest
 
 from testkit.rigs.aligners import installed
 from testkit.rigs.door_fixtures import _servers_are_empty, rig, voice
-from testkit.rigs.gateway_fixtures import _gateway_is_idle, gateway, speaker
+from testkit.rigs.gateway_fixtures import _gateway_is_idle, gateway, speaker, start_gateway
 
-__all__ = ["_gateway_is_idle", "_servers_are_empty", "gateway", "rig", "speaker", "voice"]
+__all__ = [
+    "_gateway_is_idle",
+    "_servers_are_empty",
+    "gateway",
+    "rig",
+    "speaker",
+    "start_gateway",
+    "voice",
+]
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from testkit.rigs.door_server import DoorServer
-from testkit.rigs.gateway_rig import GatewayRig
+from testkit.rigs.gateway_fixtures import StartGateway
 from testkit.rigs.gateway_socket import opened
 from testkit.rigs.gateway_speech import assert_same, body, events_of, expected
 from testkit.rigs.language_model import LanguageModel
@@ -21,28 +18,18 @@ from token2wav_client import ClientVoice
 pytestmark = pytest.mark.usefixtures("made_up_aligners")
 
 
-@contextmanager
-def hanging(
-    rig: DoorServer, voice: ClientVoice, folder: Path, timeout_s: float
-) -> Iterator[GatewayRig]:
-    """A gateway with an aligner that hangs for texts with the word bad."""
-    with GatewayRig.between(
-        LanguageModel().app(),
-        folder,
-        grpc_url=rig.server.grpc_url,
-        voice=voice,
-        settings={"aligner": {"name": "Hangs", "timeout_s": timeout_s}},
-    ) as gateway:
-        yield gateway
+def hanging(timeout_s: float) -> dict[str, Any]:
+    """Settings of an aligner that hangs for texts with the word bad."""
+    return {"aligner": {"name": "Hangs", "timeout_s": timeout_s}}
 
 
 def test_the_audio_does_not_wait_for_the_aligner(
-    rig: DoorServer, voice: ClientVoice, model: Token2Wav, tmp_path: Path
+    start_gateway: StartGateway, voice: ClientVoice, model: Token2Wav
 ) -> None:
     text = "a bad text of seven words it is"
     fields = body(input=text, stream_format="sse", word_timestamps=True)
     with (
-        hanging(rig, voice, tmp_path, 4) as gateway,
+        start_gateway(LanguageModel().app(), settings=hanging(4)) as gateway,
         gateway.http() as http,
         http.stream("POST", "/v1/audio/speech", json=fields) as answer,
     ):
@@ -57,12 +44,10 @@ def test_the_audio_does_not_wait_for_the_aligner(
     assert late - deltas[-1][0] > 2
 
 
-def test_a_late_aligner_does_not_delay_the_next_sentence(
-    rig: DoorServer, voice: ClientVoice, tmp_path: Path
-) -> None:
+def test_a_late_aligner_does_not_delay_the_next_sentence(start_gateway: StartGateway) -> None:
     """Its times are null when the listener has heard the sentence, not at the time-out."""
     with (
-        hanging(rig, voice, tmp_path, 60) as gateway,
+        start_gateway(LanguageModel().app(), settings=hanging(60)) as gateway,
         opened(gateway, word_timestamps=True) as socket,
     ):
         socket.send(type="input.text", text="A bad one.\nA good one.\n")

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,7 +22,7 @@ from riva.client.proto import riva_tts_pb2 as messages
 from examples import demo
 from examples.demo_voice.recordings import PROMPT
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.door_server import DoorServer
+from testkit.rigs.gateway_fixtures import StartGateway
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings, tokens_of
 from testkit.rigs.gateway_speech import TEXT, assert_same, expected
 from testkit.rigs.language_model import LanguageModel
@@ -393,7 +392,7 @@ def test_connections_and_calls_above_the_limit_are_refused(gateway: GatewayRig) 
 
 
 def test_the_gateway_speaks_to_the_end_before_it_ends(
-    rig: DoorServer, speaker: LanguageModel, voice: ClientVoice, model: Token2Wav, tmp_path: Path
+    start_gateway: StartGateway, speaker: LanguageModel, voice: ClientVoice, model: Token2Wav
 ) -> None:
     """A stream that waits for another text is told."""
     received: list[bytes] = []
@@ -403,14 +402,8 @@ def test_the_gateway_speaks_to_the_end_before_it_ends(
         yield request()
         waiting.wait(PATIENCE_SECONDS)
 
-    with GatewayRig.between(
-        speaker.app(),
-        tmp_path,
-        grpc_url=rig.server.grpc_url,
-        voice=voice,
-        settings={"voices": {"default": VOICE}},
-        riva=True,
-    ) as started:
+    settings = {"voices": {"default": VOICE}}
+    with start_gateway(speaker.app(), settings=settings, riva=True) as started:
         client = service(started, "")
         call = client.stub.SynthesizeOnline(texts())
         received.append(next(call).audio)

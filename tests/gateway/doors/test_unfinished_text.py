@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from testkit.rigs import streaming_language_model
-from testkit.rigs.door_server import DoorServer
+from testkit.rigs.gateway_fixtures import StartGateway
 from testkit.rigs.gateway_rig import TOKENS_OF_A_WORD, GatewayRig
 from testkit.rigs.gateway_socket import Socket, opened
 from testkit.rigs.gateway_speech import assert_same, expected
@@ -21,24 +21,19 @@ from token2wav_client import ClientVoice
 
 
 @pytest.fixture
-def streaming(rig: DoorServer, voice: ClientVoice, tmp_path: Path) -> Iterator[GatewayRig]:
-    with streaming_gateway(rig, voice, tmp_path) as gateway:
+def streaming(start_gateway: StartGateway, tmp_path: Path) -> Iterator[GatewayRig]:
+    with streaming_gateway(start_gateway, tmp_path) as gateway:
         yield gateway
 
 
 def streaming_gateway(
-    rig: DoorServer, voice: ClientVoice, folder: Path, **options: Any
+    start_gateway: StartGateway, folder: Path, **options: Any
 ) -> AbstractContextManager[GatewayRig]:
     """A gateway in front of a language model that takes text as it comes."""
     template = folder / "streaming.yaml"
     template.write_text(streaming_language_model.TEMPLATE)
-    return GatewayRig.between(
-        streaming_language_model.app,
-        folder,
-        grpc_url=rig.server.grpc_url,
-        voice=voice,
-        settings={"language_model": {"template": str(template)} | options},
-    )
+    settings = {"language_model": {"template": str(template)} | options}
+    return start_gateway(streaming_language_model.app, settings=settings)
 
 
 def test_three_words_are_spoken_before_the_fourth_is_sent(
@@ -71,12 +66,10 @@ def test_a_text_that_grows_can_be_cancelled_and_another_one_follows(streaming: G
     assert not socket.of("error")
 
 
-def test_words_after_a_pause_are_another_text(
-    rig: DoorServer, voice: ClientVoice, tmp_path: Path
-) -> None:
+def test_words_after_a_pause_are_another_text(start_gateway: StartGateway, tmp_path: Path) -> None:
     """The language model waits for words, and its time-out runs. No word is lost."""
     with (
-        streaming_gateway(rig, voice, tmp_path, token_timeout_s=2) as gateway,
+        streaming_gateway(start_gateway, tmp_path, token_timeout_s=2) as gateway,
         opened(gateway) as socket,
     ):
         socket.send(type="input.text", text="One two three ")
@@ -100,27 +93,18 @@ def test_a_megabyte_of_text_without_an_end(streaming: GatewayRig) -> None:
 
 
 @contextmanager
-def waiting(
-    rig: DoorServer, voice: ClientVoice, folder: Path, text_wait_s: float
-) -> Iterator[Socket]:
+def waiting(start_gateway: StartGateway, text_wait_s: float) -> Iterator[Socket]:
     """Yields a socket of a gateway with this wait, whose language model needs whole texts."""
+    settings = {"limits": {"text_wait_s": text_wait_s}}
     with (
-        GatewayRig.between(
-            LanguageModel().app(),
-            folder,
-            grpc_url=rig.server.grpc_url,
-            voice=voice,
-            settings={"limits": {"text_wait_s": text_wait_s}},
-        ) as gateway,
+        start_gateway(LanguageModel().app(), settings=settings) as gateway,
         opened(gateway) as socket,
     ):
         yield socket
 
 
-def test_words_wait_from_their_own_arrival_on(
-    rig: DoorServer, voice: ClientVoice, tmp_path: Path
-) -> None:
-    with waiting(rig, voice, tmp_path, 1) as socket:
+def test_words_wait_from_their_own_arrival_on(start_gateway: StartGateway) -> None:
+    with waiting(start_gateway, 1) as socket:
         socket.send(type="input.text", text="One. It rains ")
         socket.until("audio.done")
         assert_waits(socket, "It rains")
@@ -137,11 +121,9 @@ def assert_waits(socket: Socket, words: str) -> None:
     assert time.monotonic() - began > 0.9
 
 
-def test_words_without_an_end_are_spoken_after_a_while(
-    rig: DoorServer, voice: ClientVoice, tmp_path: Path
-) -> None:
+def test_words_without_an_end_are_spoken_after_a_while(start_gateway: StartGateway) -> None:
     """A language model that needs whole texts gets clauses, or the words that are complete."""
-    with waiting(rig, voice, tmp_path, 0.1) as socket:
+    with waiting(start_gateway, 0.1) as socket:
         for text in ("Well, I think so, and", " then it rai", "ned. "):
             socket.send(type="input.text", text=text)
             socket.until("audio.done")
