@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 
 from token2wav_server.engine.frames import FrameBuffer
@@ -18,25 +19,21 @@ class Connection:
 
     The thread that calls `send` also sends the frame, because waking another thread costs more. If
     the kernel has no room, the rest of the frame joins a list, which a thread of the connection
-    sends in one call. The lists are numbered from 1.
+    sends in one call.
 
     Args:
         collects: whether frames that are sent while received frames are handled wait until all of
             these are handled. Then they need one call of the system.
-
-    Attributes:
-        sent_lists: number of the last list that was sent.
     """
 
     def __init__(self, connected: socket.socket, *, collects: bool = False) -> None:
         self._socket = connected
         self._collects, self._collecting = collects, False
         self._changed = threading.Condition()
-        self._frames: list[bytes] = []
+        self._frames: list[tuple[object, bytes]] = []  # with their groups
         self._in_flight = False  # whether the thread sends frames at this moment
         self._unsent = 0
-        self._lists = 0  # lists that the thread has taken
-        self.sent_lists = 0
+        self._unsent_of: Counter[object] = Counter()  # by group
         self._is_open = True
         self._writer = threading.Thread(target=self._write, name="frames", daemon=True)
         self._writer.start()
@@ -46,22 +43,18 @@ class Connection:
         """Bytes that wait to be sent, including the bytes that a running call sends."""
         return self._unsent
 
-    def send(self, frame: bytes) -> int:
-        """Sends a frame.
+    def unsent_of(self, group: object) -> int:
+        """Returns the bytes of a group of frames that wait to be sent."""
+        return self._unsent_of[group]
 
-        Returns:
-            The number of the list that holds the rest of the frame. If there is no rest, the number
-            of a list that was sent.
-
-        The frame is lost if the connection is closed.
-        """
+    def send(self, frame: bytes, group: object = None) -> None:
+        """Sends a frame, of a group if there is one. It is lost if the connection is closed."""
         with self._changed:
             if self._is_open:
-                self._frames.append(frame)
-                self._unsent += len(frame)
+                self._frames.append((group, frame))
+                self._count(group, len(frame))
                 if not self._collecting:
                     self._send_waiting()
-            return self._lists + 1 if self._frames else self.sent_lists
 
     def frames(self) -> Iterator[bytearray]:
         """Yields frames without their lengths, until either side closes the connection.
@@ -103,18 +96,29 @@ class Connection:
         """Sends all waiting frames, as far as the kernel has room. The lock is held."""
         if self._in_flight or not self._frames:  # the thread sends these frames after its own
             return
-        data = b"".join(self._frames)
-        self._frames.clear()
+        frames, self._frames = self._frames, []
+        data = b"".join(frame for _, frame in frames)
         try:
             sent = self._socket.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
             sent = 0
         except OSError:  # the other side has closed the connection, as `frames` sees too
             sent = len(data)
-        self._unsent -= sent
-        if sent < len(data):
-            self._frames.append(data[sent:])
+        for group, frame in frames:
+            part = min(sent, len(frame))
+            sent -= part
+            self._count(group, -part)
+            if part < len(frame):
+                self._frames.append((group, frame[part:]))
+        if self._frames:
             self._changed.notify()
+
+    def _count(self, group: object, size: int) -> None:
+        self._unsent += size
+        if group is not None:
+            self._unsent_of[group] += size
+            if not self._unsent_of[group]:
+                del self._unsent_of[group]
 
     def _write(self) -> None:
         while True:
@@ -125,15 +129,13 @@ class Connection:
                 if not self._is_open:
                     return
                 frames, self._frames = self._frames, []
-                self._lists += 1
                 self._in_flight = True
-            data = b"".join(frames)
             try:
-                self._socket.sendall(data)
+                self._socket.sendall(b"".join(frame for _, frame in frames))
             except OSError:
                 self.close()
                 return
             with self._changed:
-                self._unsent -= len(data)
+                for group, frame in frames:
+                    self._count(group, -len(frame))
                 self._in_flight = False
-                self.sent_lists = self._lists

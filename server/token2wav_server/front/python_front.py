@@ -244,9 +244,6 @@ class _Engine:
     def __init__(self, connection: Connection, frames: Iterator[bytearray]) -> None:
         self.connection = connection
         self.frames = frames
-        # For each sequence id, the number of the list that holds its latest frame, and the bytes of
-        # its unsent frames at that time.
-        self._unsent: dict[int | str, tuple[int, int]] = {}
 
     def forward(self, slot: int, request: Any) -> _Failure | None:
         """Sends a request to the engine; returns the reason if it is refused."""
@@ -266,18 +263,13 @@ class _Engine:
             return _Failure(
                 "INVALID_ARG", f"request: {len(frame)} bytes; at most {LARGEST_FRAME} are allowed"
             )
-        if not self.connection.unsent:
-            self._unsent.clear()
-        number, unsent = self._unsent.get(sequence_id, (0, 0))
-        if number <= self.connection.sent_lists:
-            unsent = 0
-        if self.connection.unsent > MOST_UNSENT or unsent > _MOST_UNSENT_OF_SEQUENCE:
+        connection, unsent = self.connection, self.connection.unsent_of(sequence_id)
+        if connection.unsent > MOST_UNSENT or unsent > _MOST_UNSENT_OF_SEQUENCE:
             return _SLOW
-        number = self.connection.send(frame)
         # The voice in the first request of an utterance may be larger than the bound by itself.
         # Requests without a sequence are whole utterances of any clients.
-        if sequence_id and not request.flags() & _START:
-            self._unsent[sequence_id] = number, unsent + len(frame)
+        counted = sequence_id and not request.flags() & _START
+        connection.send(frame, sequence_id if counted else None)
         return None
 
 
