@@ -55,6 +55,7 @@ class Rig:
         settings: str | None = None,
         access: Access | None = None,
         models: Sequence[str] = (),
+        repository: Path | None = None,
     ) -> Iterator[Rig]:
         """Starts a server. Unless the settings describe streams, streams wait for whole blocks, so
         that audio can be compared.
@@ -64,6 +65,7 @@ class Rig:
         server = TritonServer(
             model,
             config=config,
+            model_repository=repository,
             models=models,
             ports=Ports.free(),
             access=access,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import queue
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,22 @@ from token2wav_server.launcher.process import TritonServer
 from token2wav_voice import FrontEnd, Recording
 
 DEMO = ROOT / "examples" / "demo_voice"
-MODELS = ("token2wav", "cosyvoice3", "cosyvoice3_offline")
+MODELS = ("token2wav", "cosyvoice3", "cosyvoice2")
+# Entry point of a model as in earlier repositories.
+ENTRY_POINT = """
+import triton_python_backend_utils
+from token2wav_gateway.doors.recipe import RecipeService
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self._service = RecipeService.start(args["model_config"])
+
+    def execute(self, requests):
+        return self._service.handle(requests)
+
+    def finalize(self):
+        self._service.close()
+"""
 REFERENCE_TEXT = "the words of the prompt"
 TEXT = " one two three four five six"
 TOKENS_OF_FIRST_AUDIO = 25 + 24 + 3  # the rest of a block of the prompt, a block, the look-ahead
@@ -52,8 +68,15 @@ def speaker() -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def recipe(speaker: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """The recipe's models and the model `token2wav`, beside a language model server."""
+    """The recipe's models and the model `token2wav`, beside a language model server. The model for
+    whole texts is a copy under the name that clients of the recipe use, as docs/recipe.md says.
+    """
     folder = tmp_path_factory.mktemp("recipe")
+    repository = shutil.copytree(ROOT / "model_repository", folder / "repository")
+    copy = (repository / "cosyvoice3_offline").rename(repository / "cosyvoice2")
+    config = copy / "config.pbtxt"
+    config.write_text(config.read_text().replace("cosyvoice3_offline", "cosyvoice2"))
+    (copy / "1" / "cosyvoice3.py").write_text(ENTRY_POINT)
     with serving(speaker.app()) as port, pytest.MonkeyPatch.context() as patch:
         gateway = {
             "language_model": {"url": f"http://127.0.0.1:{port}/v1", "template": "cosyvoice3"},
@@ -64,7 +87,9 @@ def recipe(speaker: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> 
         (folder / "gateway.yaml").write_text(yaml.safe_dump(gateway))
         patch.setenv("TOKEN2WAV_GATEWAY", str(folder / "gateway.yaml"))
         access = Access(http_inference=True)
-        with Rig.start(DEMO / "model", folder, access=access, models=MODELS) as rig:
+        with Rig.start(
+            DEMO / "model", folder, access=access, models=MODELS, repository=repository
+        ) as rig:
             yield rig
 
 
@@ -190,7 +215,7 @@ def test_the_whole_over_http_equals_the_library(
             {"name": "target_text", "shape": [1, 1], "datatype": "BYTES", "data": [TEXT]},
         ]
     }
-    url = f"http://{recipe.server.http_url}/v2/models/cosyvoice3_offline/infer"
+    url = f"http://{recipe.server.http_url}/v2/models/cosyvoice2/infer"
     answer = httpx.post(
         url, json=document, params={"request_id": "0"}, timeout=PATIENCE_SECONDS
     ).json()
@@ -261,7 +286,7 @@ def test_a_triton_that_cannot_read_strings_is_refused(
     monkeypatch.setenv("TOKEN2WAV_GATEWAY", str(tmp_path / "gateway.yaml"))
     server = TritonServer(
         DEMO / "model",
-        models=MODELS,
+        models=MODELS[:2],
         ports=Ports.free(),
         log_file=tmp_path / "triton.log",
     )
