@@ -66,8 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
     log_note = "" if options.verbose else "; of its log you see the warnings (--verbose: all lines)"
     _announce(f"starting a server for {options.model}{log_note}")
+    # before a model of some gigabytes is fetched
     _check_addresses(options)
-    _check_machine()  # before a model of some gigabytes is fetched
+    access = _access(options)
+    _check_machine()
     options.model = model_folder(options.model)
     for warning in check(options.model, options.config):
         _announce(f"warning: {warning}")
@@ -78,7 +80,7 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
         models=options.models,
         ports=Ports.of(options),
         host=options.host,
-        access=_access(options),
+        access=access,
         verbose=options.verbose,
         extra_args=extra_args,
     )

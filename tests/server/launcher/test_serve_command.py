@@ -113,6 +113,11 @@ def test_a_host_that_is_not_of_this_machine(host: str, capfd: pytest.CaptureFixt
     assert_one_error(capfd, f"--host {host}: not an address" if host else "--host: empty")
 
 
+def test_half_a_certificate(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(str(TINY), "--tls-certificate=server.crt") == 2
+    assert_one_error(capfd, "TLS needs both --tls-certificate and --tls-key")
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [("http", "grpc"), ("http", "metrics"), ("grpc", "metrics"), ("grpc", "status")],
