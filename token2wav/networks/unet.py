@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -27,10 +28,59 @@ _FF_MULT = 4
 
 
 class UNetEstimator(Estimator):
-    """Base of U-Nets, whose blocks take the shifts of the ODE time and one row of conditions."""
+    """Base of U-Nets. Each level has half of the frames of the level before. The way up joins the
+    frames of a level to those of the way down. Blocks take the shifts of the ODE time and one row
+    of conditions.
 
-    time_mlp: TimeMLP
-    time_embed_mixer: nn.Linear | None
+    Args:
+        bands: mel bands; state, conditions, speaker vector and prompt have the same width.
+        block: makes a convolution with its norm and activation.
+        conv: makes the convolution at the end of a block that keeps the number of frames.
+        levels: resolutions, the first of which has all frames.
+        mean_flow: whether the network was distilled to the mean velocity of a step, which also
+            depends on the end of the step.
+    """
+
+    def __init__(
+        self,
+        bands: int,
+        sizes: UNetConfig,
+        *,
+        block: Callable[[int, int], Any],
+        conv: Callable[[int, int], nn.Module],
+        levels: int = 1,
+        mean_flow: bool = False,
+    ) -> None:
+        super().__init__()
+        channels = sizes.channels
+        inputs, time_channels = 4 * bands, 4 * channels
+        self.time_mlp = TimeMLP(inputs, time_channels)
+        self.time_embed_mixer = (
+            nn.Linear(2 * time_channels, time_channels, bias=False) if mean_flow else None
+        )
+
+        def part(inputs: int, *last: nn.Module) -> UNetBlock:
+            transformer = (TransformerLayer(sizes) for _ in range(sizes.layers))
+            residual = ResidualBlock(inputs, channels, time_channels, block)
+            return UNetBlock([residual, nn.ModuleList(transformer), *last])
+
+        halving = partial(nn.Conv1d, channels, channels, 3, stride=2, padding=1)
+        doubling = partial(nn.ConvTranspose1d, channels, channels, 4, stride=2, padding=1)
+        # `blocks` returns them in this order.
+        self.down_blocks, self.mid_blocks, self.up_blocks = (nn.ModuleList() for _ in range(3))
+        for level in range(levels):
+            lowest = level == levels - 1
+            down = conv(channels, channels) if lowest else _Resampling(halving())
+            self.down_blocks.append(part(channels if level else inputs, down))
+        self.mid_blocks.extend(part(channels) for _ in range(sizes.mid_blocks))
+        for level in reversed(range(levels)):
+            up = _Resampling(doubling()) if level else conv(channels, channels)
+            self.up_blocks.append(part(2 * channels, up))
+        self.final_block = block(channels, channels)
+        self.final_proj = nn.Conv1d(channels, bands, 1)
+        self.attention = len(self._layers()), sizes.heads, sizes.dim_head
+        for index, layer in enumerate(self._layers()):
+            layer.attn1.index = index
 
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
         """Computes the shifts (blocks, B, channels) that residual blocks add at ODE times t (B,).
@@ -57,6 +107,33 @@ class UNetEstimator(Estimator):
             1, 2
         )
 
+    def velocity(
+        self,
+        x: torch.Tensor,
+        conditions: torch.Tensor,
+        modulation: Modulation,
+        bias: torch.Tensor | None,
+        context: AttentionContext | None = None,
+        *,
+        rope: Rope = (),
+    ) -> torch.Tensor:
+        h = torch.cat((x.transpose(1, 2), conditions), dim=2)  # (B, T, 4 * bands)
+        [shifts] = modulation
+        blocks = zip(self.blocks(), shifts, strict=True)
+        skips: list[torch.Tensor] = []
+        for block, shift in islice(blocks, len(self.down_blocks)):
+            skips.append(block(h, shift, bias, context))
+            h = block[2](skips[-1], context)
+        for block, shift in islice(blocks, len(self.mid_blocks)):
+            h = block(h, shift, bias, context)
+        for block, shift in blocks:
+            skip = skips.pop()
+            if len(self.up_blocks) > 1:  # an odd number of frames was rounded up on the way down
+                h = h[:, : skip.shape[1]]
+            h = block(torch.cat((h, skip), dim=-1), shift, bias, context)
+            h = block[2](h, context)
+        return self.final_proj(self.final_block(h, context).transpose(1, 2))
+
     def halve(self) -> None:
         for layer in self._layers():
             layer.attn1.half()
@@ -76,65 +153,19 @@ class UNetEstimator(Estimator):
 
 
 class UNet(UNetEstimator):
-    """U-Net estimator: one block down, several blocks in the middle, and one block up, which also
-    takes the output of the first block.
-
-    Args:
-        bands: mel bands; state, conditions, speaker vector and prompt have the same width.
-        mean_flow: whether the network was distilled to the mean velocity of a step, which also
-            depends on the end of the step.
+    """U-Net of one resolution with causal convolutions: one block down, several blocks in the
+    middle, and one block up, which also takes the output of the first block.
     """
 
     def __init__(
         self, bands: int, sizes: UNetConfig, block_frames: int, *, mean_flow: bool = False
     ) -> None:
-        super().__init__()
-        self.block_frames, channels = block_frames, sizes.channels
-        inputs, time_channels = 4 * bands, 4 * channels
-        self.time_mlp = TimeMLP(inputs, time_channels)
-        self.time_embed_mixer = (
-            nn.Linear(2 * time_channels, time_channels, bias=False) if mean_flow else None
-        )
-
-        def block(inputs: int, *last: nn.Module) -> UNetBlock:
-            transformer = (TransformerLayer(sizes) for _ in range(sizes.layers))
-            return UNetBlock(
-                [ResidualBlock(inputs, channels, time_channels), nn.ModuleList(transformer), *last]
-            )
-
-        self.down_blocks = nn.ModuleList([block(inputs, CausalConv(channels, channels))])
-        self.mid_blocks = nn.ModuleList(block(channels) for _ in range(sizes.mid_blocks))
-        self.up_blocks = nn.ModuleList([block(2 * channels, CausalConv(channels, channels))])
-        self.final_block = ConvolutionBlock(channels, channels)
-        self.final_proj = nn.Conv1d(channels, bands, 1)
+        super().__init__(bands, sizes, block=ConvolutionBlock, conv=CausalConv, mean_flow=mean_flow)
+        self.block_frames = block_frames
         self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
         for index, conv in enumerate(self.convolutions):
             conv.index = index
         self.conv_state_shapes = [conv.state_shape for conv in self.convolutions]
-        self.attention = len(self._layers()), sizes.heads, sizes.dim_head
-        for index, layer in enumerate(self._layers()):
-            layer.attn1.index = index
-
-    def velocity(
-        self,
-        x: torch.Tensor,
-        conditions: torch.Tensor,
-        modulation: Modulation,
-        bias: torch.Tensor | None,
-        context: AttentionContext | None = None,
-        *,
-        rope: Rope = (),
-    ) -> torch.Tensor:
-        h = torch.cat((x.transpose(1, 2), conditions), dim=2)  # (B, T, 4 * bands)
-        down, *middle, up = self.blocks()
-        [(first, *between, last)] = modulation
-        skip = down(h, first, bias, context)
-        h = down[2](skip, context)
-        for block, time in zip(middle, between, strict=True):
-            h = block(h, time, bias, context)
-        h = up(torch.cat((h, skip), dim=-1), last, bias, context)
-        h = self.final_block(up[2](h, context), context)
-        return self.final_proj(h.transpose(1, 2))
 
     def forward(
         self,
@@ -185,6 +216,17 @@ class UNetBlock(nn.ModuleList):
         return h
 
 
+class _Resampling(nn.Module):
+    """Convolution that halves the frames of (B, T, channels), rounded up, or doubles them."""
+
+    def __init__(self, conv: nn.Conv1d | nn.ConvTranspose1d) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
+        return self.conv(x.transpose(1, 2)).transpose(1, 2)
+
+
 class CausalConv(nn.Conv1d):
     """Causal convolution of frames.
 
@@ -228,7 +270,7 @@ class ResidualBlock(nn.Module):
         inputs: int,
         outputs: int,
         time_channels: int,
-        block: Callable[[int, int], Any] = ConvolutionBlock,
+        block: Callable[[int, int], Any],
     ) -> None:
         super().__init__()
         self.mlp = nn.ModuleDict({"1": nn.Linear(time_channels, outputs)})
