@@ -19,7 +19,7 @@ from token2wav.hub.errors import TRIES, HubError, is_unreachable, reading_answer
 from token2wav.hub.tensors import NoRangesError, RemoteTensors
 from token2wav.published.checkpoint_files import INDEX_ENDING, PUBLISHED, file_patterns, is_shard
 from token2wav.published.registry import find_remote_family
-from token2wav.published.transformers_json import CONFIG_JSON
+from token2wav.published.transformers_json import CONFIG_JSON, readable_json
 
 _DEFAULT_FILES = (CONFIG_JSON, "|".join((*PUBLISHED, "model.pth")))
 _FRONT_END_FILES = ("*.yaml", "campplus.onnx", "speech_tokenizer_v*.onnx")
@@ -136,15 +136,9 @@ class Pull:
         for prefix in sorted(folders, key=lambda folder: (folder.count("/"), bool(folder), folder)):
             names = {file.removeprefix(f"{prefix}/") for file in files} if prefix else set(files)
             here = {name for name in names if "/" not in name}
-            document: Any = {}
-            config = str(Path(prefix) / CONFIG_JSON)
+            config, document = str(Path(prefix) / CONFIG_JSON), dict[str, Any]()
             if config in files and files[config].size <= _MOST_CONFIG_BYTES:
-                try:
-                    document = json.loads(self._download(config).read_text("utf-8"))
-                except (ValueError, RecursionError):
-                    document = {}
-            if not isinstance(document, dict):
-                document = {}
+                document = readable_json(self._download(config))
             if (family := find_remote_family(here, document)) is not None:
                 return prefix, family
         raise HubError(f"{self.name}: not a model of a family that this project reads")
