@@ -84,16 +84,16 @@ class FlowModelConfig(ModelConfig):
         # Rates such as 22050 / 512 have infinitely many decimals.
         if rate is not None and not math.isclose(rate * samples, config.sample_rate, rel_tol=1e-6):
             raise ConfigError(
-                f"sample_rate: {rate:g} tokens per second of {samples} samples do not make "
-                f"{config.sample_rate} Hz"
+                f"sample_rate: {rate:g} tokens per second of {samples} samples "
+                f"({config.token_mel_ratio} mel frames) do not make {config.sample_rate} Hz"
             )
         return config
 
     def __post_init__(self) -> None:
-        if self.mel_bands != self.vocoder.mel.bands:
+        if self.mel_bands != (bands := self.vocoder.mel.bands):
             raise ConfigError(
-                f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes "
-                f"{self.mel_bands}"
+                f"{self.vocoder.BANDS}: {bands} mel bands, but the flow makes {self.mel_bands}; "
+                "use a vocoder that was trained on the mels of the flow"
             )
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from token2wav.config.values import Bounds, Length, check_bounds
 from token2wav.errors import ConfigError
@@ -237,6 +237,8 @@ class HiFTConfig:
     between frames.
     """
 
+    BANDS: ClassVar[str] = "hift.in_channels"  # name of the mel bands, for messages
+
     in_channels: bounded.Width = 80
     base_channels: Annotated[bounded.Width, Halves("upsample_rates")] = 512
     nb_harmonics: Annotated[int, Bounds(1, 1000)] = 8
@@ -281,6 +283,8 @@ class BigVGANConfig:
 
     Fields have the public names. Fields that a file may omit have the public defaults.
     """
+
+    BANDS: ClassVar[str] = "num_mels"  # name of the mel bands, for messages
 
     resblock: Literal["1", "2"]
     upsample_rates: bounded.SomeRates

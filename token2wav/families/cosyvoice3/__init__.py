@@ -125,9 +125,7 @@ class CosyVoice3Config(FlowModelConfig):
             flow, rate, schedule = cls._flow_from(document)
             if "vocoder" not in document:
                 return cls.of(flow, hift_from(document, causal=True), rate, schedule=schedule)
-            vocoder, below = vocoder_from(
-                document, folder, rate, flow.token_mel_ratio, flow.mel_bands
-            )
+            vocoder, below = vocoder_from(document, folder)
             return cls.of(flow, vocoder, rate, vocoder_folder=below, schedule=schedule)
 
     @classmethod
