@@ -23,7 +23,6 @@ from token2wav.serving.hops import (
     Stop,
     StreamFacts,
     next_stop,
-    waiting_seconds,
 )
 from token2wav.serving.provisional import Pace, next_end
 
@@ -82,19 +81,20 @@ HEARD = {"start": 25, "spoken": 25, "hops": 1, "heard": True}
         pytest.param(facts(28), Stop(25), id="first hop"),
         pytest.param(facts(53 + 25, **HEARD), Stop(75), id="second hop has two blocks"),
         pytest.param(facts(10, ended=True), Stop(10), id="end"),
-        pytest.param(facts(7), None, id="too few for early audio"),
+        pytest.param(facts(7), inf, id="too few for early audio"),
         pytest.param(facts(8), Stop(6, needs_admission=True), id="early audio"),
-        pytest.param(facts(27, first_tokens=0), None, id="no early audio wanted"),
-        pytest.param(facts(60, lead=3.0, **HEARD), None, id="the listener can wait for the hop"),
+        pytest.param(facts(27, first_tokens=0), inf, id="no early audio wanted"),
         pytest.param(facts(60, lead=0.5, **HEARD), Stop(50), id="complete blocks"),
-        pytest.param(facts(30, lead=2.0, **HEARD), None, id="the listener can wait for the block"),
+        pytest.param(facts(30, first_tokens=0, lead=2.0, **HEARD), inf, id="no complete block"),
+        pytest.param(facts(30, lead=2.0, **HEARD), 0.0, id="the listener can wait for the block"),
         pytest.param(
             facts(38, lead=0.4, **HEARD), Stop(33, needs_admission=True), id="provisional"
         ),
-        pytest.param(facts(38, lead=-0.1, **HEARD), None, id="too late for a provisional chunk"),
+        pytest.param(facts(38, lead=3.0, **HEARD), 0.0, id="a provisional chunk may come"),
+        pytest.param(facts(38, lead=-0.1, **HEARD), inf, id="too late for a provisional chunk"),
     ],
 )
-def test_next_stop(stream: StreamFacts, stop: Stop | None) -> None:
+def test_next_stop(stream: StreamFacts, stop: Stop | float) -> None:
     assert next_stop(stream) == stop
 
 
@@ -106,24 +106,12 @@ def test_the_last_chunk_takes_the_optional_lookahead_of_the_chunk_before_it(
     assert next_stop(facts(received, ended=True, optional_lookahead=5)) == Stop(stop)
 
 
-@pytest.mark.parametrize(
-    ("stream", "seconds"),
-    [
-        pytest.param(facts(7), inf, id="too few for early audio"),
-        pytest.param(facts(30, first_tokens=0, lead=2.0, **HEARD), inf, id="no block is complete"),
-        pytest.param(facts(38, lead=-0.1, **HEARD), inf, id="the listener has run out of audio"),
-        pytest.param(facts(38, lead=3.0, **HEARD), 0.0, id="a provisional chunk may come"),
-    ],
-)
-def test_time_of_waiting(stream: StreamFacts, seconds: float) -> None:
-    assert next_stop(stream) is None
-    assert waiting_seconds(stream) == seconds
-
-
 def test_a_stream_waits_until_its_listener_needs_the_complete_blocks() -> None:
-    seconds = waiting_seconds(facts(60, lead=3.0, **HEARD))
+    seconds = next_stop(facts(60, lead=3.0, **HEARD))
+    assert isinstance(seconds, float)
     assert 0 < seconds < 3
-    assert next_stop(facts(60, lead=3.0 - seconds + 0.001, **HEARD)) is None
+    later = next_stop(facts(60, lead=3.0 - seconds + 0.001, **HEARD))
+    assert later == pytest.approx(0.001)
     assert next_stop(facts(60, lead=3.0 - seconds - 0.001, **HEARD)) == Stop(50)
 
 

@@ -11,14 +11,7 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.config.token_format import NO_CODE, NO_TOKEN
 from token2wav.errors import InputError
 from token2wav.serving.clocks import Arrivals, PipelineLoad, Playback
-from token2wav.serving.hops import (
-    ChunkTime,
-    Estimates,
-    HopSchedule,
-    StreamFacts,
-    next_stop,
-    waiting_seconds,
-)
+from token2wav.serving.hops import ChunkTime, Estimates, HopSchedule, StreamFacts, next_stop
 from token2wav.stages.stage import TokenChunk
 
 
@@ -156,10 +149,12 @@ class Chunker:
         if self.done or final:
             return
         now = self._playback.now()
-        facts = self._facts(now)
-        stop = next_stop(facts)
-        self._waits_until = now if stop else now + waiting_seconds(facts)
-        if not stop or (stop.needs_admission and not self._load.try_admit_provisional(self)):
+        stop = next_stop(self._facts(now))
+        if isinstance(stop, float):
+            self._waits_until = now + stop
+            return
+        self._waits_until = now
+        if stop.needs_admission and not self._load.try_admit_provisional(self):
             return
         if chunk is None:
             self._decided_at = now

@@ -172,32 +172,24 @@ class Stop(NamedTuple):
     needs_admission: bool = False  # of one more stream with provisional chunks, by the load
 
 
-def next_stop(facts: StreamFacts) -> Stop | None:
-    """Returns the end of the next chunk; None to wait for tokens or for a shorter lead."""
+def next_stop(facts: StreamFacts) -> Stop | float:
+    """Returns the end of the next chunk. If there is no chunk now, returns for how many seconds
+    there will be none, by the present estimates, unless a token arrives.
+    """
     if facts.received - facts.lookahead >= facts.hop_stop or facts.ended:
         return Stop(_whole_hop(facts))
     if not facts.heard:
         return _first_audio(facts)
     if not facts.schedule.adaptive:
-        return None
+        return math.inf
     if facts.complete_stop > facts.spoken:
-        return _complete_blocks(facts)
+        spare = _spare_seconds(facts)
+        return Stop(facts.complete_stop) if spare < 0 else spare
     # A stream whose listener has run out of audio waits for a whole block. Its tokens arrive too
     # slowly for playback, so every provisional chunk would be followed by another gap.
     if not facts.schedule.first_tokens or facts.lead <= 0:
-        return None
-    return _provisional(facts)
-
-
-def waiting_seconds(facts: StreamFacts) -> float:
-    """Returns how long `next_stop` will still return None, by the present estimates, without a
-    token.
-    """
-    if not facts.heard or not facts.schedule.adaptive:
         return math.inf
-    if facts.complete_stop > facts.spoken:
-        return _spare_seconds(facts)
-    return 0.0 if facts.schedule.first_tokens and facts.lead > 0 else math.inf
+    return _provisional(facts)
 
 
 def _whole_hop(facts: StreamFacts) -> int:
@@ -208,19 +200,15 @@ def _whole_hop(facts: StreamFacts) -> int:
     return facts.received if few else facts.hop_stop
 
 
-def _first_audio(facts: StreamFacts) -> Stop | None:
+def _first_audio(facts: StreamFacts) -> Stop | float:
     schedule, blocks = facts.schedule, facts.complete_stop
     first, latest = facts.spoken + schedule.first_tokens, facts.latest_provisional_stop
     if not schedule.first_tokens or max(blocks, latest) < first:
-        return None
+        return math.inf
     if blocks >= first:
         return Stop(blocks, needs_admission=True)
     # The chunk enters another block only if it would be too short without it.
     return Stop(min(latest, max(first, blocks + schedule.block - 1)), needs_admission=True)
-
-
-def _complete_blocks(facts: StreamFacts) -> Stop | None:
-    return None if _spare_seconds(facts) >= 0 else Stop(facts.complete_stop)
 
 
 def _spare_seconds(facts: StreamFacts) -> float:
@@ -230,7 +218,7 @@ def _spare_seconds(facts: StreamFacts) -> float:
     return facts.lead - compute - facts.seconds_until(hop_stop)
 
 
-def _provisional(facts: StreamFacts) -> Stop | None:
+def _provisional(facts: StreamFacts) -> Stop | float:
     schedule, estimates, blocks = facts.schedule, facts.estimates, facts.complete_stop
     block_end = facts.grid.complete_stop(facts.spoken) + schedule.block
     stop = min(facts.latest_provisional_stop, block_end - 1)
@@ -244,7 +232,7 @@ def _provisional(facts: StreamFacts) -> Stop | None:
     spare = facts.lead - estimates.seconds_to_compute(1, provisional=True) - _MARGIN_SECONDS
     soon = min(facts.seconds_until(block_end), estimates.seconds_until_next)
     if spare >= soon or stop - facts.spoken < schedule.least_tokens:
-        return None
+        return 0.0  # which changes from moment to moment
     return Stop(stop, needs_admission=True)
 
 

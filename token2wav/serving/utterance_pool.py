@@ -189,15 +189,18 @@ class UtterancePool:
             answers = self._freed([answer] if answer else [])
         self._end_replies(answers)
 
-    def cancel_all(self) -> None:
-        """Ends all open utterances as if their clients had cancelled them."""
-        self._cancel_all(None)
+    def cancel_all(self, reason: Token2WavError | None = None) -> None:
+        """Ends all open utterances, as `cancel`."""
+        with self._lock:
+            utterances = list(self.scheduler.utterances)
+        for utterance in utterances:
+            self.cancel(utterance, reason)
 
     def close(self) -> None:
         """Ends all open utterances, and refuses new ones. `next_turn` then returns None."""
         with self._lock:
             self.scheduler.closing = True
-        self._cancel_all(LimitError("server: it is shutting down; try another one"))
+        self.cancel_all(LimitError("server: it is shutting down; try another one"))
 
     def next_turn(self, worker: int) -> Turn | None:
         """Waits for the next turn of a worker; None if the pool was closed and no utterance is
@@ -298,12 +301,6 @@ class UtterancePool:
             if self._changed:
                 self._changed = False
                 attempt(self._observer.changed, self.scheduler.admitted - self._ended)
-
-    def _cancel_all(self, reason: Token2WavError | None) -> None:
-        with self._lock:
-            utterances = list(self.scheduler.utterances)
-        for utterance in utterances:
-            self.cancel(utterance, reason)
 
     def _observe(self, turn: Turn, computed: Computed) -> None:
         if computed.stages:
