@@ -97,32 +97,3 @@ def test_the_batches_of_a_prompt_are_counted_until_it_is_in_the_cache(
         engine.close(engine.open(voice))
         assert (len(computed), engine.prompt_batches(voice)) == (batches, 0)
     assert batches == 3
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_a_stream_that_is_cancelled_between_steps_is_released_once(parts: Parts, run: str) -> None:
-    engine = RUNS[run](parts.incremental(pages=128))
-    voice, tokens = a_voice(28), some_tokens(60)
-    chunker = Chunker(voice.prompt_tokens, parts.config, schedule_of(parts.config), Playback())
-    chunker.push(tokens, end=True)
-    chunk = chunker.next_chunk
-    assert chunk is not None
-    kept, cancelled = engine.open(voice), engine.open(voice)
-    [expected, _] = engine.advance([(kept, chunk), (cancelled, chunk)])
-    engine.close(kept)
-    engine.close(cancelled)
-    used = engine.pool.used, engine.states.used
-
-    kept, cancelled = engine.open(voice), engine.open(voice)
-    pages = engine.pool.used
-
-    def cancel() -> None:
-        engine.close(cancelled)
-        assert engine.open_streams == 1
-        assert engine.pool.used >= pages, "the batch still writes to the pages"
-
-    with at_boundaries(cancel):
-        [mel, _] = engine.advance([(kept, chunk), (cancelled, chunk)])
-    assert np.array_equal(mel, expected)
-    engine.close(kept)
-    assert (engine.open_streams, engine.pool.used, engine.states.used) == (0, *used)

@@ -9,7 +9,6 @@ This module decides which pages are kept, and for which stream. An `EncoderRunne
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from token2wav.cache.states import StateStore
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.model_config import ModelConfig
-from token2wav.errors import BackendError, ConfigError, StreamClosedError
+from token2wav.errors import BackendError, ConfigError
 from token2wav.execution.batch import ChunkInput
 from token2wav.execution.buckets import map_grouped
 from token2wav.execution.runner import ESTIMATOR, FlowRunner
@@ -90,8 +89,6 @@ class _FlowStream:
     # Of finished chunks, for a stream that must continue without the cache.
     tokens: list[NDArray[np.int32]] = field(default_factory=list)
     recomputing: int | None = None  # handle in `RecomputeFlow`; None while the cache is used
-    busy: bool = False  # whether a thread is computing a chunk of the stream
-    closed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +219,6 @@ class CachedFlow(FlowStage[_FlowStream]):
             needs = page_needs(self._config, self._left_blocks, longest_hop)
             self._common = CommonReserve(self.prefixes, needs)
         self._zero = torch.zeros(self._config.mel_bands, 1, device=self._device)
-        self._lock = threading.Lock()  # guards `busy` and `closed` of the streams
 
     def usage(self) -> CacheUsage:
         prefixes = self.prefixes
@@ -267,50 +263,7 @@ class CachedFlow(FlowStage[_FlowStream]):
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
-        streams = self._enter([handle for handle, _ in batch])
-        try:
-            return self._advance(streams, [chunk for _, chunk in batch])
-        finally:
-            self._leave(streams)
-
-    def close(self, handle: int) -> None:
-        stream = self._streams.pop(handle, None)
-        if stream is None:
-            return
-        with self._lock:
-            stream.closed = True
-            busy = stream.busy
-        # A busy stream is released by `_leave`, because another thread still writes to its pages.
-        if not busy:
-            self._release(stream)
-
-    def limit_chunks(self, most: int) -> None:
-        if self._common:
-            self._common.limit(most)
-
-    def whole(
-        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
-    ) -> torch.Tensor:
-        return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
-
-    def _enter(self, handles: list[int]) -> list[_FlowStream]:
-        streams = [self.state(handle) for handle in handles]
-        with self._lock:
-            if any(stream.closed for stream in streams):
-                raise StreamClosedError("stream: it was cancelled")
-            for stream in streams:
-                stream.busy = True
-        return streams
-
-    def _leave(self, streams: list[_FlowStream]) -> None:
-        with self._lock:
-            for stream in streams:
-                stream.busy = False
-            closed = [stream for stream in streams if stream.closed]
-        for stream in closed:
-            self._release(stream)
-
-    def _advance(self, streams: list[_FlowStream], chunks: list[TokenChunk]) -> list[torch.Tensor]:
+        streams, chunks = [self.state(handle) for handle, _ in batch], [chunk for _, chunk in batch]
         parts: list[_PagedChunk | None] = []
         with ExitStack() as rollback:  # returns the pages of all chunks if one of them fails
             for stream, chunk in zip(streams, chunks, strict=True):
@@ -335,6 +288,19 @@ class CachedFlow(FlowStage[_FlowStream]):
             if self._left_blocks < 0:
                 stream.tokens.append(chunk.tokens[: chunk.stop - chunk.start])
         return mels
+
+    def close(self, handle: int) -> None:
+        if (stream := self._streams.pop(handle, None)) is not None:
+            self._release(stream)
+
+    def limit_chunks(self, most: int) -> None:
+        if self._common:
+            self._common.limit(most)
+
+    def whole(
+        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
+    ) -> torch.Tensor:
+        return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
 
     def _with_pages(self, stream: _FlowStream, chunk: TokenChunk) -> _PagedChunk | None:
         """Takes the pages of a chunk; None if the stream must continue without the cache."""

@@ -165,7 +165,9 @@ class Stage(ABC, Generic[State]):
             raise StreamClosedError(f"stream {handle}: it has ended") from None
 
     def close(self, handle: int) -> None:
-        """Releases an utterance; a handle that is not open is ignored."""
+        """Releases an utterance; a handle that is not open is ignored. No thread may be computing a
+        chunk of the utterance (`Utterance.owner`), because it would write to memory of others.
+        """
         self._streams.pop(handle, None)
 
     def prompt_batches(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:

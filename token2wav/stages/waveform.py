@@ -352,9 +352,7 @@ class WaveformStage(VocoderStage[_WaveformStream]):
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
-            # A piece of this stream that has not started yet then uses the scratch slot.
-            slot, stream.slot = stream.slot, SCRATCH_SLOT
-            self.store.release(slot)
+            self.store.release(stream.slot)
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, VocoderInput]]) -> list[torch.Tensor]:
