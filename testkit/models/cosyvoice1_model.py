@@ -12,77 +12,21 @@ from typing import Any
 
 import torch
 
-from testkit.models.cosyvoice2_model import CFM_YAML, HIFT_22_KHZ, HIFT_YAML
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.random_weights import fill
-from testkit.models.yaml_edits import edit_text
+from testkit.models.yaml_edits import edit_text, published_text
 from testkit.utterances import Audio, Tokens
 from token2wav import Token2Wav, Voice
 from token2wav.families.cosyvoice1 import CosyVoice1Config, read
 from token2wav.families.cosyvoice1.network import CosyVoice1
 from token2wav.stages.stage import FrameChunk
 
-_YAML = (
-    """\
-__set_seed1: !apply:random.seed [1986]
-
-sample_rate: 22050
-text_encoder_input_size: 512
-llm_input_size: 1024
-spk_embed_dim: 192
-
-llm: !new:cosyvoice.llm.llm.TransformerLM
-    llm_input_size: !ref <llm_input_size>
-
-flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
-    input_size: {encoder}
-    output_size: 80
-    spk_embed_dim: !ref <spk_embed_dim>
-    output_type: 'mel'
-    vocab_size: 4096
-    input_frame_rate: 50
-    only_mask_loss: True
-    encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
-        output_size: {encoder}
-        attention_heads: {encoder_heads}
-        linear_units: {encoder_units}
-        num_blocks: {encoder_layers[0]}
-        dropout_rate: 0.1
-        positional_dropout_rate: 0.1
-        attention_dropout_rate: 0.1
-        normalize_before: True
-        input_layer: 'linear'
-        pos_enc_layer_type: 'rel_pos_espnet'
-        selfattention_layer_type: 'rel_selfattn'
-        input_size: {encoder}
-        use_cnn_module: False
-        macaron_style: False
-    length_regulator: !new:cosyvoice.flow.length_regulator.InterpolateRegulator
-        channels: 80
-        sampling_ratios: [1, 1, 1, 1]
-"""
-    + CFM_YAML
-    + """\
-        estimator: !new:cosyvoice.flow.decoder.ConditionalDecoder
-            in_channels: 320
-            out_channels: 80
-            channels: [{channels}, {channels}]
-            dropout: 0.0
-            attention_head_dim: {dim_head}
-            n_blocks: {layers[1]}
-            num_mid_blocks: {layers[0]}
-            num_heads: {heads}
-            act_fn: 'gelu'
-"""
-    + HIFT_YAML
-)
-
 
 def write_yaml(folder: Path, golden: FamilyGolden) -> Path:
     """Writes the model file for the sizes of a golden set."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "cosyvoice.yaml"
-    path.write_text(_YAML.format(cfm="ConditionalCFM", **HIFT_22_KHZ, **golden.sizes))
+    path.write_text(published_text("cosyvoice1.yaml", golden))
     return path
 
 

@@ -6,48 +6,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testkit.models.cosyvoice2_model import HIFT, HIFT_YAML, write_weights
+from testkit.models.cosyvoice2_model import write_weights
 from testkit.models.family_golden import FamilyGolden
+from testkit.models.yaml_edits import published_text
 from token2wav.families.stepaudio2 import read
 from token2wav.families.stepaudio2.flow import stepaudio2_flow
 from token2wav.networks.hift import HiFT
-
-_YAML = """\
-flow: !new:cosyvoice2.flow.flow.CausalMaskedDiffWithXvec
-    input_size: {encoder}
-    output_size: 80
-    spk_embed_dim: 192
-    output_type: 'mel'
-    vocab_size: 6561
-    encoder: !new:cosyvoice2.transformer.upsample_encoder_v2.UpsampleConformerEncoderV2
-        input_size: {encoder}
-        output_size: {encoder}
-        input_layer: 'linear'
-        pre_lookahead_len: 3
-        num_blocks: {encoder_layers[0]}
-        num_up_blocks: {encoder_layers[1]}
-        up_stride: 2
-        up_scale_factor: 2
-        attention_heads: {encoder_heads}
-        pos_enc_layer_type: 'rel_pos_espnet'
-        selfattention_layer_type: 'rel_selfattn'
-        key_bias: true
-        linear_units: {encoder_units}
-        dropout_rate: 0.1
-        positional_dropout_rate: 0.1
-        attention_dropout_rate: 0.1
-        normalize_before: True
-    decoder: !new:cosyvoice2.flow.flow_matching.CausalConditionalCFM
-        inference_cfg_rate: 0.7
-        estimator: !new:cosyvoice2.flow.decoder_dit.DiT
-            in_channels: 320
-            out_channels: 80
-            mlp_ratio: 4.0
-            depth: {layers[0]}
-            num_heads: {heads}
-            head_dim: {dim_head}
-            hidden_size: {channels}
-"""
 
 
 def write_yaml(folder: Path, golden: FamilyGolden, *, hift: bool = True) -> Path:
@@ -58,7 +22,9 @@ def write_yaml(folder: Path, golden: FamilyGolden, *, hift: bool = True) -> Path
             sizes in itself.
     """
     path = folder / "flow.yaml"
-    path.write_text((_YAML + HIFT_YAML * hift).format(**HIFT, **golden.sizes))
+    _, _, vocoder = published_text("cosyvoice2.yaml", golden).partition("\nhift:")
+    text = published_text("stepaudio2.yaml", golden)
+    path.write_text(f"{text}\nhift:{vocoder}" if hift else text)
     return path
 
 

@@ -1,8 +1,17 @@
-"""Model folders with one thing changed."""
+"""Model files of the published layouts, and changes of their text."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from testkit.models.family_golden import FamilyGolden
+
+FILES = Path(__file__).with_name("files")
+
+
+def published_text(name: str, golden: FamilyGolden) -> str:
+    """Returns the text of a published model file, with the sizes of a golden set."""
+    return (FILES / name).read_text().format(**golden.sizes)
 
 
 def edit_text(path: Path, *changes: tuple[str, str], name: str = "") -> Path:
