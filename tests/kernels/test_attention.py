@@ -107,7 +107,6 @@ def test_attention_reads_exactly_the_frames_of_a_table(
     tile: attention._Tile, storage: Storage, size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_tile", lambda *sizes: tile)
-    torch.manual_seed(0)
     layout = CacheLayout(1, 1, HEADS, DIM_HEAD, BLOCK, storage)
     cache = PagedKVCache(layout, PAGES, DEVICE)
     view, table = filled(cache), a_table()
@@ -150,7 +149,6 @@ def test_scales_of_pages_are_not_rounded_to_float16(
     times the scale of small values are rounded more if they are not multiplied by `_SCALE_UNIT`.
     """
     monkeypatch.setattr(attention, "_tile", lambda *sizes: tile)
-    torch.manual_seed(0)
     count, [block] = 8, blocks_of(a_chunk([list(range(8))], BLOCK, 7 * BLOCK), 0, BLOCK)
     cache = PagedKVCache(CacheLayout(1, 1, HEADS, DIM_HEAD, BLOCK, storage), count, DEVICE)
     view, pages = cache.layer(0, 0), cache.index(list(range(count)))

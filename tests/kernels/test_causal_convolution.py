@@ -36,11 +36,6 @@ BLOCKS = [
 CHUNKS, ROWS = 5, len(BLOCKS) + 1
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device=DEVICE)
 

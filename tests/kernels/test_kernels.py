@@ -45,11 +45,6 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device=DEVICE)
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("dim", [64, 80])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_norms(dim: int, dtype: torch.dtype) -> None:

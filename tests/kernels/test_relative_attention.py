@@ -22,7 +22,6 @@ SIZE = HEADS * DIM
 @pytest.mark.parametrize("rate", [1, 2])
 def test_attention_reads_exactly_the_positions_of_a_table(rate: int) -> None:
     """Pages are shorter than a tile of keys at one rate, and tiles begin anywhere in a page."""
-    torch.manual_seed(0)
     positions = rate * BLOCK
     layout = CacheLayout(1, 1, 1, SIZE, positions, branches=1)
     view = PagedKVCache(layout, PAGES, DEVICE).layer(0, 0)

@@ -125,7 +125,6 @@ def test_branches_with_residual_and_activation(
 ) -> None:
     """Pieces of a batch have different lengths; one is empty. Branches have different dilations."""
     use_tile(monkeypatch, tile)
-    torch.manual_seed(0)
     delays, halo = (0,) * len(DILATIONS), (TAPS - 1) * max(DILATIONS)
     incoming = SignalLayout(CHANNELS, 1, delays, halo=halo, dtype=dtype)
     outgoing = SignalLayout(OUTPUTS, 1, delays, dtype=dtype)
