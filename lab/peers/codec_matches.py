@@ -25,7 +25,6 @@ from testkit.models.codec_models import CODECS, FORMATS
 from testkit.models.published_codecs import PUBLISHED
 from token2wav.config.values import from_mapping, known_fields
 from token2wav.families.causal_dac import CausalDacSizes
-from token2wav.families.moss import TransformerPart
 from token2wav.families.snac import FORMAT, SnacSizes
 from token2wav.families.snac.network import Snac
 from token2wav.layers.streaming import WaveformNetwork
@@ -315,18 +314,14 @@ def _moss_sizes() -> dict[str, Any]:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps({"model_type": "moss-audio-tokenizer"}))
         config: Any = read_config(path.parent)
+    sizes = config.sizes
     parts = [
-        {
-            "module_type": "Transformer"
-            if isinstance(part, TransformerPart)
-            else "PatchedPretransform",
-            **{name: value for name, value in asdict(part).items() if value is not None},
-        }
-        for part in config.sizes.parts
+        {name: value for name, value in asdict(part).items() if value is not None}
+        for part in sizes.parts
     ]
     return {
-        "causal_transformer_context_duration": config.sizes.context_duration,
-        "quantizer_kwargs": asdict(config.sizes.quantizer),
+        "causal_transformer_context_duration": sizes.causal_transformer_context_duration,
+        "quantizer_kwargs": asdict(sizes.quantizer),
         "decoder_kwargs": parts,
     }
 

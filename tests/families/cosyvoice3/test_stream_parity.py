@@ -106,6 +106,7 @@ def test_chunks_equal_the_public_loop(golden: GoldenSet, public_run: Run) -> Non
         reference = golden.chunk(index, "mel")
         assert mel.shape == reference.shape
         assert float((mel - reference).abs().max()) <= tolerances.MEL, f"chunk {index}"
+    check_audio(golden, public_run)
 
 
 def test_audio_of_the_golden_mel_chunk_by_chunk(golden: GoldenSet, public: Token2Wav) -> None:
@@ -131,17 +132,11 @@ def test_all_chunks_but_the_last_equal_the_public_loop(golden: GoldenSet, our_ru
         assert float((mel - golden.chunk(index, "mel")).abs().max()) <= tolerances.MEL, (
             f"chunk {index}"
         )
-
-
-def test_our_audio_is_that_of_the_public_loop(golden: GoldenSet, our_run: Run) -> None:
     check_audio(golden, our_run)
 
 
-def test_audio_end_to_end(golden: GoldenSet, public_run: Run) -> None:
-    check_audio(golden, public_run)
-
-
 def check_audio(golden: GoldenSet, done: Run) -> None:
+    """Asserts that audio, end to end, is that of the public loop."""
     chunks = done.chunks[:-1]  # the tail amplifies the difference of masks in the public loop's mel
     reference = np.concatenate(
         [golden.chunk(index, "audio").numpy() for index in range(len(chunks))]
