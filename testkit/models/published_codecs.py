@@ -19,6 +19,8 @@ Sizes = dict[str, Any]
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 # Published sizes by names for tables, and the name of each codec in `CODECS`.
 PUBLISHED: dict[str, Sizes] = {name: row["sizes"] for name, row in _TABLE["published"].items()}
+# Whole files of further models: the `document`, and an empty `file` that tells what the folder is.
+FURTHER: dict[str, Sizes] = _TABLE["documents"]
 _CODECS: dict[str, str] = {name: row["codec"] for name, row in _TABLE["published"].items()}
 # By the names of `CODECS`: the published sizes, and sizes with a sixteenth of the channels or so.
 # The MOSS Audio Tokenizer then has the sizes of the golden data.

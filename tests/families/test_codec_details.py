@@ -16,9 +16,8 @@ from testkit.models.codec_models import CODECS, drawn_tokens
 from testkit.models.family_golden import FamilyGolden
 from testkit.models.folder_edits import set_weights
 from testkit.models.folders import write_folder
-from testkit.models.published_codecs import PUBLISHED
+from testkit.models.published_codecs import FURTHER, PUBLISHED
 from testkit.utterances import off
-from tests.families.test_published_sizes import DOCUMENTS
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import check_folder, family_for, load_network
 from token2wav.families.nanocodec.network import HalfSnake
@@ -134,7 +133,7 @@ def test_windows_of_moss(tmp_path: Path) -> None:
         ("MOSS with null", {0: 125, 2: 250, 4: 500, 6: 1000}),
         ("MOSS 2", {0: 125, 2: 250, 4: 400, 6: 400, 8: 400, 10: 400}),
     ):
-        (tmp_path / "config.json").write_text(json.dumps(DOCUMENTS[name]))
+        (tmp_path / "config.json").write_text(json.dumps(FURTHER[name]["document"]))
         config: Any = read_config(tmp_path)
         assert dict(config.sizes.windows()) == windows
 
@@ -233,7 +232,8 @@ def test_voxcpm2_without_boundaries(boundaries: Any, tmp_path: Path) -> None:
 
 def test_the_older_vae_of_voxcpm_has_no_settings_of_the_newer_one(tmp_path: Path) -> None:
     """Its public code skips them."""
-    sizes = {**DOCUMENTS["VoxCPM1.5"]["audio_vae_config"], "sr_bin_boundaries": [20_000]}
+    older = FURTHER["VoxCPM1.5"]["document"]["audio_vae_config"]
+    sizes = {**older, "sr_bin_boundaries": [20_000]}
     assert config_of("voxcpm", tmp_path, sizes).sizes.sr_bin_boundaries is None
 
 

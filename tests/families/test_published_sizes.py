@@ -11,128 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from testkit.models.codec_models import CODECS
-from testkit.models.published_codecs import PUBLISHED as SIZES
-from testkit.models.published_codecs import codec_configs
+from testkit.models.published_codecs import FURTHER, codec_configs
 from testkit.tables import table
 from token2wav import StreamConfig
 from token2wav.assembly import family_for
 from token2wav.published.registry import read_config
 
-
-def patches(size: int) -> dict[str, Any]:
-    return {"module_type": "PatchedPretransform", "patch_size": size}
-
-
-def transformer(inputs: int, outputs: int, width: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "module_type": "Transformer",
-        "input_dimension": inputs,
-        "output_dimension": outputs,
-        "d_model": width,
-        "num_heads": heads,
-        "num_layers": layers,
-        "dim_feedforward": 4 * width,
-        "layer_scale": 0.01,
-    }
-
-
-def moss_of_48_khz(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "model_type": "moss-audio-tokenizer",
-        "sample_rate": 48_000,
-        "number_channels": 2,
-        "downsample_rate": 3840,
-        "decoder_kwargs": parts,
-    }
-
-
-def moss_nano() -> dict[str, Any]:
-    parts = [patches(4)]
-    for before, after in ((192, 768), (384, 768), (384, 768), (384, 240)):
-        parts += [transformer(before, after, 256, 3, 4), patches(240 if after == 240 else 2)]
-    return {**moss_of_48_khz(parts), "quantizer_kwargs": {"num_quantizers": 16}}
-
-
-def moss_2() -> dict[str, Any]:
-    """The patches make the samples of both channels. A transformer may have its own window."""
-    outputs, seconds = [1280, 768, 768, 768, 768, 240], [None, None, 8, 4.0, 2, 1]
-    inputs = [768, *(before // 2 for before in outputs[:-1])]
-    parts: list[dict[str, Any]] = []
-    for number, (before, after) in enumerate(zip(inputs, outputs, strict=True)):
-        part = transformer(before, after, *((768, 12, 12) if number else (1280, 32, 20)))
-        parts.append(part | {"context_duration": seconds[number]})
-        parts.append(patches(240 if after == 240 else 2))
-    return moss_of_48_khz(parts)
-
-
 EXACT = StreamConfig(lookahead_frames=0)
-RATES = [8, 5, 4, 2, 3]
-# Files that tell what a folder holds, by the first word of a name.
-FILES = {
-    "Audio8": "codec.pth",
-    "Fish": "codec.pth",
-    "Moshi": "tokenizer-0123abcd-checkpoint125.safetensors",
-    **dict.fromkeys(("VoxCPM", "VoxCPM2", "VoxCPM1.5", "VoxCPM-0.5B"), "audiovae.pth"),
-}
-# Documents of `config.json` beside those of `published_codecs.py`; None is a folder without one.
-DOCUMENTS: dict[str, Any] = {
-    "DAC 16 kHz": CODECS["dac"].document(
-        {"sampling_rate": 16000, "downsampling_ratios": [2, 4, 5, 8], "n_codebooks": 12}
-    ),
-    "Higgs Audio, first": {
-        "D": 256,
-        "codebook_dim": 64,
-        "vq_scale": 1,
-        "ratios": RATES,
-        "sample_rate": 24000,
-        "bins": 1024,
-        "n_q": 8,
-    },
-    "Higgs Audio, short": CODECS["higgs"].document(
-        {
-            "target_bandwidths": [0.5, 1, 1.5, 2],
-            "acoustic_model_config": {"downsampling_ratios": RATES, "upsampling_ratios": RATES},
-        },
-    ),
-    "Moshi": None,
-    "SNAC 32 kHz": {**SIZES["SNAC 44.1 kHz"], "sampling_rate": 32000},
-    "MOSS with null": {
-        "model_type": "moss-audio-tokenizer",
-        **dict.fromkeys(("number_channels", "decoder_kwargs", "quantizer_kwargs")),
-    },
-    "MOSS Nano": moss_nano(),
-    "MOSS 2": moss_2(),
-    "Audio8, other dim": {"model_type": "arktts", **SIZES["Audio8"], "dim": 896},
-    "Audio8, no sizes": {"model_type": "arktts"},
-    "Fish S1": {"model_type": "dual_ar", "codebook_size": 4096, "num_codebooks": 10},
-    "Fish S2-Pro": {
-        "model_type": "fish_qwen3_omni",
-        "text_config": {"dim": 2560, "num_codebooks": 10},
-    },
-    "Fish, no file": None,
-    "VibeVoice 0.5B": {
-        "model_type": "vibevoice_streaming",
-        "acoustic_tokenizer_config": {
-            "vae_dim": 64,
-            "decoder_ratios": [8, 5, 5, 4, 2, 2],
-            "encoder_depths": "3-3-3-3-3-3-8",
-        },
-    },
-    "VoxCPM2, no sizes": {"architecture": "VoxCPM2"},
-    "VoxCPM1.5": CODECS["voxcpm"].document(
-        {
-            "encoder_dim": 64,
-            "encoder_rates": [2, 3, 6, 7, 7],
-            "latent_dim": 64,
-            "decoder_dim": 2048,
-            "decoder_rates": [7, 7, 6, 3, 2],
-            "sample_rate": 44100,
-        }
-    ),
-    "VoxCPM-0.5B": CODECS["voxcpm"].document({}),
-    "VoxCPM with null": {"architecture": "voxcpm", "audio_vae_config": None},
-}
 
 
 def described(config: Any) -> tuple[str, ...]:
@@ -208,12 +93,12 @@ VoxCPM with null   | 1x16000 | 25x640      | 64xlatents   | 0 0 0 0     | 1 1 1 
 def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Configurations by the names of the rows."""
     read = dict[str, Any](codec_configs())
-    for name, document in DOCUMENTS.items():
+    for name, files in FURTHER.items():
         folder = tmp_path_factory.mktemp("codec")
-        if file := FILES.get(name.split()[0].rstrip(",")):
-            (folder / file).touch()
-        if document is not None:
-            (folder / "config.json").write_text(json.dumps(document))
+        if "file" in files:
+            (folder / files["file"]).touch()
+        if "document" in files:
+            (folder / "config.json").write_text(json.dumps(files["document"]))
         read[name] = read_config(folder)
     return read
 
