@@ -55,15 +55,13 @@ def is_canary(client: str) -> bool:
     return bool(name) and hmac.compare_digest(name.encode(), client.encode())
 
 
-def end_process(reason: str = "has lost its GPU") -> None:
-    """Ends this process after half a second, in which pending responses are sent.
+def end_process() -> None:
+    """Ends this process, which has lost its GPU, after half a second, in which pending responses are
+    sent.
 
     A GPU that reports an illegal access refuses all further work of the process. The launcher
     restarts the engine, or a server with an ensemble, as soon as the process has ended. If the
     process went on, the launcher would notice only after two failed canary syntheses.
-
-    Args:
-        reason: reason of the end for the log, as a predicate: "has lost its GPU".
     """
-    log.error("the model process %s and ends with status %d", reason, DEVICE_LOST_STATUS)
+    log.error("the model process has lost its GPU and ends with status %d", DEVICE_LOST_STATUS)
     threading.Timer(_FLUSH_SECONDS, os._exit, (DEVICE_LOST_STATUS,)).start()

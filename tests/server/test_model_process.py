@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from token2wav_server.model_process import CANARY_VARIABLE, is_canary
+from testkit.patience import PATIENCE_SECONDS
+from token2wav_server.model_process import CANARY_VARIABLE, DEVICE_LOST_STATUS, is_canary
 
 
 @pytest.mark.parametrize(
@@ -23,3 +27,16 @@ def test_only_the_launcher_can_name_itself_canary(
     if secret is not None:
         monkeypatch.setenv(CANARY_VARIABLE, secret)
     assert is_canary(client) is known
+
+
+def test_a_process_that_has_lost_its_gpu_ends() -> None:
+    code = "import time; from token2wav_server import model_process as process; "
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{code} process.end_process(); time.sleep(600)"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert ended.returncode == DEVICE_LOST_STATUS, ended.stderr
+    assert "the model process has lost its GPU and ends with status 70" in ended.stderr

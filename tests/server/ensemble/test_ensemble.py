@@ -243,14 +243,18 @@ def test_withheld_samples_are_those_of_the_vocoder(lookahead_frames: int) -> Non
     assert withheld_samples(model.config, stream) == withheld > 0
 
 
-def test_a_model_that_the_ensemble_cannot_serve(
+def test_a_start_that_fails(
     start: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codec = write_folder("mimi", tmp_path)
     with pytest.raises(ConfigError, match="has no flow stage, only decoder; serve it without the"):
         start(codec)
-    monkeypatch.setattr(type(read_config(TINY)), "channels", 2)
-    with pytest.raises(ConfigError, match="has 2 channels, but the ensemble has 1; serve it with"):
+    with monkeypatch.context() as patch:
+        patch.setattr(type(read_config(TINY)), "channels", 2)
+        with pytest.raises(ConfigError, match="has 2 channels, but the ensemble has 1; serve it w"):
+            start()
+    monkeypatch.delenv(CANARY_VARIABLE)
+    with pytest.raises(ConfigError, match="not set; `token2wav serve` sets it"):
         start()
 
 
