@@ -56,8 +56,7 @@ def is_canary(client: str) -> bool:
 
 
 def end_process() -> None:
-    """Ends this process, which has lost its GPU, after half a second, in which pending responses are
-    sent.
+    """Ends this process after half a second, in which pending responses are sent.
 
     A GPU that reports an illegal access refuses all further work of the process. The launcher
     restarts the engine, or a server with an ensemble, as soon as the process has ended. If the
