@@ -90,10 +90,8 @@ def checked(found: Sequence[Any], text: str, seconds: float, before: Sequence[Wo
     for word in before:
         position, latest = text.index(word.word, position) + len(word.word), word.start_s
     for item in found:
-        if not (isinstance(item, (list, tuple)) and len(item) == 3):
-            raise WorkerError("its answer has a word of another form")
-        name, *times = item
-        if not (isinstance(name, str) and name):
+        name, *times = item if isinstance(item, (list, tuple)) else ("",)
+        if not (isinstance(name, str) and name and len(times) == 2):
             raise WorkerError("its answer has a word of another form")
         if (at := text.find(name, position)) < 0:
             raise WorkerError("its answer has a word that is not in the text")

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -33,12 +33,28 @@ _PR_SET_PDEATHSIG = 1
 # Libraries of linear algebra would start a thread for each core.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
-# A pool with one process, and the id of this process.
-_Loaded: TypeAlias = tuple[ProcessPoolExecutor, int]
-
 
 class WorkerError(Exception):
     """Error of a plugin or of its process. The message has no words of a text."""
+
+
+class Process(NamedTuple):
+    """Process of a plugin, alone in a pool.
+
+    Attributes:
+        number: id of the process and of its group; 0 before it is known.
+    """
+
+    pool: ProcessPoolExecutor
+    number: int
+
+    def kill(self) -> None:
+        """Ends the process, and the processes that its plugin has started."""
+        if self.number:
+            with suppress(ProcessLookupError):
+                os.killpg(self.number, signal.SIGKILL)
+        # Functions that wait fail with the process. If they were cancelled, so were their callers.
+        self.pool.shutdown(wait=False)
 
 
 class Worker:
@@ -65,7 +81,7 @@ class Worker:
         self._work_s = work_s
         self._memory_mib = memory_mib
         self._free = asyncio.Lock()
-        self._loading: asyncio.Task[_Loaded | None] | None = None
+        self._loading: asyncio.Task[Process | None] | None = None
         self._pause_until = -math.inf
         self._closed = False
 
@@ -79,11 +95,13 @@ class Worker:
         if self._loading is None and not self._closed and time.monotonic() >= self._pause_until:
             self._loading = asyncio.create_task(self._load())
 
-    async def started(self) -> None:
-        """Starts the process, and waits until its plugin is loaded or has failed."""
+    async def started(self) -> Process | None:
+        """Starts the process, and returns it when its plugin is loaded; None after a failure."""
         self.start()
-        if self._loading is not None:
-            await asyncio.wait({self._loading})
+        if (loading := self._loading) is None:
+            return None
+        await asyncio.wait({loading})
+        return None if loading.cancelled() else loading.result()
 
     async def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a function in the process, after the functions of earlier callers.
@@ -103,34 +121,28 @@ class Worker:
     async def close(self) -> None:
         """Ends the process. Callers that wait for it get a WorkerError."""
         self._closed = True
-        loading, self._loading = self._loading, None
-        if loading is not None:
-            loading.cancel()
-            await asyncio.wait({loading})
-            if not loading.cancelled() and (loaded := loading.result()) is not None:
-                _kill(*loaded)
+        if self._loading is not None:
+            self._loading.cancel()
+            if (process := await self.started()) is not None:
+                process.kill()
+            self._loading = None
         async with self._free:  # the last function has ended
             pass
 
     async def _exchange(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        await self.started()
-        loading, loaded = self._loading, None
-        if loading is not None and not loading.cancelled():
-            loaded = loading.result()
-        if loaded is None:
+        if (process := await self.started()) is None:
             raise WorkerError("it could not be loaded")
-        pool, process = loaded
         answered = False
         try:
             with anyio.fail_after(self._work_s):
-                job = pool.submit(_run, function, arguments)
+                job = process.pool.submit(_run, function, arguments)
                 answer, problem = await asyncio.wrap_future(job)
             answered = True
-        except BrokenProcessPool:
+        except RuntimeError:  # of a pool that is broken, or shut down meanwhile
             raise WorkerError("its process has crashed") from None
         finally:
             if not answered:
-                _kill(pool, process)
+                process.kill()
                 self._loading = None
                 self.start()
         if problem:
@@ -142,36 +154,29 @@ class Worker:
         if not exchange.cancelled():
             exchange.exception()  # of which a caller that was cancelled learns nothing
 
-    async def _load(self) -> _Loaded | None:
+    async def _load(self) -> Process | None:
         """Starts a process, and returns it when its plugin is loaded; None after a failure."""
-        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        process, problem = 0, "its process has crashed while it loaded"
+        process = Process(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")), 0)
+        problem = "its process has crashed while it loaded"
         try:
             with anyio.move_on_after(_LOAD_S) as waiting, suppress(BrokenProcessPool):
-                process = await asyncio.wrap_future(pool.submit(_prepare, self._memory_mib))
-                job = pool.submit(_run, _loaded, (self._load_plugin,))
-                _, problem = await asyncio.wrap_future(job)
+                job = process.pool.submit(_prepare, self._memory_mib)
+                process = process._replace(number=await asyncio.wrap_future(job))
+                load = process.pool.submit(_run, _load_plugin, (self._load_plugin,))
+                _, problem = await asyncio.wrap_future(load)
             if waiting.cancelled_caught:
                 problem = f"it was not loaded within {_LOAD_S:g} s"
         except OSError as error:
             problem = f"its process cannot be started: {error}"
         finally:
             if problem:
-                _kill(pool, process)
+                process.kill()
         if not problem:
-            return pool, process
+            return process
         log.error("%s: %s", self._plugin, problem)
         self._pause_until = time.monotonic() + _PAUSE_S
         self._loading = None
         return None
-
-
-def _kill(pool: ProcessPoolExecutor, process: int) -> None:
-    """Ends a process, and the processes that its plugin has started."""
-    if process:
-        with suppress(ProcessLookupError):
-            os.killpg(process, signal.SIGKILL)
-    pool.shutdown(wait=False, cancel_futures=True)
 
 
 # The following functions run in the process.
@@ -193,7 +198,7 @@ def _prepare(memory_mib: int | None) -> int:
     return os.getpid()
 
 
-def _loaded(load: Callable[[], object]) -> None:
+def _load_plugin(load: Callable[[], object]) -> None:
     try:
         load()
     except Exception as error:

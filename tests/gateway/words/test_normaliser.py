@@ -222,14 +222,21 @@ def test_late_texts_of_a_burst_are_spoken_as_they_stand(
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_process_that_hangs_ends_with_the_gateway(capitals: TextSettings) -> None:
-    async def work(normalise: Normaliser) -> str:
-        hanging = asyncio.create_task(normalise("I hang", "Auto"))
-        await asyncio.sleep(0.1)
-        await normalise.close()
-        return await hanging
+@pytest.mark.parametrize("turns", [1, 2, 3, 4, 1000])
+def test_texts_are_spoken_as_they_stand_when_the_gateway_ends(
+    turns: int, capitals: TextSettings
+) -> None:
+    """At any moment of a text. A process that hangs ends too, because `run` finds none."""
+    texts = ["I hang", "two", "three"]
 
-    assert run(capitals, work) == "I hang"  # and `run` finds no process
+    async def work(normalise: Normaliser) -> list[str]:
+        waiting = asyncio.gather(*(normalise(text, "Auto") for text in texts))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await normalise.close()
+        return await waiting
+
+    assert run(capitals, work) == texts
 
 
 def test_a_normaliser_that_is_not_installed() -> None:

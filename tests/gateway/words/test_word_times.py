@@ -118,11 +118,9 @@ async def process_of(word_times: WordTimes) -> int:
     """Returns the process of an aligner, which is also the number of its group of processes."""
     worker = word_times.worker
     assert worker is not None
-    await worker.started()
-    assert worker._loading is not None
-    loaded = worker._loading.result()
-    assert loaded is not None
-    return loaded[1]
+    process = await worker.started()
+    assert process is not None
+    return process.number
 
 
 def running_in(group: int) -> list[int]:
