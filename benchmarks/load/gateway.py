@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,12 +25,12 @@ def settings_of(
     """Runs a language model server in a thread.
 
     Args:
-        speed: pace of its tokens, as a multiple of speech.
+        speed: pace of its tokens, as a multiple of speech; 0 sends all tokens at once.
 
     Yields:
         Settings of a gateway, and the language model server.
     """
-    pace = speed * subject.config.token_frame_rate
+    pace = speed * subject.config.token_frame_rate or math.inf
     answer = language_model.create_app(lambda _: subject.tokens.tolist(), pace)
     with tempfile.TemporaryDirectory() as voices, serving(answer) as port:
         subject.save_voice(Path(voices) / f"{VOICE}.safetensors")
