@@ -20,15 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from safetensors.numpy import save_file
 
 from benchmarks.environment import describe, program_parser, save
-from benchmarks.load.gateway import settings_of
+from benchmarks.load.gateway import answering
 from benchmarks.load.listener import GATEWAY_RATE_HZ, REQUEST
 from benchmarks.load.subject import TRAINED, Subject
 from testkit.patience import until
+from testkit.rigs.gateway_rig import TEMPLATE, VOICE, serving
 from testkit.rigs.metrics import scrape
 from testkit.rigs.observed_gateway import ObservedGateway
 from testkit.rigs.processes import resident_mib
+from token2wav_client.voice import FIELDS
 from token2wav_server import Ports, TritonServer
 
 _MODEL = TRAINED["demo_voice"]
@@ -92,6 +95,8 @@ def main() -> None:
     subject, result = Subject.of(_MODEL, _TEXT_S), dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         config = Path(folder) / "server.yaml"
+        tensors = {name: getattr(subject.voice, name) for name in FIELDS}
+        save_file(tensors, Path(folder) / f"{VOICE}.safetensors")
         # The canary of the server needs a stream too.
         config.write_text(f"limits: {{streams: {options.clients + 8}}}\n")
         server = stack.enter_context(
@@ -100,11 +105,16 @@ def main() -> None:
         for kind, ahead_s in _AHEAD_S.items():
             print(f"{kind} (ahead_s {ahead_s:g}):")
             limits = {"ahead_s": ahead_s, "streams": options.clients, "speech_tokens": 1_000_000}
-            with (
-                settings_of(server.grpc_url, subject, options.speed, limits) as (settings, _),
-                ObservedGateway.start(settings, Path(folder), _DESCRIPTORS) as running,
-            ):
-                result[kind] = asyncio.run(watch(running, options.clients, options.seconds))
+            with serving(answering(subject, options.speed)) as port:
+                language_model = {"url": f"http://127.0.0.1:{port}/v1", "template": TEMPLATE}
+                settings = {
+                    "language_model": language_model,
+                    "speech_server": {"url": server.grpc_url},
+                    "voices": {"folder": folder},
+                    "limits": limits,
+                }
+                with ObservedGateway.start(settings, Path(folder), _DESCRIPTORS) as running:
+                    result[kind] = asyncio.run(watch(running, options.clients, options.seconds))
     save("slow_readers", {**describe(), "columns": "second, MiB, tokens, held", **result})
 
 

@@ -4,54 +4,35 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 
-from benchmarks.load.listener import VOICE
 from benchmarks.load.subject import Subject
-from testkit.rigs.gateway_rig import TEMPLATE, serving, serving_gateway
-from token2wav_gateway.settings import Settings
+from testkit.rigs.gateway_rig import GatewayRig
 from token2wav_server.demo import language_model
 
 
-@contextmanager
-def settings_of(
-    grpc_url: str, subject: Subject, speed: float, limits: Mapping[str, Any]
-) -> Iterator[tuple[dict[str, Any], FastAPI]]:
-    """Runs a language model server in a thread.
+def answering(subject: Subject, speed: float) -> FastAPI:
+    """Returns a language model server.
 
     Args:
         speed: pace of its tokens, as a multiple of speech; 0 sends all tokens at once.
-
-    Yields:
-        Settings of a gateway, and the language model server.
     """
     pace = speed * subject.config.token_frame_rate or math.inf
-    answer = language_model.create_app(lambda _: subject.tokens.tolist(), pace)
-    with tempfile.TemporaryDirectory() as voices, serving(answer) as port:
-        subject.save_voice(Path(voices) / f"{VOICE}.safetensors")
-        url = f"http://127.0.0.1:{port}/v1"
-        model = {"url": url, "model": language_model.MODEL, "template": TEMPLATE}
-        yield (
-            {
-                "language_model": model,
-                "speech_server": {"url": grpc_url},
-                "voices": {"folder": voices},
-                "limits": dict(limits),
-            },
-            answer,
-        )
+    return language_model.create_app(lambda _: subject.tokens.tolist(), pace)
 
 
 @contextmanager
 def gateway(grpc_url: str, subject: Subject, speed: float) -> Iterator[tuple[str, FastAPI]]:
     """Runs a gateway in a thread, and yields its URL and the language model server."""
+    answer, limits = answering(subject, speed), {"limits": {"streams": 4_000}}
     with (
-        settings_of(grpc_url, subject, speed, {"streams": 4_000}) as (settings, answer),
-        serving_gateway(Settings.model_validate(settings)) as port,
+        tempfile.TemporaryDirectory() as folder,
+        GatewayRig.between(
+            answer, Path(folder), grpc_url=grpc_url, voice=subject.voice, settings=limits
+        ) as rig,
     ):
-        yield f"http://127.0.0.1:{port}", answer
+        yield rig.url, answer

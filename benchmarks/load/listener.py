@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.load.subject import Subject
+from testkit.rigs.gateway_rig import VOICE
 from token2wav_client import AsyncClient, ClientError
 from token2wav_client.bench import paced
 from token2wav_client.listening import Recording, record
 
 GATEWAY_RATE_HZ = 24_000
-VOICE = "reader"
 REQUEST = {"model": "token2wav", "voice": VOICE, "input": "Hello.", "response_format": "pcm"}
 _ROUNDING_S = 1e-4  # allowed difference of the length of the audio
 

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.numpy import save_file
-
 from benchmarks.environment import ROOT
 from testkit.batches import Tokens
 from testkit.models import sized
@@ -18,7 +16,6 @@ from testkit.models.published_codecs import SIXTEENTH, SIZES
 from token2wav.config.model_config import ModelConfig
 from token2wav.published.registry import read_config
 from token2wav_client import ClientVoice
-from token2wav_client.voice import FIELDS
 
 TRAINED = {
     "demo_voice": ROOT / "examples" / "demo_voice" / "model",
@@ -109,8 +106,3 @@ class Subject:
     def portion_tokens(self, seconds: float) -> int:
         """Tokens of a message that has at least some seconds of audio."""
         return max(1, math.ceil(seconds * self.config.token_frame_rate))
-
-    def save_voice(self, path: Path) -> None:
-        """Writes the voice, for programs that read a file."""
-        assert self.voice is not None
-        save_file({field: getattr(self.voice, field) for field in FIELDS}, path)
