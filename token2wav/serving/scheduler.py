@@ -168,11 +168,19 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether an idle worker may find a turn now."""
-        return bool(self.can_compute and self.idle_workers) and any(
-            utterance.status is Status.READY
-            or (utterance.status is Status.UNOPENED and utterance.messages)
-            for utterance in self.utterances
+        return bool(self.can_compute and self.idle_workers) and (
+            any(utterance.status is Status.READY for utterance in self.utterances)
+            or bool(self._unopened)
         )
+
+    @property
+    def _unopened(self) -> list[Utterance]:
+        """Utterances that may be opened, in the order of their admission."""
+        return [
+            utterance
+            for utterance in self.utterances
+            if utterance.status is Status.UNOPENED and utterance.messages
+        ]
 
     @property
     def idle_workers(self) -> int:
@@ -198,18 +206,14 @@ class Scheduler:
         and streams that wait to be opened; None if it goes on with the turn, which must be
         interruptible. `spent` are the seconds of earlier interruptions of the turn.
         """
-        if now > turn.hangs_after:
-            return None
         ready = [utterance for utterance in self.utterances if utterance.status is Status.READY]
         first = [
             ReadyChunk.of(utterance)
             for utterance in ready
             if not utterance.chunker.chunks and not utterance.canary
         ]
-        batch = [chunk.utterance for chunk in self._policy.interrupting(first, spent)]
-        unopened = None if batch else self._opening_that_fits(spent)
-        utterances = [unopened] if unopened else batch
-        if not utterances:
+        unopened = [utterance for utterance in self._unopened if not utterance.canary]
+        if not (first or unopened) or now > turn.hangs_after:
             return None
         ends = [
             utterance.playback.plays_until for utterance in turn.utterances if not utterance.over
@@ -220,20 +224,19 @@ class Scheduler:
         ran = now - turn.started - spent
         if not self._policy.may_interrupt(turn.tokens, ran, spent, ends, now):
             return None
-        return self._begin(
-            turn.worker, utterances, now, opens=unopened is not None, interrupts=True
-        )
-
-    def _opening_that_fits(self, spent: float) -> Utterance | None:
-        for utterance in self.utterances:
-            unopened = utterance.status is Status.UNOPENED and utterance.messages
-            if not unopened or utterance.canary:
-                continue
-            batches = self._prompt_batches(utterance)
-            tokens = len(utterance.voice.prompt_tokens) if batches else 0
-            if self._policy.fits_interruption(tokens, batches, spent):
-                return utterance
+        batch = [chunk.utterance for chunk in self._policy.interrupting(first, spent)]
+        if batch:
+            return self._begin(turn.worker, batch, now, opens=False, interrupts=True)
+        for utterance in unopened:
+            if self._opens_in_time(utterance, spent):
+                return self._begin(turn.worker, [utterance], now, opens=True, interrupts=True)
         return None
+
+    def _opens_in_time(self, utterance: Utterance, spent: float) -> bool:
+        """Returns whether the opening of an utterance may interrupt a batch."""
+        batches = self._prompt_batches(utterance)
+        tokens = len(utterance.voice.prompt_tokens) if batches else 0
+        return self._policy.fits_interruption(tokens, batches, spent)
 
     def _begin(
         self,
@@ -407,11 +410,7 @@ class Scheduler:
         much time as batches. This keeps newcomers and open streams from starving each other under
         overload. A canary is opened at once.
         """
-        unopened = [
-            utterance
-            for utterance in self.utterances
-            if utterance.status is Status.UNOPENED and utterance.messages
-        ]
+        unopened = self._unopened
         if canary := next((utterance for utterance in unopened if utterance.canary), None):
             return canary
         until = now
