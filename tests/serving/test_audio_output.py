@@ -7,7 +7,6 @@ from __future__ import annotations
 import io
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from testkit.models.tiny_model import TINY
+from testkit.utterances import joined
 from token2wav import AudioChunk, InputError
 from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.serving.audio_output import ENCODERS, SAMPLE_RATES, AudioFormat, AudioOutput
@@ -62,10 +62,6 @@ def taken(output: AudioOutput, audio: NDArray[np.float32], cuts: list[int]) -> l
         last.samples_per_token * (len(audio) / TOKEN)
     )
     return chunks
-
-
-def joined(chunks: list[AudioChunk]) -> NDArray[Any]:
-    return np.concatenate([chunk.audio for chunk in chunks])
 
 
 @st.composite
