@@ -8,7 +8,7 @@ from typing import Annotated
 
 from token2wav.config.settings import MOST_STEPS
 from token2wav.config.values import Bounds, Length
-from token2wav.published.relations import Even, Odd
+from token2wav.published.relations import Below, Even, Odd
 
 PAIRS = "rotary positions need pairs"  # reason why the channels of a head are even
 Width = Annotated[int, Bounds(1, 1 << 16)]  # channels, features, mel bands
@@ -40,6 +40,9 @@ Levels = Annotated[tuple[Annotated[int, Bounds(2, 4096)], ...], Length(16, least
 Window = Annotated[int, Bounds(2, 1 << 16)]  # positions that a position attends to
 Epsilon = Annotated[float, Bounds(1e-12, 1)]  # added in a norm
 RopeBase = Annotated[float, Bounds(1, 1e9)]  # of rotary positions
+# samples of a window of an inverse STFT, and from a window to the next one
+FftSize = Annotated[int, Bounds(4, 8192), Even("a window has halves")]
+HopSize = Annotated[Rate, Even("a hop has halves"), Below("n_fft")]
 FrameSamples = Annotated[int, Bounds(1, 1 << 20)]
 Guidance = Annotated[float, Bounds(0, 100)]
 Level = Annotated[float, Bounds(1e-9, 1e6)]  # level of a signal

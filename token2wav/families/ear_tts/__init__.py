@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from token2wav.config.values import Bounds
 from token2wav.errors import ConfigError
 from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import Format
-from token2wav.published.relations import AsLong, Below, Equals, Even
+from token2wav.published.relations import AsLong, Equals
 from token2wav.published.weight_names import Codebooks, WeightNames
 
 CONFIG_KEYS = ("data", "model")
@@ -34,8 +33,6 @@ WEIGHTS = WeightNames(
     codebooks=(Codebooks(r"prvq\.mus_list\.(\d{1,3})\.", "codebooks", ("entries",)),),
 )
 
-_EVEN = "a hop and a window have halves"
-
 
 @dataclass(frozen=True, kw_only=True)
 class EarTtsSizes(CodecSizes):
@@ -48,8 +45,8 @@ class EarTtsSizes(CodecSizes):
     RATE, FRAME = "sample_rate", ("rates", "hop_length")
 
     latent_size: bounded.Width  # channels of the sum of codebook entries
-    n_fft: Annotated[int, Bounds(4, 4096), Even(_EVEN)]
-    hop_length: Annotated[bounded.Rate, Even(_EVEN), Below("n_fft")]
+    n_fft: bounded.FftSize
+    hop_length: bounded.HopSize
     # channels of the decoder's last stage; `channel_mult` multiplies them
     base_hidden_size: bounded.Width
     channel_mult: Annotated[bounded.Rates, AsLong("rates")]

@@ -13,7 +13,7 @@ from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import ROPE_THETA, ROPE_TYPES, TRANSFORMERS, Format
-from token2wav.published.relations import Below, Divides, Equals, Even
+from token2wav.published.relations import Divides, Equals
 from token2wav.published.weight_names import WeightNames
 
 MODEL_TYPES = ("lfm2",)
@@ -47,7 +47,6 @@ FORMAT = Format(
 )
 
 Kind = Literal["conv", "full_attention", "sliding_attention"]
-_EVEN = "a hop and a window have halves"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +77,14 @@ class Lfm2AudioSizes(CodecSizes):
     layer_types: Annotated[tuple[Kind, ...], Length(1024)]
     conv_kernel: bounded.Kernel = 3
     conv_bias: bool = False
-    sliding_window: Annotated[int, Bounds(2, 1 << 16)] = 30
-    norm_eps: Annotated[float, Bounds(1e-12, 1)] = 1e-5
-    rope_theta: Annotated[float, Bounds(1, 1e9)] = 1e6
+    sliding_window: bounded.Window = 30
+    norm_eps: bounded.Epsilon = 1e-5
+    rope_theta: bounded.RopeBase = 1e6
     num_codebooks: bounded.CodebookCount = 8
     codebook_size: bounded.CodebookSize = 2048
     upsample_factor: bounded.Rate = 6
-    n_fft: Annotated[int, Bounds(4, 4096), Even(_EVEN)] = 1280
-    hop_length: Annotated[bounded.Rate, Even(_EVEN), Below("n_fft")] = 320
+    n_fft: bounded.FftSize = 1280
+    hop_length: bounded.HopSize = 320
     sample_rate: bounded.SampleRate = 24_000
 
     @property

@@ -5,6 +5,8 @@ Modules have the names of the published weights, without the names of wrappers.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -54,7 +56,8 @@ class NanoCodec(WaveformNetwork):
             channels = half
         self.post_activation = HalfSnake(channels)
         self.post_conv = causal_conv(channels, 1, config.out_kernel_size)
-        self._bounded = torch.tanh if config.output_activation == "tanh" else _clamped
+        clamped = partial(torch.clamp, min=-1.0, max=1.0)
+        self._bounded = torch.tanh if config.output_activation == "tanh" else clamped
         stages = zip(self.activations, self.up_sample_conv_layers, self.res_layers, strict=True)
         inner = [layer for stage in stages for layer in stage]
         self._order = [self.pre_conv, *inner, self.post_activation, self.post_conv]
@@ -127,7 +130,3 @@ def _residual_unit(channels: int, kernel: int, dilation: int) -> Residual:
             "skip_conv": causal_conv(channels, channels, kernel),
         },
     )
-
-
-def _clamped(x: torch.Tensor) -> torch.Tensor:
-    return x.clamp(-1.0, 1.0)

@@ -18,7 +18,7 @@ from token2wav.published import bounded
 from token2wav.published.checkpoint_files import PUBLISHED, only_file
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import Format
-from token2wav.published.relations import Below, Equals, Even, Multiple
+from token2wav.published.relations import Equals, Multiple
 from token2wav.published.weight_names import Codebooks, WeightNames
 from token2wav.published.window_config import WindowCodecConfig
 
@@ -98,13 +98,8 @@ class WavTokenizerSizes(CodecSizes):
     intermediate_dim: bounded.Width
     num_layers: bounded.Layers
     adanorm_num_embeddings: Annotated[int, Bounds(1, 1024)]
-    n_fft: Annotated[int, Bounds(4, 8192), Even("a window has halves")]
-    hop_length: Annotated[
-        bounded.Rate,
-        Even("a hop has halves"),
-        Below("n_fft"),
-        Equals("encoded_samples", "dowmsamples"),
-    ]
+    n_fft: bounded.FftSize
+    hop_length: Annotated[bounded.HopSize, Equals("encoded_samples", "dowmsamples")]
     padding: Literal["same"] = "same"
     sample_rate: bounded.SampleRate = 24_000
 

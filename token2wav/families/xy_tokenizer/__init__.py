@@ -153,8 +153,8 @@ class XYTokenizerSizes(CodecSizes):
     vocos_dim: bounded.Width
     intermediate_dim: bounded.Width
     num_layers: bounded.Layers
-    n_fft: Annotated[int, Bounds(4, 8192), Even("a window has halves")]
-    hop_size: Annotated[bounded.Rate, Even("a hop has halves"), Below("n_fft")]
+    n_fft: bounded.FftSize
+    hop_size: bounded.HopSize
     padding: Literal["same"] = "same"
     decoder_upsample_rate: Annotated[
         int | None, Bounds(1, 1 << 20), Equals("frame_samples", "strides and hop_size")
