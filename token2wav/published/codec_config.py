@@ -59,23 +59,28 @@ class CodecConfig(ModelConfig):
     def reader(
         cls: type[ConfigT],
         sizes: type[CodecSizes],
-        formats: Format | Mapping[str, Format],
+        formats: Format | Mapping[str, Format] | Callable[[dict[str, Any]], Format],
         **fields: Any,
     ) -> Callable[[Path], ConfigT]:
         """Returns the function `read` of a family, which reads the `config.json` of a folder.
 
         Args:
             sizes: dataclass of the sizes.
-            formats: the format, or formats by the value of `model_type`.
+            formats: the format; formats by the value of `model_type`; or a function that chooses
+                the format of a file by its content.
             fields: further fields of the class.
         """
 
         def read(folder: Path) -> ConfigT:
             path = folder / CONFIG_JSON
             document = read_json(path)
-            kind = str(document.get("model_type"))
             with prefixed(f"{path}: "):
-                format_ = formats if isinstance(formats, Format) else formats[kind]
+                if isinstance(formats, Format):
+                    format_ = formats
+                elif isinstance(formats, Mapping):
+                    format_ = formats[str(document.get("model_type"))]
+                else:
+                    format_ = formats(document)
                 return cls.of(format_.read(sizes, document), **fields)
 
         return read

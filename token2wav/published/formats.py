@@ -59,6 +59,7 @@ class Format:
     Attributes:
         section: path of the object with the sizes, such as `model.codec_config`; empty for the
             whole file. Keys outside of it belong to other networks.
+        optional: whether the section may be missing. All sizes then have their defaults.
         names: path of a field below the section, if it has another name there; or several paths, of
             which one suffices, and which must agree. A path that begins with `/` begins at the
             file. An empty tuple stands for a field that the format does not have.
@@ -70,6 +71,7 @@ class Format:
     """
 
     section: str = ""
+    optional: bool = False
     names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, Any] = field(default_factory=dict)
@@ -84,6 +86,8 @@ class Format:
                 variant, or does not fit another one; or a key is unknown.
         """
         section = _at(document, self.section) if self.section else document
+        if section is None and self.optional:
+            section = {}
         if not isinstance(section, dict):
             kind = f", got {type(section).__name__}" if section is not None else ""
             raise ConfigError(

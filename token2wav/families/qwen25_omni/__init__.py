@@ -44,6 +44,7 @@ _SECTION = "token2wav_config"
 _DIT, _BIGVGAN = "dit_config", "bigvgan_config"
 _DIT_FORMAT = Format(
     section=f"{_SECTION}.{_DIT}",
+    optional=True,
     names={  # of `transformers`, and of published files
         "hidden_size": ("hidden_size", "dim"),
         "num_hidden_layers": ("num_hidden_layers", "depth"),
@@ -58,6 +59,7 @@ _DIT_FORMAT = Format(
 )
 _BIGVGAN_FORMAT = Format(
     section=f"{_SECTION}.{_BIGVGAN}",
+    optional=True,
     only={"use_bias_at_final": False},
     without_effect=TRANSFORMERS,
 )
@@ -243,15 +245,14 @@ class Qwen25OmniConfig(FlowModelConfig):
 def read(folder: Path) -> Qwen25OmniConfig:
     """Reads the configuration of a folder. Settings of the language models are skipped."""
     path = folder / CONFIG_JSON
-    section = read_json(path).get(_SECTION)
+    document = read_json(path)
+    section = document.get(_SECTION)
     with prefixed(f"{path}: "):
         if not isinstance(section, dict):
             kind = type(section).__name__
             raise ConfigError(
                 f"{_SECTION}: expected an object, got {kind}; this folder has no decoder"
             )
-        # A part that is missing has the published sizes.
-        document = {_SECTION: {part: section.get(part) or {} for part in (_DIT, _BIGVGAN)}}
         dit = _DIT_FORMAT.read(DitSection, document)
         sizes = _BIGVGAN_FORMAT.read(BigVGANSection, document)
         if sizes.mel_dim != dit.mel_dim:

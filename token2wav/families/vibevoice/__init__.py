@@ -10,17 +10,15 @@ Its configuration is the `config.json` of one of three published formats.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from token2wav.config.values import Bounds, prefixed
+from token2wav.config.values import Bounds
 from token2wav.errors import ConfigError
 from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import TRANSFORMERS, Format
 from token2wav.published.relations import AsLong, Doubles
-from token2wav.published.transformers_json import CONFIG_JSON, read_json
 from token2wav.published.weight_names import WRAPPERS, WeightNames
 
 MODEL_TYPES = ("vibevoice", "vibevoice_streaming", "vibevoice_acoustic_tokenizer")
@@ -142,15 +140,13 @@ class VibeVoiceSizes(CodecSizes):
         return 24_000  # only the configuration of the preprocessor contains it
 
 
-def read(folder: Path) -> CodecConfig:
-    path = folder / CONFIG_JSON
-    document = read_json(path)
-    with prefixed(f"{path}: "):
-        section = next((name for name in FORMATS if name in document), "")
-        if not section and document.get("model_type") != MODEL_TYPES[-1]:
-            names = ", ".join(filter(None, FORMATS))
-            raise ConfigError(f"none of {names} is there; this folder has no acoustic decoder")
-        return CodecConfig.of(
-            FORMATS[section].read(VibeVoiceSizes, document),
-            hop_blocks=(1, 8),  # the longest hop has 1.07 s
-        )
+def _format(document: dict[str, Any]) -> Format:
+    section = next((name for name in FORMATS if name in document), "")
+    if not section and document.get("model_type") != MODEL_TYPES[-1]:
+        names = ", ".join(filter(None, FORMATS))
+        raise ConfigError(f"none of {names} is there; this folder has no acoustic decoder")
+    return FORMATS[section]
+
+
+# The longest hop has 1.07 s.
+read = CodecConfig.reader(VibeVoiceSizes, _format, hop_blocks=(1, 8))

@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from token2wav.config.values import Bounds, Length, convert, prefixed
+from token2wav.config.values import Bounds, Length, convert
 from token2wav.published import bounded
 from token2wav.published.codec_config import CodecConfig
 from token2wav.published.codec_sizes import CodecSizes, SymmetricSizes
 from token2wav.published.formats import Format
 from token2wav.published.relations import Ascending, Equals, Halves, Only
-from token2wav.published.transformers_json import CONFIG_JSON, read_json
 from token2wav.published.weight_names import WeightNames
 
 FILES = ("audiovae.safetensors", "audiovae.pth")  # in order of preference
@@ -27,10 +25,11 @@ CONFIG_KEYS = (_SECTION,)
 _UNUSED = ("encoder_dim", "chunk_size", "decode_chunk_size")
 _OLDER = ("out_sample_rate", "sr_bin_boundaries")  # layers for a sample rate
 FORMATS = {
-    "voxcpm2": Format(section=_SECTION, without_effect=_UNUSED),
+    "voxcpm2": Format(section=_SECTION, optional=True, without_effect=_UNUSED),
     # The older AudioVAE has other defaults.
     "voxcpm": Format(
         section=_SECTION,
+        optional=True,
         names=dict.fromkeys(_OLDER, ()),
         defaults={
             **dict.fromkeys(_OLDER),
@@ -107,15 +106,10 @@ class VoxCPMSizes(CodecSizes):
         return SymmetricSizes.of_decoder(self.decoder_rates, self.decoder_dim, self.latent_dim)
 
 
-def read(folder: Path) -> CodecConfig:
-    path = folder / CONFIG_JSON
-    document: dict[str, Any] = read_json(path)
-    with prefixed(f"{path}: "):
-        name = str(document.get("architecture", "voxcpm")).lower()
-        kind = convert(name, Literal["voxcpm", "voxcpm2"], "architecture")
-        section = document.get(_SECTION) or {}
-        return CodecConfig.of(
-            FORMATS[kind].read(VoxCPMSizes, {_SECTION: section}),
-            weights=FILES,
-            hop_blocks=(1, 32),  # the longest hop has 1.28 s
-        )
+def _format(document: dict[str, Any]) -> Format:
+    name = str(document.get("architecture", "voxcpm")).lower()
+    return FORMATS[convert(name, Literal["voxcpm", "voxcpm2"], "architecture")]
+
+
+# The longest hop has 1.28 s.
+read = CodecConfig.reader(VoxCPMSizes, _format, weights=FILES, hop_blocks=(1, 32))
