@@ -43,11 +43,8 @@ class ChunkBatch(AbstractContextManager["ChunkBatch"]):
 
     def __init__(self, model: Token2Wav, streams: int, voice: Voice) -> None:
         self.spoken_tokens = self.new_tokens = 0
-        self._flow, self._vocoder, self._config = (
-            model.pipeline.flow,
-            model.pipeline.vocoder,
-            model.config,
-        )
+        self._flow, self._vocoder = model.pipeline.flow, model.pipeline.vocoder
+        self._config = model.config
         self._random = np.random.default_rng(0)
         self._prompt = len(voice.prompt_tokens)
         self._position = self._config.grid(self._prompt).prefix
@@ -77,12 +74,9 @@ class ChunkBatch(AbstractContextManager["ChunkBatch"]):
         synchronize(mels[0].device)
         between = time.perf_counter()
         new = [mel[:, prompt_tokens * config.token_mel_ratio :] for mel in mels]
-        audio = self._vocoder.advance(
-            [
-                (handle, FrameChunk(mel, False))
-                for (_, handle), mel in zip(self._handles, new, strict=True)
-            ]
-        )
+        handles = [vocoder_handle for _, vocoder_handle in self._handles]
+        frames = [FrameChunk(mel, False) for mel in new]
+        audio = self._vocoder.advance(list(zip(handles, frames, strict=True)))
         synchronize(audio[0].device)
         ended = time.perf_counter()
         if not torch.cat(audio).isfinite().all():

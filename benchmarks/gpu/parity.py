@@ -162,11 +162,9 @@ def speak(
     """
     flow, vocoder, config = model.pipeline.flow, model.pipeline.vocoder, model.config
     block, ratio = config.block_tokens, config.token_mel_ratio
-    chunkers, mels, audio = (
-        [],
-        [torch.empty(0)] * len(utterances),
-        [torch.empty(0)] * len(utterances),
-    )
+    chunkers: list[Chunker] = []
+    mels = [torch.empty(0)] * len(utterances)
+    audio = mels.copy()
     handles = [
         (flow.open(utterance.voice), vocoder.open(utterance.voice)) for utterance in utterances
     ]
@@ -183,11 +181,8 @@ def speak(
             known = utterances[index].mel
             new = mel[:, ratio * max(0, chunkers[index].prompt_tokens - chunk.start) :]
             mels[index] = torch.cat((mels[index].to(new.device), new), dim=-1)
-            heard = (
-                known[:, mels[index].shape[1] - new.shape[1] : mels[index].shape[1]]
-                if known.numel()
-                else new
-            )
+            end = mels[index].shape[1]
+            heard = known[:, end - new.shape[1] : end] if known.numel() else new
             batch.append((handles[index][1], FrameChunk(heard, chunk.last)))
             chunkers[index].finish_chunk()
         for (index, _), samples in zip(ready, vocoder.advance(batch), strict=True):
