@@ -4,7 +4,6 @@ arrivals of tokens, playback, and load of the workers.
 
 from __future__ import annotations
 
-import itertools
 from math import inf
 from typing import Any
 
@@ -118,37 +117,31 @@ def test_a_stream_waits_until_its_listener_needs_the_complete_blocks() -> None:
 # Plan of provisional chunks.
 
 
-def ends(audio_left: int, wait_for_block: int, block: int = 25) -> list[int]:
-    """Returns the ends of the chunks of one block, at the pace of speech.
+def ends(audio_left: int) -> list[int]:
+    """Returns the ends of the chunks of one block, at the pace of speech. The audio of the whole
+    block comes two tokens later than that of a provisional chunk with the same end.
 
     Args:
         audio_left: tokens of audio that the listener has left when a chunk could end at the
             listener's position.
-        wait_for_block: tokens for which the audio of the whole block comes later than that of a
-            provisional chunk with the same end.
-        block: tokens of a block.
     """
-    pace = Pace(TOKEN_S, TOKEN_S, 0.0)
-    chunk_ends: list[int] = []
-    spoken = 0
+    pace, chunk_ends, spoken = Pace(TOKEN_S, TOKEN_S, 0.0), list[int](), 0
     # The listener and the language model both advance by one token.
-    for arrived in itertools.count():
+    for arrived in range(BLOCK):
         lead = (spoken + audio_left - arrived) * TOKEN_S
         assert lead >= 0
-        if arrived == block:
-            return chunk_ends
-        whole = (block + wait_for_block - arrived) * TOKEN_S
-        end = next_end(pace, spoken, arrived, lead, whole)
+        end = next_end(pace, spoken, arrived, lead, (BLOCK + 2 - arrived) * TOKEN_S)
         if spoken < end <= arrived:
             chunk_ends.append(end)
             spoken = end
-    raise AssertionError
+    assert spoken + audio_left >= BLOCK
+    return chunk_ends
 
 
 def test_chunks_end_early_in_their_block_and_never_too_late() -> None:
     # one token more than in the example of the docstring, because of the slack
-    assert ends(audio_left=8, wait_for_block=2) == [6, 13, 20]
-    assert ends(audio_left=20, wait_for_block=2) == [8]
+    assert ends(audio_left=8) == [6, 13, 20]
+    assert ends(audio_left=20) == [8]
 
 
 def test_no_chunk_is_needed_if_the_audio_lasts_until_the_block() -> None:

@@ -36,8 +36,8 @@ def names(batch: list[ReadyChunk]) -> str:
     return "".join(str(chunk.utterance) for chunk in batch)
 
 
-def first_batch(utterances: list[ReadyChunk], most: int = 8, now: float = 0.0) -> str:
-    return names(Policy(most).next_batch(utterances, now))
+def first_batch(utterances: list[ReadyChunk], most: int = 8) -> str:
+    return names(Policy(most).next_batch(utterances, 0.0))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
 from token2wav.serving.policy import chunks_at_once
 from token2wav.serving.scheduler import Scheduler
-from token2wav.serving.turn import Answer, Turn
+from token2wav.serving.turn import Turn
 from token2wav.serving.utterance import Status, Utterance
 from token2wav.stages.stage import DEFAULT_OPTIONS
 
@@ -67,18 +67,15 @@ class Rig:
         ]
         return turn
 
-    def finish(
-        self, turn: Turn, result: AudioChunk | None = None, seconds: float = 0.0
-    ) -> list[list[Answer]]:
-        """Ends a turn with one result for all utterances, and returns the answers of each step."""
+    def finish(self, turn: Turn, result: AudioChunk | None = None, seconds: float = 0.0) -> None:
+        """Ends a turn with one result for all utterances."""
         results = [result] * len(turn.utterances)
         for delivery in self.scheduler.finish_turn(turn, results, seconds, self.clock()):
             assert delivery.result is result
-        steps = [self.scheduler.settle(turn, self.clock(), results)]
-        while steps[-1]:
-            steps.append(self.scheduler.settle(turn, self.clock()))
+        answers = self.scheduler.settle(turn, self.clock(), results)
+        while answers:
+            answers = self.scheduler.settle(turn, self.clock())
         assert turn not in self.scheduler.turns
-        return steps[:-1]
 
     def opens(self, utterance: Utterance) -> Turn:
         """Begins the next turn, which must open an utterance."""
@@ -92,12 +89,9 @@ class Rig:
         assert (turn.opens, turn.utterances) == (False, [*utterances])
         return turn
 
-    def run_chunk(self, utterance: Utterance, seconds: float = 1.0) -> int:
-        """Runs the next chunk of an utterance, which has so much audio, and returns the number of
-        replies that it finishes.
-        """
-        steps = self.finish(self.computes(utterance), silence(round(24_000 * seconds)))
-        return sum(len(answer.replies) for answers in steps for answer in answers)
+    def run_chunk(self, utterance: Utterance) -> None:
+        """Runs the next chunk of an utterance, which has 1 s of audio."""
+        self.finish(self.computes(utterance), silence())
 
 
 def test_requests_open_in_order_behind_older_chunks() -> None:

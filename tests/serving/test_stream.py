@@ -309,17 +309,17 @@ def test_a_cancelled_stream_makes_room_for_early_audio(voice: Voice) -> None:
 # Dropped streams, and errors of the pipeline.
 
 
-def an_open_utterance(pipeline: Pipeline, voice: Voice, tokens: int) -> Utterance:
+def an_open_utterance(pipeline: Pipeline, voice: Voice) -> Utterance:
     """Opens an utterance whose last tokens have arrived."""
     utterance = pipeline.utterance(voice)
     pipeline.open(utterance)
-    utterance.chunker.push(demo_tokens(tokens), end=True)
+    utterance.chunker.push(demo_tokens(4), end=True)
     return utterance
 
 
 def test_a_dropped_request_is_closed_by_the_next_call(model: Token2Wav, voice: Voice) -> None:
     pipeline = model.pipeline
-    dropped, utterance = (an_open_utterance(pipeline, voice, 4) for _ in range(2))
+    dropped, utterance = (an_open_utterance(pipeline, voice) for _ in range(2))
     pipeline.close(pipeline.utterance(voice))  # an utterance that was never opened
     pipeline.drop(dropped)
     assert dropped.handles  # the garbage collector must never wait for a stage
