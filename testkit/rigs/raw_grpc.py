@@ -84,6 +84,16 @@ class UnfinishedCall:
 
 def opening(method: str, headers: dict[str, str]) -> bytes:
     """Returns the bytes that open a connection and a call. The server may send any amount."""
+    frames = (
+        frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW, MOST_WINDOW)),
+        frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", MOST_WINDOW - WINDOW)),
+        frame(HEADERS, END_HEADERS, STREAM, header_block(method, headers)),
+    )
+    return PREFACE + b"".join(frames)
+
+
+def header_block(method: str, headers: dict[str, str]) -> bytes:
+    """Returns the headers of a call."""
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -93,16 +103,10 @@ def opening(method: str, headers: dict[str, str]) -> bytes:
         "te": "trailers",
         **headers,
     }
-    block = b"".join(_literal(name) + _literal(fields[name], b"") for name in fields)
-    frames = (
-        frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW, MOST_WINDOW)),
-        frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", MOST_WINDOW - WINDOW)),
-        frame(HEADERS, END_HEADERS, STREAM, block),
-    )
-    return PREFACE + b"".join(frames)
+    return b"".join(_literal(name) + _literal(fields[name], b"") for name in fields)
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 

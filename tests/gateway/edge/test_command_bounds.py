@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import resource
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import pytest
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.forked_command import run, start
 from testkit.rigs.processes import entries, resident_mib
+from testkit.rigs.raw_grpc import END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, header_block
 from token2wav_server import Ports
 
 DESCRIPTORS = 128
@@ -203,32 +203,21 @@ def test_wrong_calls_do_not_fill_the_log(tmp_path: Path) -> None:
     assert len(command.log.read_text().splitlines()) < 20
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """Returns a frame of HTTP/2."""
-    head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream)
-    return head + payload
-
-
 def test_streams_without_end_on_one_connection_take_no_memory(tmp_path: Path) -> None:
     """Without a limit of streams, this many took 200 MB, and delayed other requests by a second."""
-
-    def text(name: bytes, value: bytes) -> bytes:
-        return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-    head = b"\x83\x86" + text(b":path", b"/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize")
-    head += text(b":authority", b"x") + text(b"content-type", b"application/grpc")
-    head += text(b"te", b"trailers")
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
+    head = header_block("/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize", {})
     with Command.start(tmp_path) as command:
         command.await_riva()
         before, address = resident_mib(command.pid), ("127.0.0.1", command.ports.grpc)
         with socket.create_connection(address, PATIENCE_SECONDS) as flood:
             flood.setblocking(True)
-            flood.sendall(preface)
+            flood.sendall(PREFACE + frame(SETTINGS, 0, 0))
             with suppress(ConnectionError):  # the gateway may close the connection
                 for first in range(1, 2 * STREAMS, 2000):
                     streams = range(first, first + 2000, 2)
-                    flood.sendall(b"".join(frame(1, 4, stream, head) for stream in streams))
+                    flood.sendall(
+                        b"".join(frame(HEADERS, END_HEADERS, stream, head) for stream in streams)
+                    )
             assert command.answers()
             assert resident_mib(command.pid) < before + 95
         command.stop()

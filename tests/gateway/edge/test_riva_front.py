@@ -10,20 +10,11 @@ import anyio
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.raw_grpc import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, frame
 from token2wav_gateway.edge.riva_front import FrameError, RivaFront, Unfinished
 from token2wav_server import Ports
 
 pytestmark = pytest.mark.anyio
-
-PREFACE = bytes(24)
-DATA, HEADERS = 0, 1
-END_STREAM, END_HEADERS = 1, 4
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return (
-        len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-    )
 
 
 def test_headers_without_an_answer_take_no_memory() -> None:
