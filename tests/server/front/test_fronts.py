@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import shutil
 import signal
 import struct
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +19,10 @@ from tritonclient.grpc import InferInput
 from testkit.models.golden import ROOT
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.fake_engine import FakeEngine, frame
+from testkit.rigs.front_server import Server, tritonserver
 from testkit.rigs.processes import entries, resident_mib
 from testkit.rigs.server_rig import Connection as Client
 from testkit.rigs.server_rig import is_final, request_input
-from token2wav_server import Ports
 from token2wav_server.engine.frames import (
     AUDIO,
     FAILED,
@@ -41,119 +35,13 @@ from token2wav_server.engine.frames import (
     finished_frame,
     ready_frame,
 )
-from token2wav_server.front.build import LIBRARY
-from token2wav_server.launcher.binaries import find_tritonserver
 
-CONFIG = """
-backend: "{backend}"
-max_batch_size: 0
-input [
-  {{ name: "tokens" data_type: TYPE_INT32 dims: [ -1 ] }},
-  {{ name: "prompt_mel" data_type: TYPE_FP32 dims: [ -1, 80 ] optional: true }},
-  {{ name: "voice_id" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }},
-  {{ name: "codes" data_type: TYPE_INT32 dims: [ -1, -1 ] optional: true }}
-]
-output [
-  {{ name: "audio" data_type: TYPE_FP32 dims: [ -1 ] }},
-  {{ name: "chunk_index" data_type: TYPE_INT32 dims: [ 1 ] }},
-  {{ name: "final" data_type: TYPE_BOOL dims: [ 1 ] }}
-]
-model_transaction_policy {{ decoupled: true }}
-instance_group [ {{ kind: KIND_CPU count: {instances} }} ]
-"""
 ENDED = "engine: its process has ended; send the utterance again"
 STARTING = "engine: it is starting; send the utterance again in some seconds"
 SLOW = "engine: it does not read fast enough; send the utterance again"
 TOKENS = np.arange(5, dtype=np.int32)
 FRAME_LIMIT = 64 << 20
 REFUSALS = 300  # some clients of so many leave before Triton has released their request
-
-
-@dataclass
-class Server:
-    """A tritonserver with a front.
-
-    Attributes:
-        folder: has the socket of the engine, and the log.
-    """
-
-    folder: Path
-    ports: Ports
-    process: subprocess.Popen[bytes]
-
-    @property
-    def engine_path(self) -> Path:
-        return self.folder / "engine.sock"
-
-    @property
-    def grpc_url(self) -> str:
-        return f"127.0.0.1:{self.ports.grpc}"
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "triton.log").read_text(errors="replace")
-
-    @property
-    def ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.ports.http, timeout=10)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
-
-
-@contextmanager
-def tritonserver(front: Path, *, instances: int = 1, engine: bool = True) -> Iterator[Server]:
-    """Starts tritonserver. It is not ready before there is an engine.
-
-    Args:
-        front: library of the native front, or program of the Python front.
-    """
-    # The path of a socket has at most 107 bytes, and pytest's folders have long names.
-    folder = Path(tempfile.mkdtemp(prefix="front-"))
-    version = folder / "repository" / "token2wav" / "1"
-    version.mkdir(parents=True)
-    is_python = front.suffix == ".py"
-    shutil.copy(front, version / ("model.py" if is_python else LIBRARY))
-    backend = "python" if is_python else "token2wav"
-    (version.parent / "config.pbtxt").write_text(
-        CONFIG.format(instances=instances, backend=backend)
-    )
-    triton = find_tritonserver(folder)
-    ports = Ports.free()
-    arguments = {
-        "model-repository": version.parent.parent,
-        "backend-directory": triton.backends,
-        "http-address": "127.0.0.1",
-        "http-port": ports.http,
-        "grpc-address": "127.0.0.1",
-        "grpc-port": ports.grpc,
-        "allow-metrics": "false",
-        "exit-timeout-secs": 10,
-    }
-    environment = dict(triton.environment)
-    if engine:
-        environment["TOKEN2WAV_ENGINE"] = str(folder / "engine.sock")
-    with (folder / "triton.log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                triton.executable,
-                "--disable-auto-complete-config",
-                *(f"--{name}={value}" for name, value in arguments.items()),
-            ],
-            env=environment,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield Server(folder, ports, process)
-    finally:
-        process.kill()
-        process.wait()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module", params=["native", "python"])
