@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from testkit.patience import PATIENCE_SECONDS
+from token2wav_server.launcher.reaper import children as children
 
 _Program = TypeVar("_Program", bound="Program")
 
@@ -110,14 +111,6 @@ def resident_mib(process: int) -> float:
 def entries(process: int, folder: str) -> int:
     """Counts the entries of a folder of /proc/PID: `task` has the threads, `fd` the descriptors."""
     return len(list(Path(f"/proc/{process}/{folder}").iterdir()))
-
-
-def children(process: int) -> list[int]:
-    pids: list[int] = []
-    for file in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):  # a thread may end after it was listed
-            pids += map(int, file.read_text().split())
-    return pids
 
 
 def descendants(process: int) -> list[int]:

@@ -1,8 +1,8 @@
-"""Calls of a stage in another process: each is a request of Triton with one tensor of bytes, and so
-is its reply.
+"""Calls of a stage in another process.
 
-A call and its reply are frames of the engine's protocol (`engine/frames.py`), without their
-lengths. The calls are the methods of `token2wav.stages.stage.Stage`.
+The calls are the methods of `token2wav.stages.stage.Stage`. A call is a request of Triton with one
+tensor of bytes, and its reply is a response with one tensor of bytes. The bytes are a frame of the
+engine's protocol (`engine/frames.py`), without its length.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class Call(NamedTuple):
     """Call of a method of a stage.
 
     Attributes:
+        method: `open`, `advance` or `close`.
         facts: arguments that JSON can express.
-        arrays: arguments that are arrays.
+        arrays: arguments that are arrays, by name.
     """
 
     method: str
