@@ -132,13 +132,17 @@ class Worker:
     async def _exchange(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         if (process := await self.started()) is None:
             raise WorkerError("it could not be loaded")
+        try:
+            job = process.pool.submit(_run, function, arguments)
+        except RuntimeError:  # the process has ended since its last function
+            self._loading = None
+            return await self._exchange(function, arguments)
         answered = False
         try:
             with anyio.fail_after(self._work_s):
-                job = process.pool.submit(_run, function, arguments)
                 answer, problem = await asyncio.wrap_future(job)
             answered = True
-        except RuntimeError:  # of a pool that is broken, or shut down meanwhile
+        except BrokenProcessPool:
             raise WorkerError("its process has crashed") from None
         finally:
             if not answered:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -131,6 +133,13 @@ def running_in(group: int) -> list[int]:
             state, _, its_group, *_ = stat_fields(int(folder.name))
             running += [int(folder.name)] * (int(its_group) == group and state not in "ZX")
     return running
+
+
+async def test_a_process_that_ends_between_two_texts_is_replaced() -> None:
+    async with aligning("Letters") as word_times:
+        os.kill(await process_of(word_times), signal.SIGKILL)
+        await asyncio.sleep(1)  # until the pool has noticed it
+        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
 
 
 async def test_processes_that_an_aligner_has_started_end_with_it() -> None:
