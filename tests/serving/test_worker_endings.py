@@ -160,11 +160,18 @@ def test_a_cancellation_while_the_engine_works_frees_all(
 
     workers, closed = make(model, observer=Onlooker()), Counter()
     utterance = workers.utterances.open(voice, closed)
-    vocoder.meanwhile[moment] = lambda: workers.utterances.cancel(utterance)
+    held: list[int] = []
+
+    def cancel() -> None:
+        workers.utterances.cancel(utterance)
+        held.append(model.pipeline.open_streams)
+
+    vocoder.meanwhile[moment] = cancel
     reply = send(workers, utterance, demo_tokens(SECOND), end=True)
     assert isinstance(reply.failed(), StreamClosedError)
     until(lambda: seen[-1:] == [0])
     assert_serves(workers, voice, expected)  # after it, the cancelled turn is over
+    assert held == [1], "the engine may still write to its memory"
     assert reply.chunks == []
     assert reply.outcomes == ["failed"]
     assert closed.count == 1
