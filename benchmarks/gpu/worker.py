@@ -76,7 +76,8 @@ def run_section(
     """Runs a section until it ends or its time is over.
 
     Rows measured before an error or the end of the time are in the results. If an error ends the
-    process after some rows, another process goes on with the next row.
+    process after some rows, another process goes on with the next row. The section reports the
+    errors of all its processes, except those that a row reports.
 
     Args:
         name: name of the section in `SECTIONS`.
@@ -87,12 +88,13 @@ def run_section(
     # Not forked: modules of torch ask for the GPU when they are imported, and a process that is
     # forked after that cannot use the GPU.
     context = multiprocessing.get_context("spawn")
-    began, done, goes_on, problem = time.monotonic(), dict[str, Row](), True, None
+    began, done, goes_on, problems = time.monotonic(), dict[str, Row](), True, list[str]()
     while goes_on:
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(name, folder, settings, done, sender))
         before, ended, running = len(done), False, ""
-        problem, goes_on = "the section exceeded its time; the results before that are kept", False
+        problem: str | None = "the section exceeded its time; the results before that are kept"
+        goes_on = False
         process.start()
         sender.close()
         try:
@@ -115,11 +117,13 @@ def run_section(
             if running:
                 done[running] = {"problem": problem}
                 results.add(name, running, done[running])
+                problem = None
             goes_on = len(done) > before
         finally:
             _end(process, _GRACE_S if ended else 0.0)
             receiver.close()
-    results.end(name, problem, time.monotonic() - began)
+        problems += [] if problem is None else [problem]
+    results.end(name, "; ".join(dict.fromkeys(problems)) or None, time.monotonic() - began)
 
 
 def _end(process: BaseProcess, patience_s: float) -> None:

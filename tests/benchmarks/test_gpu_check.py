@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import distribution
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -213,14 +214,35 @@ def test_a_section_goes_on_after_the_row_in_which_its_process_was_killed(tmp_pat
     settings = replace(settings, batches=(1, 2))
     results = KillingResults(tmp_path / RESULTS, {})
     run_section("chunks", TINY, settings, results, PATIENCE_SECONDS)
-    assert section(tmp_path)["problem"] is None
     keys = [row["key"] for row in results.content["rows"]]
     assert len(keys) == len(set(keys)) == 7
     assert keys[0] == "the model"
-    # The process may have been killed before it began its next row.
     failed = [row["key"] for row in results.content["rows"] if row["problem"]]
     assert failed in ([], keys[1:2])
+    # The process may have been killed before it began its next row.
+    assert section(tmp_path)["problem"] == (None if failed else "the process ended with SIGKILL")
     assert "total_ms" in results.content["rows"][-1]
+
+
+def ends_between_rows(
+    name: str, folder: Path, settings: Settings, done: dict[str, Row], messages: Connection
+) -> None:
+    """Process of a section: the first two fail when their row has been sent."""
+    if len(done) < 2:
+        messages.send(("row", str(len(done)), {}))
+    if len(done) == 1:
+        os._exit(3)
+    messages.send(("end", "", None if done else "RuntimeError: no device"))
+
+
+def test_a_section_reports_errors_between_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, results = small(tmp_path)
+    monkeypatch.setattr("benchmarks.gpu.worker._work", ends_between_rows)
+    run_section("streams", TINY, settings, results, PATIENCE_SECONDS)
+    assert len(results.content["rows"]) == 2
+    assert section(tmp_path)["problem"] == "RuntimeError: no device; the process ended with 3"
 
 
 def holders(path: Path) -> list[Path]:
