@@ -69,11 +69,12 @@ def engines(folder: Path, settings: Settings) -> Rows:
     for case in cases:
         models = list[Token2Wav]()
         yield f"{case.label}: verified", partial(_verified, folder, settings, case)
-        yield f"{case.label}: the model", partial(_loaded, folder, settings, case, models)
+        load_model = partial(_loaded, folder, settings, case, models)
+        loaded = yield f"{case.label}: the model", load_model
         for streams, spoken_s, hop in product(_STREAMS, settings.histories, settings.hops):
             yield (
                 f"{case.label}: {chunk_key(streams, hop, spoken_s)}",
-                partial(_timed, models, settings, streams, hop, spoken_s),
+                partial(_timed, models, load_model, loaded, settings, streams, hop, spoken_s),
             )
 
 
@@ -111,10 +112,18 @@ def _loaded(folder: Path, settings: Settings, case: Case, models: list[Token2Wav
 
 
 def _timed(
-    models: list[Token2Wav], settings: Settings, streams: int, hop: int, spoken_s: float
+    models: list[Token2Wav],
+    load_model: Callable[[], Row],
+    loaded: Row,
+    settings: Settings,
+    streams: int,
+    hop: int,
+    spoken_s: float,
 ) -> Row:
-    if not models:
+    if "load_s" not in loaded:
         raise LeftOut("the model was not loaded")
+    if not models:  # another process, which has ended, measured the row of the model
+        load_model()
     return chunk(models[0], settings.repeats, streams, hop, spoken_s, settings.repeat_s)
 
 

@@ -4,6 +4,7 @@ time limits.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -14,19 +15,22 @@ import sys
 import threading
 import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import distribution
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.gpu.settings import RESULTS, Row, Settings
+from benchmarks.gpu import engines, server
+from benchmarks.gpu.settings import RESULTS, LeftOut, Row, Rows, Settings
 from benchmarks.gpu.worker import Results, run_section
+from benchmarks.load.clients import Load
 from testkit.models.golden import ROOT, TINY
 from testkit.patience import PATIENCE_SECONDS, until
 
@@ -243,6 +247,51 @@ def test_a_section_reports_errors_between_rows(
     run_section("streams", TINY, settings, results, PATIENCE_SECONDS)
     assert len(results.content["rows"]) == 2
     assert section(tmp_path)["problem"] == "RuntimeError: no device; the process ended with 3"
+
+
+def gone_on(rows: Rows, done: Callable[[str], Row | None]) -> dict[str, Row]:
+    """Measures the rows that are not done, as a process does that follows another one."""
+    measured = dict[str, Row]()
+    with contextlib.suppress(StopIteration):
+        key, measure = next(rows)
+        while True:
+            if (row := done(key)) is None:
+                row = measured[key] = measure()
+            key, measure = rows.send(row)
+    return measured
+
+
+def test_section_engines_goes_on_with_the_model_of_the_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, chunk = Mock(return_value=("model", {})), Mock(return_value={})
+    monkeypatch.setattr(engines, "load", load)
+    monkeypatch.setattr(engines, "chunk", chunk)
+    case = re.compile(r"torch float32: (?!verified|the model|1 stream)")
+    row = {"load_s": 1.0}
+    settings = replace(small(tmp_path)[0], histories=(2.0, 10.0))
+    rows = engines.engines(TINY, settings)
+    assert len(gone_on(rows, lambda key: None if case.match(key) else row)) == 2
+    assert load.call_count == 1
+    assert [call.args[0] for call in chunk.call_args_list] == ["model", "model"]
+    with pytest.raises(LeftOut, match="the model was not loaded"):
+        gone_on(engines.engines(TINY, settings), lambda key: None if case.match(key) else {})
+    assert load.call_count == 1
+
+
+def test_section_server_goes_on_with_the_next_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(folder: Path, mode: str, loads: Iterable[Load], *_: object) -> Iterator[Row]:
+        return ({"clients": load.clients} for load in loads)
+
+    monkeypatch.setattr(server, "measure", measure)
+    monkeypatch.setattr(server, "find_tritonserver", lambda folder: None)
+    settings = replace(small(tmp_path)[0], clients=(1, 2, 3, 4))
+    rows = server.server(TINY, settings)
+    before = iter([{}, {"problem": "the process ended with SIGKILL"}])
+    measured = gone_on(rows, lambda key: next(before, None))
+    assert [row["clients"] for row in measured.values()] == [3, 4]
 
 
 def holders(path: Path) -> list[Path]:
