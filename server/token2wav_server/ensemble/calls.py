@@ -56,11 +56,13 @@ class Call(NamedTuple):
         method: `open`, `advance` or `close`.
         facts: arguments that JSON can express.
         arrays: arguments that are arrays, by name.
+        ended: handles of streams that have ended, which are closed before the call.
     """
 
     method: str
     facts: Any
     arrays: Arrays
+    ended: list[int]
 
 
 def call_bytes(key: str, call: Call) -> NDArray[np.uint8]:
@@ -69,7 +71,7 @@ def call_bytes(key: str, call: Call) -> NDArray[np.uint8]:
     Args:
         key: secret of the server, by which a stage tells the ensemble from clients.
     """
-    facts = json.dumps([call.method, call.facts])
+    facts = json.dumps([call.method, call.facts, call.ended])
     return _bytes(request_frame(RequestFrame(0, 0, key, facts, call.arrays)))
 
 
@@ -78,8 +80,8 @@ def call_in(tensor: NDArray[np.uint8]) -> Call:
     frame = parse_request(bytearray(tensor))
     if not is_canary(str(frame.sequence_id)):
         raise InputError(CALL, "only the ensemble may call this model, not a client")
-    method, facts = json.loads(frame.parameters)
-    return Call(method, facts, frame.inputs)
+    method, facts, ended = json.loads(frame.parameters)
+    return Call(method, facts, frame.inputs, ended)
 
 
 def reply_bytes(outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
@@ -102,8 +104,10 @@ def outputs_in(tensor: NDArray[np.uint8]) -> Arrays:
     return outputs
 
 
-def advance_call(batch: Sequence[tuple[int, Chunk]]) -> Call:
-    """Returns the call that computes a batch. The arrays of its chunks are joined."""
+def batch_arguments(batch: Sequence[tuple[int, Chunk]]) -> tuple[Any, Arrays]:
+    """Returns facts and arrays of the call that computes a batch. The arrays of its chunks are
+    joined.
+    """
     rows, arrays = [], []
     for handle, chunk in batch:
         position = {}
@@ -114,11 +118,11 @@ def advance_call(batch: Sequence[tuple[int, Chunk]]) -> Call:
         else:
             arrays.append(chunk.frames.T.numpy())
         rows.append([handle, len(arrays[-1]), chunk.last, position])
-    return Call("advance", rows, {"joined": np.concatenate(arrays)})
+    return rows, {"joined": np.concatenate(arrays)}
 
 
 def batch_in(call: Call) -> list[tuple[int, Chunk]]:
-    """Returns the batch of `advance_call`."""
+    """Returns the batch of `batch_arguments`."""
     parts = _split(call.arrays["joined"], [length for _, length, _, _ in call.facts])
     return [
         (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
@@ -15,8 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 from token2wav.assembly import withheld_samples
 from token2wav.config import ServerConfig
-from token2wav.config.model_config import StageName
-from token2wav.errors import BackendError, ConfigError, LimitError, attempt
+from token2wav.errors import BackendError, ConfigError, LimitError, Token2WavError, attempt
 from token2wav.published.registry import read_config
 from token2wav.serving.audio_mark import load_mark
 from token2wav.serving.door.message import Message
@@ -30,7 +32,7 @@ from token2wav_server.ensemble.calls import (
     Arrays,
     Call,
     Chunk,
-    advance_call,
+    batch_arguments,
     call_bytes,
     outputs_in,
     results_in,
@@ -48,20 +50,25 @@ _NO_BACKEND = StageSummary("torch", "float32", "cpu")  # this process computes n
 class RemoteStage(Stage[None]):
     """Stage that another model of Triton computes.
 
-    The calls of Triton are possible only after the models are loaded.
+    Each call also has the streams that have ended, so no end is lost if a call fails, and the
+    memory of these streams is free before a new one opens. A stage ignores the end of a stream that
+    it does not know.
 
     Args:
-        name: name of the model, which is that of the stage.
+        model: name of the model.
 
     Attributes:
-        is_loaded: whether calls are possible.
+        is_reachable: whether calls are possible. Triton makes none before its models are loaded,
+            and none for a model that it unloads.
     """
 
-    def __init__(self, name: StageName, key: str, withheld_samples: int) -> None:
+    def __init__(self, model: str, key: str, withheld_samples: int) -> None:
         super().__init__()
-        self._name, self._key = name, key
+        self._model, self._key = model, key
         self._withheld_samples = withheld_samples
-        self.is_loaded = False
+        self.is_reachable = False
+        self._lock = threading.Lock()  # guards `_ended`
+        self._ended: list[int] = []  # streams whose ends no successful call has had
         # The end of a stream does not wait for the batch that the stage computes.
         self._closer = ThreadPoolExecutor(1, "close")
 
@@ -70,49 +77,73 @@ class RemoteStage(Stage[None]):
         return self._withheld_samples
 
     def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
+        # Chosen here, so that a stream whose reply is lost can be ended. Random, so that it is not
+        # that of another stream in a process that Triton has started again.
+        handle = secrets.randbits(62)
         arrays = {name: getattr(voice, name) for name in FIELDS}
-        handle = int(self._call(Call("open", astuple(options), arrays))["handle"].item())
         self._streams[handle] = None
+        try:
+            self._call("open", [handle, *astuple(options)], arrays)
+        except Token2WavError:
+            self.close(handle)
+            raise
         return handle
 
     def advance(self, batch: Sequence[tuple[int, Chunk]]) -> list[torch.Tensor]:
-        return results_in(self._call(advance_call(batch)))
+        return results_in(self._call("advance", *batch_arguments(batch)))
 
     def close(self, handle: int) -> None:
         if handle in self._streams:
             super().close(handle)
-            self._closer.submit(attempt, self._close, handle)
+            with self._lock:
+                self._ended.append(handle)
+            self._closer.submit(attempt, self._send_ends)
 
     def stop(self) -> None:
-        """Waits until the ends of all streams are sent."""
-        self._closer.shutdown()
+        """Makes no further calls. The streams end with the process of the stage."""
+        self.is_reachable = False
+        self._closer.shutdown(wait=False, cancel_futures=True)
 
-    def _close(self, handle: int) -> None:
-        self._call(Call("close", handle, {}))
+    def _send_ends(self) -> None:
+        if self._ended and self.is_reachable:
+            self._call("close", None, {})
 
-    def _call(self, call: Call) -> Arrays:
-        if not self.is_loaded:
-            raise LimitError(f"{self._name}: it is not loaded yet; try again later")
-        tensor = tensor_of(CALL, call_bytes(self._key, call))
+    def _call(self, method: str, facts: Any, arrays: Arrays) -> Arrays:
+        if not self.is_reachable:
+            raise LimitError(f"{self._model}: it is loaded or unloaded now; try again later")
+        with self._lock:
+            ended, self._ended = self._ended, []
+        tensor = tensor_of(CALL, call_bytes(self._key, Call(method, facts, arrays, ended)))
         response = pb_utils.InferenceRequest(
-            model_name=self._name, requested_output_names=[REPLY], inputs=[tensor]
+            model_name=self._model, requested_output_names=[REPLY], inputs=[tensor]
         ).exec()
         if response.has_error():
-            raise BackendError(f"backend: {self._name}: {response.error().message()}")
+            with self._lock:
+                self._ended += ended
+            raise BackendError(f"backend: {self._model}: {response.error().message()}")
         return outputs_in(array_of(pb_utils.get_output_tensor_by_name(response, REPLY)))
 
 
 class Ensemble:
-    """Service behind the Triton model `token2wav_ensemble`."""
+    """Service behind the Triton model `token2wav_ensemble`.
 
-    def __init__(self, folder: Path, server: ServerConfig) -> None:
+    Args:
+        models: names of the models of the stages, in their order.
+    """
+
+    def __init__(self, folder: Path, server: ServerConfig, models: Sequence[str]) -> None:
         key = os.environ.get(CANARY_VARIABLE)
         if not key:
             raise ConfigError(f"{CANARY_VARIABLE}: not set; `token2wav serve` sets it")
         config = read_config(folder).with_stream_settings(server.stream)
         config.check(server.stream)
         withheld = withheld_samples(config, server.stream)
-        self._stages = {name: RemoteStage(name, key, withheld) for name in config.stages}
+        if len(models) != len(config.stages):
+            raise ConfigError(f"stages: {len(models)} models, but {len(config.stages)} are needed")
+        self._stages = {
+            name: RemoteStage(model, key, withheld)
+            for name, model in zip(config.stages, models, strict=True)
+        }
         mark = load_mark(server.stream.mark) if server.stream.mark is not None else None
         pipeline = Pipeline(config, self._stages, server.stream, mark=mark)
         self._service = Service(
@@ -124,7 +155,7 @@ class Ensemble:
             is_canary=is_canary,
         )
         for stage in self._stages.values():
-            stage.is_loaded = True
+            stage.is_reachable = True
 
     def execute(self, requests: list[Any]) -> None:
         """Queues the tokens of requests. Other threads send their responses later."""
@@ -133,9 +164,17 @@ class Ensemble:
 
     def close(self) -> None:
         """Ends all utterances."""
-        self._service.close()
         for stage in self._stages.values():
             stage.stop()
+        self._service.close()
+
+
+def stage_models(model_config: str) -> list[str]:
+    """Returns the names of the models of the stages, from the parameter `stages` of the
+    configuration of Triton's model, in JSON.
+    """
+    names = str(json.loads(model_config)["parameters"]["stages"]["string_value"])
+    return [name.strip() for name in names.split(",")]
 
 
 def _message(request: Any) -> Message:

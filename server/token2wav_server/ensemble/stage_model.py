@@ -32,6 +32,8 @@ from token2wav_server.metrics import OPEN_STREAMS
 from token2wav_server.model_process import end_process, read_environment
 from token2wav_server.triton_tensors import inputs_of, tensor_of
 
+_UNKNOWN = 0  # handle that no stream of a stage has
+
 
 class StageModel:
     """Model of one stage, which answers the calls of the ensemble one after another."""
@@ -39,6 +41,7 @@ class StageModel:
     def __init__(self, name: StageName) -> None:
         self._pipeline = load_stage(*read_environment(), name).pipeline
         self._stage: Any = self._pipeline.stages[name]
+        self._handles: dict[int, int] = {}  # of the stage, by the handles of the ensemble
         # Without a registry, because the launcher alone exports the metrics of a stage.
         self._open = OPEN_STREAMS(registry=None).labels(name)
 
@@ -69,15 +72,16 @@ class StageModel:
             self._open.set(self._stage.open_streams)
 
     def _outputs(self, call: Call) -> Arrays:
+        for handle in call.ended:
+            self._stage.close(self._handles.pop(handle, _UNKNOWN))
         if call.method == "open":
+            handle, *options = call.facts
             voice = Voice(*(call.arrays[name] for name in FIELDS))
-            handle = self._stage.open(voice, StreamOptions(*call.facts))
-            return {"handle": np.array([handle], np.int64)}
-        if call.method == "close":
-            self._stage.close(call.facts)
-            return {}
-        results = self._stage.advance(batch_in(call))
-        return result_outputs([result.cpu().numpy() for result in results])
+            self._handles[handle] = self._stage.open(voice, StreamOptions(*options))
+        if call.method == "advance":
+            batch = [(self._handles.get(name, _UNKNOWN), chunk) for name, chunk in batch_in(call)]
+            return result_outputs([result.cpu().numpy() for result in self._stage.advance(batch)])
+        return {}
 
 
 def load_stage(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:

@@ -7,6 +7,7 @@ for another model.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ _FRONT = "token2wav_server.front"  # package that this model imports
 _OF_TOKENS = f"tokens|latents|{LATENTS_FP16}|prompt_tokens"  # a row for each token
 # Triton accepts one type for each input, so latents of half precision are an input of their own.
 _TOKENS = re.compile(r'  \{\n    name: "tokens"[^\n]*\n    data_type: TYPE_INT32\n[^}]*\}')
+_STAGES = re.compile(r'key:\s*"stages"\s*value:?\s*{\s*string_value:\s*"([^"]+)"')
 _LATENTS = ",\n".join(
     f"""  {{
     name: "{name}"
@@ -58,8 +60,8 @@ def selected(repository: Path, names: Sequence[str]) -> list[str]:
         file = repository / name / _CONFIG
         content = file.read_text(encoding="utf-8") if file.is_file() else ""
         selection |= set(re.findall(r'model_name: "(\w+)"', content))
-        for stages in re.findall(r'key: "stages" value { string_value: "([\w,]+)"', content):
-            selection |= set(stages.split(","))
+        for stages in _STAGES.findall(content):
+            selection |= {stage.strip() for stage in stages.split(",")}
     return sorted(name for name in selection if (repository / name).is_dir())
 
 
@@ -105,7 +107,7 @@ def prepare(
         if library is not None and name == _USUAL:
             text = text.replace('backend: "python"', f'backend: "{_USUAL}"')
             # Triton looks for the library of a backend in the folder of the model first.
-            if not (copy / LIBRARY).exists():
+            if not os.path.lexists(copy / LIBRARY):
                 (copy / LIBRARY).symlink_to(library)
         (copy / _CONFIG).write_text(text, encoding="utf-8")
 

@@ -59,11 +59,12 @@ class Running:
         tokens: NDArray[np.int32],
         voice: Voice | None = None,
         flags: int = START | END,
+        sequence: int = 7,
         **parameters: Any,
     ) -> Request:
-        """Sends tokens of the utterance 7."""
+        """Sends tokens of an utterance."""
         inputs = {"tokens": tokens, **(vars(voice) if voice else {})}
-        request = Request(inputs, 7, flags, parameters)
+        request = Request(inputs, sequence, flags, parameters)
         self.ensemble.execute([request])
         return request
 
@@ -84,7 +85,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         triton.models = {name: stage_model.StageModel(name) for name in STAGES}
         ensemble = importlib.import_module("token2wav_server.ensemble.ensemble")
         server = load_server_config(file)
-        started.append(Running(triton, ensemble.Ensemble(folder, server)))
+        started.append(Running(triton, ensemble.Ensemble(folder, server, STAGES)))
         return started[0]
 
     with triton_module() as triton:
@@ -221,11 +222,47 @@ def test_a_client_that_leaves_frees_its_stream_in_all_stages(start: Callable[...
     assert request.next() == ("NOT_FOUND stream: it was cancelled", FINAL)
 
 
+@pytest.mark.parametrize("failing", STAGES)
+def test_calls_that_fail_lose_no_end(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """Triton loses the reply to an opening, and then the call of its end. The next call has the end
+    again, and the fixture waits until the stages are empty.
+    """
+    running, left = start(), 2
+    model = running.triton.models[failing]
+    execute = model.execute
+
+    def lossy(requests: list[Any]) -> Any:
+        nonlocal left
+        left -= 1
+        answers = None if left == 0 else execute(requests)
+        return answers if left < 0 else ["INTERNAL no room in /dev/shm"]
+
+    monkeypatch.setattr(model, "execute", lossy)
+    answer, _ = running.send(demo_tokens(4), demo_voice(0)).next()
+    assert answer == f"INTERNAL backend: {failing}: INTERNAL no room in /dev/shm"
+    until(lambda: left <= 0)
+    assert len(audio_of(heard(running.send(demo_tokens(4), demo_voice(0))))) == 4 * 960
+
+
+def test_a_stage_that_was_started_again_confuses_no_streams(start: Callable[..., Running]) -> None:
+    running = start()
+    request = running.send(demo_tokens(4), demo_voice(0), START, keep_open=True)
+    until(lambda: all(running.stage(name).open_streams for name in STAGES))
+    model = running.triton.models["flow"]
+    running.triton.models["flow"] = type(model)("flow")
+    other = running.send(demo_tokens(4), demo_voice(0), sequence=8)
+    assert len(audio_of(heard(other))) == 4 * 960
+    request.gone = True
+    assert request.next() == ("NOT_FOUND stream: it was cancelled", FINAL)
+
+
 def test_a_client_cannot_call_a_stage(start: Callable[..., Running]) -> None:
     running = start()
     calls = importlib.import_module("token2wav_server.ensemble.calls")
     for content in (
-        calls.call_bytes("a guess", calls.Call("close", 1, {})),
+        calls.call_bytes("a guess", calls.Call("close", None, {}, [1])),
         np.zeros(0, np.uint8),
         np.ones(100, np.uint8),
     ):
