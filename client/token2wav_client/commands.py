@@ -228,7 +228,10 @@ def _recordings_in(path: Path) -> dict[int, list[Recording]]:
     """Reads the recordings of each number of streams in a file of `_report`."""
     try:
         rows = dict(json.loads(content_of(path))["recordings"])
-        return {int(streams): list(map(Recording.of_json, row)) for streams, row in rows.items()}
+        read = {int(streams): list(map(Recording.of_json, row)) for streams, row in rows.items()}
+        if min(read, default=1) < 1:
+            raise ValueError(f"{min(read)} streams")
+        return read
     except UNREADABLE as error:
         raise InputError(f"{path}: cannot read recordings ({reason(error)})") from None
 

@@ -16,9 +16,9 @@ open by then (Nari). All times are in seconds, except in `summary`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -67,11 +67,21 @@ class Recording:
         """Makes a recording of the values of `as_json`. Raises KeyError, TypeError or ValueError if
         they are no recording.
         """
-        arrivals_s = np.array(values["arrivals_s"], np.float64)
-        samples = np.array(values["samples"], np.int64)
-        if arrivals_s.shape != samples.shape or samples.ndim != 1:
-            raise ValueError(f"{arrivals_s.shape} arrivals of {samples.shape} chunks")
-        return cls(**{**values, "arrivals_s": arrivals_s, "samples": samples})
+        try:
+            read = {name: _FIELDS[name](value) for name, value in dict(values).items()}
+        except OverflowError as error:
+            raise ValueError(str(error)) from None
+        heard = cls(**read)
+        samples, end = heard.samples, int(heard.samples.sum())
+        if heard.arrivals_s.shape != samples.shape or samples.ndim != 1:
+            raise ValueError(f"{heard.arrivals_s.shape} arrivals of {samples.shape} chunks")
+        if not (
+            heard.sample_rate > 0
+            and (not len(samples) or (samples.min() > 0 and heard.ended_s > 0))
+            and (heard.onset is None or 0 <= heard.onset < end)
+        ):
+            raise ValueError("sample_rate, samples, ended_s or onset is out of range")
+        return heard
 
     @property
     def audio_s(self) -> float:
@@ -168,6 +178,19 @@ class Recording:
         if self.gap_free_start_s is None or self.first_playable_s is None:
             return None
         return round(self.gap_free_start_s - self.first_playable_s, _DIGITS)
+
+
+# Conversions of the values of JSON.
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "arrivals_s": partial(np.array, dtype=np.float64),
+    "samples": partial(np.array, dtype=np.int64),
+    "sample_rate": int,
+    "ended_s": float,
+    "complete": bool,
+    "onset": lambda value: None if value is None else int(value),
+    "began_s": float,
+    "error": str,
+}
 
 
 def record(

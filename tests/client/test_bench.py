@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -135,8 +136,16 @@ def test_a_recording_is_the_same_after_a_round_trip() -> None:
     [
         *("", "[]", "{}", '{"recordings": 1}', '{"recordings": {"1": 1}}'),
         *('{"recordings": {"two": []}}', '{"recordings": {"1": [{}]}}'),
-        json.dumps({"recordings": {"1": [ROW[0].as_json() | {"samples": [1]}]}}),
-        json.dumps({"recordings": {"1": [ROW[0].as_json() | {"other": 1}]}}),
+        *('{"recordings": {"1": ["no"]}}', '{"recordings": {"0": []}}'),
+        *(
+            json.dumps({"recordings": {"1": [ROW[0].as_json() | {name: value}]}})
+            for name, value in [
+                *(("samples", [1]), ("samples", [1, 1, 2**63]), ("samples", [0, 0, 0])),
+                *(("sample_rate", "x"), ("sample_rate", 0), ("sample_rate", math.inf)),
+                *(("ended_s", None), ("ended_s", 0), ("began_s", 10**400)),
+                *(("onset", "x"), ("onset", 2400), ("other", 1)),
+            ]
+        ),
     ],
 )
 def test_a_file_that_holds_no_recordings(
