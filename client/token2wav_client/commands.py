@@ -182,12 +182,16 @@ def bench(options: argparse.Namespace) -> int:
 
     If the benchmark is interrupted, the rows that are complete are written.
     """
-    out = None if options.out is None else Path(options.out)
+    out = Path("bench.json") if options.recordings is None else None
+    if options.out is not None:
+        out = Path(options.out)
+    if out is not None and not out.parent.is_dir():
+        raise OutputError(f"{out}: cannot be written (the folder does not exist)")
+    if out is not None and out.suffix == ".png":
+        raise OutputError(f"{out}: is the name of the picture; name the JSON file")
     if options.recordings is not None:
-        rows = _recordings_in(Path(options.recordings))
-        _report(rows, {"file": options.recordings}, out, options.quiet)
+        _report(*_recordings_in(Path(options.recordings)), out, options.quiet)
         return 0
-    out = out or Path("bench.json")
     load = Load(
         tuple(dict.fromkeys(options.streams)),
         options.rounds,
@@ -204,16 +208,12 @@ def bench(options: argparse.Namespace) -> int:
         "tokens": options.tokens or "random",
         **{name: value for name, value in asdict(load).items() if name != "streams"},
     }
-    rows = {}
+    rows = dict[int, list[Recording]]()
 
     async def measure(bar: Any) -> None:
         async with AsyncClient(**connection) as client:
             await run(client, load, voice, tokens, options.codebooks, rows, lambda _: bar.update())
 
-    if not out.parent.is_dir():
-        raise OutputError(f"{out}: cannot be written (the folder does not exist)")
-    if out == out.with_suffix(".png"):
-        raise OutputError(f"{out}: is the name of the picture; name the JSON file")
     disabled = True if options.quiet else None
     try:
         with tqdm(total=len(load.streams), desc="bench", unit="row", disable=disabled) as bar:
@@ -224,14 +224,15 @@ def bench(options: argparse.Namespace) -> int:
     return 0
 
 
-def _recordings_in(path: Path) -> dict[int, list[Recording]]:
-    """Reads the recordings of each number of streams in a file of `_report`."""
+def _recordings_in(path: Path) -> tuple[dict[int, list[Recording]], dict[str, Any]]:
+    """Reads a file of `_report`: the recordings of each number of streams, and the facts."""
     try:
-        rows = dict(json.loads(content_of(path))["recordings"])
+        facts = dict(json.loads(content_of(path)))
+        rows = dict(facts.pop("recordings"))
         read = {int(streams): list(map(Recording.of_json, row)) for streams, row in rows.items()}
         if min(read, default=1) < 1:
             raise ValueError(f"{min(read)} streams")
-        return read
+        return read, facts
     except UNREADABLE as error:
         raise InputError(f"{path}: cannot read recordings ({reason(error)})") from None
 

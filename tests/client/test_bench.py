@@ -117,7 +117,8 @@ def test_tokens_of_a_file_are_cut_or_repeated() -> None:
 def earlier(tmp_path: Path) -> str:
     """File of an earlier run."""
     path = tmp_path / "earlier.json"
-    path.write_text(json.dumps({"recordings": {"2": [heard.as_json() for heard in ROW]}}))
+    recordings = {"2": [heard.as_json() for heard in ROW]}
+    path.write_text(json.dumps({"url": "host:8001", "rows": [], "recordings": recordings}))
     return str(path)
 
 
@@ -165,9 +166,13 @@ def test_tables_of_an_earlier_run(
     out = tmp_path / "again.json"
     assert main(["bench", "--recordings", earlier, "--out", str(out)]) == 0
     again = json.loads(out.read_text())
-    assert again["rows"] == [figures(2, ROW)]
-    assert again["recordings"] == json.loads(Path(earlier).read_text())["recordings"]
+    assert again == json.loads(Path(earlier).read_text()) | {"rows": [figures(2, ROW)]}
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert main(["bench", "--recordings", earlier, "--out", earlier]) == 0
+    assert json.loads(Path(earlier).read_text()) == again
+    (picture := tmp_path / "other.png").write_bytes(b"theirs")
+    assert main(["bench", "--recordings", earlier, "--out", str(picture)]) == 2
+    assert picture.read_bytes() == b"theirs"
 
 
 def test_without_matplotlib_there_is_no_picture(
