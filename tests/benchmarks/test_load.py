@@ -13,6 +13,9 @@ from benchmarks.load.figures import highest_rate, next_rate, row
 from benchmarks.load.listener import Heard
 from benchmarks.load.subject import LABELS, model_folder
 from testkit.models.codec_models import Codec
+from testkit.models.published_codecs import SIXTEENTH
+from token2wav.families.dac import DacConfig
+from token2wav.published.registry import read_config
 from token2wav_client.listening import record
 
 RATE = 8000
@@ -76,8 +79,11 @@ def test_starts_of_an_open_loop_are_random_and_those_of_a_closed_loop_are_even()
     assert np.diff(starts).std() == pytest.approx(0.25, rel=0.2)
 
 
-def test_every_label_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_name_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of codecs are not written, because they have up to 3.5 GB."""
-    monkeypatch.setattr(Codec, "write", lambda codec, folder, sizes: folder)
-    folders = [model_folder(name, tmp_path) for name in LABELS]
-    assert all(folder.is_dir() for folder in folders)
+    monkeypatch.setattr(Codec, "write", Codec.write_document)
+    names = [*LABELS, *(f"{codec}/16" for codec in SIXTEENTH)]
+    configs = {name: read_config(model_folder(name, tmp_path)) for name in names}
+    dac = configs["dac"]
+    assert isinstance(dac, DacConfig)
+    assert dac.sizes.decoder_hidden_size == 512
