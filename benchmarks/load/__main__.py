@@ -29,7 +29,7 @@ import yaml
 from benchmarks.environment import describe, run_command, save
 from benchmarks.load.clients import Load
 from benchmarks.load.figures import LEAST_RATE, Row, as_line, highest_rate, next_rate
-from benchmarks.load.measure import MODES, measure
+from benchmarks.load.measure import GATEWAY_MODEL, MODES, measure
 from benchmarks.load.subject import CHOICES, LABELS, Subject, model_folder
 from token2wav.config import LimitConfig
 
@@ -114,6 +114,10 @@ def loads(
 
 
 def run(options: argparse.Namespace) -> None:
+    """Runs all loads. Raises ValueError if a gateway is to ask for a model that a mode lacks."""
+    lacking = [mode for mode in options.modes if MODES[mode][1] != GATEWAY_MODEL]
+    if options.gateway and lacking:
+        raise ValueError(f"--gateway asks for {GATEWAY_MODEL}, which --modes {lacking[0]} lacks")
     settings = yaml.safe_load(options.config.read_text()) if options.config else {}
     limits: dict[str, Any] = {"player_buffer_seconds": options.buffer_seconds}
     if options.command == "closed":

@@ -21,6 +21,7 @@ from token2wav_server import Ports, TritonServer
 
 Settings = Mapping[str, Mapping[str, Any]]
 
+GATEWAY_MODEL = "token2wav"  # served model that a gateway asks for
 # Changes of the server's settings, and the name of the served model.
 MODES: dict[str, tuple[Settings, str]] = {
     "batching": ({}, "token2wav"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.load.__main__ import main
 from benchmarks.load.clients import Load
 from benchmarks.load.figures import highest_rate, next_rate, row
 from benchmarks.load.listener import Heard
@@ -87,3 +89,14 @@ def test_every_name_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     dac = configs["dac"]
     assert isinstance(dac, DacConfig)
     assert dac.sizes.decoder_hidden_size == 512
+
+
+def test_a_gateway_has_no_ensemble(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--models", "none", "--modes", "batching", "ensemble"]
+    monkeypatch.setattr(sys, "argv", ["load", "open", "--gateway", *options])
+    with pytest.raises(SystemExit):
+        main()
+    message = "--gateway asks for token2wav, which --modes ensemble lacks"
+    assert capsys.readouterr().err.endswith(f"error: {message}\n")
