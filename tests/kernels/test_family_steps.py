@@ -1,6 +1,6 @@
 """Estimators on the kernels of their families equal their eager results in every batch.
 
-Interpreted kernels are slow, so blocks have 4 frames, networks few layers, and the ODE one step.
+Interpreted kernels are slow, so blocks have 4 frames, networks few layers, and the ODE two steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from token2wav.networks.unet import UNet
 from token2wav.published.sizes import EstimatorConfig, UNetConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-BANDS, BLOCK, STEPS, PAGES = 8, 4, 2, 8
+BANDS, BLOCK, STEPS, PAGES = 8, 4, 3, 8
 UNET = UNetConfig(channels=16, heads=2, dim_head=16, mid_blocks=1, layers=1)
 DIT = EstimatorConfig(32, 2, 2, 16, 2, BANDS, BANDS, BANDS, BANDS, BLOCK)
 MAKERS: dict[str, Callable[[], Estimator]] = {
@@ -180,12 +180,16 @@ def run_alone(
 def test_streams_equal_eager_streams(
     name: str, storage: Storage, guidance: float, alone: bool, close: float
 ) -> None:
-    """Checks mels and states of several chunks in one batch, and of chunks alone."""
+    """Checks mels and states of several chunks in one batch, and of chunks alone.
+
+    In float32 the ODE has two steps, whose stores are not next to each other.
+    """
+    stored_steps = [0, STEPS - 1] if storage == "float32" else [STEPS - 1]
     runs = []
     for kernels in (True, False):
         estimator = an_estimator(name)
-        tables = OdeTables.of(estimator, 1, guidance)
-        tables = dataclasses.replace(tables, stored_steps=[STEPS - 1])
+        tables = OdeTables.of(estimator, len(stored_steps), guidance)
+        tables = dataclasses.replace(tables, stored_steps=stored_steps)
         if storage == "float16":
             estimator.halve()
         cache = PagedKVCache(a_layout(estimator, storage, guidance), PAGES, DEVICE)
