@@ -60,7 +60,12 @@ _DIT_FORMAT = Format(
 _BIGVGAN_FORMAT = Format(
     section=f"{_SECTION}.{_BIGVGAN}",
     optional=True,
-    only={"use_bias_at_final": False},
+    only={  # constants of the public code, which some files write out
+        "activation": "snakebeta",
+        "snake_logscale": True,
+        "use_tanh_at_final": False,
+        "use_bias_at_final": False,
+    },
     without_effect=TRANSFORMERS,
 )
 # The public code has these numbers as defaults of its functions.
