@@ -42,6 +42,7 @@ Epsilon = Annotated[float, Bounds(1e-12, 1)]  # added in a norm
 RopeBase = Annotated[float, Bounds(1, 1e9)]  # of rotary positions
 # samples of a window of an inverse STFT, and from a window to the next one
 FftSize = Annotated[int, Bounds(4, 8192), Even("a window has halves")]
+SmallFftSize = Annotated[FftSize, Bounds(4, 4096)]  # a transform has tables of its square
 HopSize = Annotated[Rate, Even("a hop has halves"), Below("n_fft")]
 FrameSamples = Annotated[int, Bounds(1, 1 << 20)]
 Guidance = Annotated[float, Bounds(0, 100)]

@@ -45,7 +45,7 @@ class EarTtsSizes(CodecSizes):
     RATE, FRAME = "sample_rate", ("rates", "hop_length")
 
     latent_size: bounded.Width  # channels of the sum of codebook entries
-    n_fft: bounded.FftSize
+    n_fft: bounded.SmallFftSize
     hop_length: bounded.HopSize
     # channels of the decoder's last stage; `channel_mult` multiplies them
     base_hidden_size: bounded.Width

@@ -83,7 +83,7 @@ class Lfm2AudioSizes(CodecSizes):
     num_codebooks: bounded.CodebookCount = 8
     codebook_size: bounded.CodebookSize = 2048
     upsample_factor: bounded.Rate = 6
-    n_fft: bounded.FftSize = 1280
+    n_fft: bounded.SmallFftSize = 1280
     hop_length: bounded.HopSize = 320
     sample_rate: bounded.SampleRate = 24_000
 
