@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -106,8 +106,11 @@ def synth(options: argparse.Namespace) -> int:
         except BaseException:
             if writer is not None and timings:
                 name = "standard output" if out == STANDARD_OUTPUT else out
-                written_s = sum(timing.duration_s for timing in timings)
-                print(f"{name}: incomplete, {written_s:.2f} s of audio written", file=sys.stderr)
+                written = f", {sum(timing.duration_s for timing in timings):.2f} s of audio written"
+                with suppress(OutputError):
+                    writer.close()  # only this shows what an encoder has lost
+                shown = "" if writer.lacks_audio else written
+                print(f"{name}: incomplete{shown}", file=sys.stderr)
             raise
     stats = summarize(timings)
     if stats.end_reason is not None:

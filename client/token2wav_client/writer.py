@@ -48,6 +48,9 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         file_format: format of the file. By default it follows from the suffix of `out`; for
             standard output it is raw.
 
+    Attributes:
+        lacks_audio: whether closing the file failed, so that it may lack audio of earlier chunks.
+
     Raises:
         OutputError: the output cannot be written. The constructor checks this before any work is
             done; later methods raise it if writing fails.
@@ -66,6 +69,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         self._format = file_format or _format_of(self._path)
         self._samples = 0  # of a channel, in all chunks
         self._channels = 1
+        self.lacks_audio = False
         self._begun = False
         self._files = ExitStack()  # closes `_out` and `_encoded` if they were opened
         self._encoder: soundfile.SoundFile | None = None
@@ -103,6 +107,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
                     if self._samples:
                         self._check_encoded()
         except (OSError, soundfile.SoundFileError) as error:
+            self.lacks_audio = True
             raise self._error(error) from None
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:

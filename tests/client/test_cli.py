@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from testkit.limits import files_of_at_most
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.tables import table
 from token2wav.commands import main
@@ -166,6 +167,39 @@ def test_the_options_of_synth_are_those_of_the_client(
         "tokens": [[[1, 2]]],
         "voice": "0" * 64,
     }
+
+
+@pytest.mark.parametrize(
+    ("file", "most_bytes", "lost", "written"),
+    [
+        ("out.wav", 7_000, False, ", 0.10 s of audio written"),
+        ("out.flac", 1_000_000, True, ", 0.20 s of audio written"),
+        # The disk has no room for the last bytes, which are written when the file is closed.
+        ("out.flac", 9_000, False, ""),
+        ("out.flac", 9_000, True, ""),
+    ],
+)
+def test_an_incomplete_file_is_reported_with_the_audio_in_it(
+    file: str,
+    most_bytes: int,
+    lost: bool,
+    written: str,
+    tokens: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def synthesize(*_: Any, **options: Any) -> Iterator[AudioChunk]:
+        noise = np.random.default_rng(0).integers(-32768, 32768, (2, 2400), np.int16)
+        yield from (AudioChunk(audio, 0, True, 0, 0, None) for audio in noise)
+        if lost:
+            raise ServerUnavailable("the connection was lost")
+
+    monkeypatch.setattr(Client, "synthesize", synthesize)
+    out = tmp_path / file
+    with files_of_at_most(most_bytes):
+        assert main(["synth", f"--tokens={tokens}", f"--out={out}", "--quiet"]) != 0
+    assert capsys.readouterr().err.startswith(f"{out}: incomplete{written}\n")
 
 
 @pytest.mark.parametrize(
