@@ -209,6 +209,11 @@ def test_bodies_of_100_mb_are_refused_before_they_are_read(gateway: GatewayRig) 
         assert "creates no voices" in error_of(form, 400)["message"]
 
 
+def reset(connection: socket.socket) -> None:
+    """Lets a connection end with a reset, after which the gateway reads no more of its bytes."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
 def begin_session(connection: socket.socket) -> None:
     """Opens a WebSocket, and configures it."""
     begin_websocket(connection)
@@ -235,6 +240,7 @@ def test_floods_of_messages_hold_up_nobody(gateway: GatewayRig, piece: bytes) ->
         for flood in floods:
             begin_session(flood)
             flood.sendall(piece * 20_000)
+            reset(flood)
         with gateway.http() as http:
             assert http.get("/health/live").status_code == 200
             assert len(http.post("/v1/audio/speech", json=body()).content) > 0
@@ -292,6 +298,7 @@ def test_storms_of_messages_hold_up_nobody(
             thread.start()
             stack.callback(thread.join)
         for storm in storms:
+            reset(storm)
             stack.callback(storm.shutdown, socket.SHUT_RDWR)
         stack.callback(calm.set)
         with gateway.http() as http:
@@ -332,7 +339,7 @@ def test_a_client_that_leaves_a_session_leaves_no_traceback(
             begin_session(connection)
             connection.sendall(text + frame(1, b"{") * 200)
             time.sleep(pause)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reset(connection)
     until(lambda: gateway.value("sockets") == 0)
     until(lambda: gateway.value("speaking") <= 1)
     assert not [record for record in caplog.records if record.exc_info]
