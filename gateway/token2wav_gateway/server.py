@@ -8,6 +8,7 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import anyio
 import uvicorn
 from fastapi import FastAPI
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from token2wav_gateway.doors.riva_server import RivaServer
 
 DRAIN_S = 30.0
+_END_S = 5.0  # for the end of the application after a second signal
 _POLL_S = 0.1
 _HEAD_BYTES = 16 << 10
 # Connections that are accepted at once, before the event loop does anything else.
@@ -113,7 +115,8 @@ class DrainingServer(uvicorn.Server):
         self.config.timeout_graceful_shutdown = max(1, round(deadline - time.monotonic()))
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn leaves this out then
-            await self.lifespan.shutdown()
+            with anyio.move_on_after(_END_S):
+                await self.lifespan.shutdown()
 
     async def _drain_calls(self, seconds: float) -> None:
         if self._riva is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,15 +10,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import urlopen
 
 import httpx
 import numpy as np
 import pytest
 import yaml
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from safetensors.numpy import save_file
 from websockets.exceptions import ConnectionClosed
@@ -39,6 +42,8 @@ from testkit.rigs.raw_server import EVENTS_HEAD, raw_server, read_request, sends
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.voice import FIELDS
+from token2wav_gateway import server
+from token2wav_gateway.settings import LimitSettings
 from token2wav_server import Ports
 from token2wav_server.demo import language_model
 
@@ -173,6 +178,31 @@ def test_a_second_interrupt_ends_open_texts(
         assert not b"".join(call.pieces())
         assert call.error == "Cancelling all calls"
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_an_application_that_does_not_end_is_left_after_a_second_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_END_S", 0.1)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        await asyncio.Event().wait()
+
+    app = FastAPI(lifespan=lifespan)
+    app.state.sockets = SimpleNamespace(count=0, drain=lambda: None)
+    config = server.BoundedConfig(app, LimitSettings(), host="127.0.0.1", port=Ports.free().http)
+
+    async def interrupt() -> None:
+        draining = server.DrainingServer(config, app)
+        serving = asyncio.create_task(draining.serve())
+        while not draining.started:
+            await asyncio.sleep(0.01)
+        draining.should_exit = draining.force_exit = True
+        await asyncio.wait_for(serving, PATIENCE_SECONDS)
+
+    asyncio.run(interrupt())
 
 
 def use(url: str) -> None:

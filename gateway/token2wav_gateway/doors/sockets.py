@@ -74,9 +74,11 @@ class Sockets:
 
     async def close(self) -> None:
         """Closes all sockets, because the gateway ends."""
-        for socket in list(self._open):
-            with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(CLOSE_S):
-                await socket.close(GOING_AWAY)
+        await asyncio.gather(*(self._leave(socket) for socket in self._open))
+
+    async def _leave(self, socket: WebSocket) -> None:
+        with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(CLOSE_S):
+            await socket.close(GOING_AWAY)
 
 
 def _close_code(error: GatewayError) -> int:

@@ -21,6 +21,7 @@ from testkit.rigs.gateway_rig import key_settings
 from tests.gateway.voices.test_voices import TENSORS
 from token2wav_client import AudioChunk
 from token2wav_gateway.app import create_app
+from token2wav_gateway.doors import sockets
 from token2wav_gateway.doors.session import Session
 from token2wav_gateway.edge.connections import Connection
 from token2wav_gateway.edge.fair_reads import FairReads
@@ -111,6 +112,35 @@ def serve(client: Client, settings: dict[str, Any], headers: Any = ()) -> None:
 def test_a_client_that_stops_reading_is_left() -> None:
     client = Client({"voice": "anna"}, {"type": "input.text", "text": "It rains. It"})
     serve(client, {"limits": {"idle_s": 0.1}})
+
+
+def test_clients_that_do_not_read_do_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway waits for all of them at the same time."""
+    monkeypatch.setattr(sockets, "CLOSE_S", 0.2)
+    count = 20
+
+    async def seconds() -> float:
+        app = create_app(Settings(), Metrics())
+        async with app.router.lifespan_context(app):
+            serving = [
+                asyncio.create_task(
+                    app.state.sockets.serve(
+                        WebSocket(scope_of(), client.receive, client.send), Session
+                    )
+                )
+                for client in [Client() for _ in range(count)]
+            ]
+            while app.state.sockets.count < count:
+                await asyncio.sleep(0)
+            begun = anyio.current_time()
+            await app.state.sockets.close()
+            ended = anyio.current_time()
+            for task in serving:
+                task.cancel()
+            await asyncio.wait(serving)
+        return ended - begun
+
+    assert asyncio.run(seconds()) < count * 0.2 / 2
 
 
 def test_the_idle_clock_starts_when_the_last_sentence_has_ended(
