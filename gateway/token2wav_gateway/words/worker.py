@@ -135,6 +135,7 @@ class Worker:
         try:
             job = process.pool.submit(_run, function, arguments)
         except RuntimeError:  # the process has ended since its last function
+            process.kill()
             self._loading = None
             return await self._exchange(function, arguments)
         answered = False

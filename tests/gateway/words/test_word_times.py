@@ -142,6 +142,17 @@ async def test_a_process_that_ends_between_two_texts_is_replaced() -> None:
         assert await times_of(word_times, GOOD, SECOND) == ALIGNED
 
 
+async def test_processes_of_an_aligner_that_ends_between_two_texts_end_too() -> None:
+    async with aligning("Helped") as word_times:
+        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
+        group = await process_of(word_times)
+        assert len(running_in(group)) == 2
+        os.kill(group, signal.SIGKILL)
+        await asyncio.sleep(1)  # until the pool has noticed it
+        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
+        until(lambda: not running_in(group))
+
+
 async def test_processes_that_an_aligner_has_started_end_with_it() -> None:
     async with aligning("Forks", metrics := Metrics(), timeout_s=5) as word_times:
         group = await process_of(word_times)
