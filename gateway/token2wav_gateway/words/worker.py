@@ -145,6 +145,10 @@ class Worker:
             answered = True
         except BrokenProcessPool:
             raise WorkerError("its process has crashed") from None
+        except TimeoutError:
+            raise
+        except Exception as error:  # such as an answer that cannot be pickled
+            raise WorkerError(f"its process has failed ({type(error).__name__})") from None
         finally:
             if not answered:
                 process.kill()
@@ -161,20 +165,24 @@ class Worker:
 
     async def _load(self) -> Process | None:
         """Starts a process, and returns it when its plugin is loaded; None after a failure."""
-        process = Process(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")), 0)
-        problem = "its process has crashed while it loaded"
+        process, problem = None, "its process has crashed while it loaded"
         try:
+            pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+            process = Process(pool, 0)
             with anyio.move_on_after(_LOAD_S) as waiting, suppress(BrokenProcessPool):
-                job = process.pool.submit(_prepare, self._memory_mib)
-                process = process._replace(number=await asyncio.wrap_future(job))
-                load = process.pool.submit(_run, _load_plugin, (self._load_plugin,))
+                job = pool.submit(_prepare, self._memory_mib)
+                process = Process(pool, await asyncio.wrap_future(job))
+                load = pool.submit(_run, _load_plugin, (self._load_plugin,))
                 _, problem = await asyncio.wrap_future(load)
             if waiting.cancelled_caught:
                 problem = f"it was not loaded within {_LOAD_S:g} s"
-        except OSError as error:
-            problem = f"its process cannot be started: {error}"
+        except Exception as error:  # such as a limit of descriptors, threads or memory
+            problem = f"its process cannot be started: {type(error).__name__}: {error}"
+            children = {} if process is None else process.pool._processes or {}
+            for child in list(children.values()):  # the pool may not wait for it
+                child.kill()
         finally:
-            if problem:
+            if problem and process is not None:
                 process.kill()
         if not problem:
             return process

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -222,6 +224,62 @@ async def test_an_aligner_that_cannot_be_loaded(caplog: pytest.LogCaptureFixture
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 1
     assert errors[0].startswith("aligner FailsToLoad: OSError: no model")
+
+
+def _no_descriptors(*_: Any, **__: Any) -> NoReturn:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def _no_threads(*_: Any) -> NoReturn:
+    raise RuntimeError("can't start new thread")
+
+
+def _hard_limit(memory_mib: int) -> NoReturn:  # in the process
+    raise ValueError("not allowed to raise maximum limit")
+
+
+@pytest.mark.parametrize(
+    ("name", "stand_in", "problem"),
+    [
+        (
+            f"{module.__name__}.ProcessPoolExecutor",
+            _no_descriptors,
+            "OSError: [Errno 24] Too many open files",
+        ),
+        (
+            "concurrent.futures.process._ExecutorManagerThread.start",
+            _no_threads,
+            "RuntimeError: can't start new thread",
+        ),
+        (
+            f"{module.__name__}._prepare",
+            _hard_limit,
+            "ValueError: not allowed to raise maximum limit",
+        ),
+    ],
+)
+async def test_a_process_that_cannot_be_started_is_tried_again_later(
+    name: str,
+    stand_in: Any,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    async with aligning("Letters") as word_times:
+        with monkeypatch.context() as patch:
+            patch.setattr(name, stand_in)
+            assert await times_of(word_times, GOOD, SECOND) is None
+        assert f"aligner Letters: its process cannot be started: {problem}" in caplog.messages
+        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
+
+
+async def test_an_answer_that_cannot_be_sent_fails_its_text() -> None:
+    async with aligning("Letters") as word_times:
+        assert word_times.worker is not None
+        with pytest.raises(WorkerError, match=r"its process has failed \(TypeError\)"):
+            await word_times.worker.ask(threading.Lock)
+        assert await times_of(word_times, GOOD, SECOND) == ALIGNED
 
 
 async def test_an_aligner_that_is_slow_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
