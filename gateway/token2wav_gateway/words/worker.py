@@ -167,7 +167,12 @@ class Worker:
         """Starts a process, and returns it when its plugin is loaded; None after a failure."""
         process, problem = None, "its process has crashed while it loaded"
         try:
-            pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+            pool = ProcessPoolExecutor(
+                1,
+                multiprocessing.get_context("spawn"),
+                initializer=_end_with,
+                initargs=(os.getpid(),),
+            )
             process = Process(pool, 0)
             with anyio.move_on_after(_LOAD_S) as waiting, suppress(BrokenProcessPool):
                 job = pool.submit(_prepare, self._memory_mib)
@@ -195,12 +200,22 @@ class Worker:
 # The following functions run in the process.
 
 
+def _end_with(gateway: int) -> None:
+    """Lets the process end with the gateway, even if a plugin hangs, before it waits for work.
+
+    Args:
+        gateway: id of the process of the gateway.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != gateway:  # it ended earlier, and no signal comes
+        os._exit(1)
+
+
 def _prepare(memory_mib: int | None) -> int:
     """Bounds the process before it loads anything. Returns its id."""
     os.setsid()  # a group of its own, which can be killed, and which gets no Ctrl-C
     os.nice(_NICE)
-    if sys.platform == "linux":  # a plugin that hangs ends with the gateway too
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.update(_ONE_THREAD)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_mib is not None:

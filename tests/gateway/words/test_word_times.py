@@ -274,6 +274,14 @@ async def test_a_process_that_cannot_be_started_is_tried_again_later(
         assert await times_of(word_times, GOOD, SECOND) == ALIGNED
 
 
+def test_a_process_whose_gateway_has_ended_ends() -> None:
+    """Also if the gateway ended before the process could ask for a signal at its end."""
+    child = multiprocessing.get_context("spawn").Process(target=module._end_with, args=(0,))
+    child.start()
+    child.join()
+    assert child.exitcode == 1
+
+
 async def test_an_answer_that_cannot_be_sent_fails_its_text() -> None:
     async with aligning("Letters") as word_times:
         assert word_times.worker is not None
