@@ -80,7 +80,7 @@ def _processor() -> str:
 
 
 def program_parser() -> ArgumentParser:
-    """Returns a parser for the program that runs, whose docstring is the help text."""
+    """Returns a parser for the running program. The help text is the docstring of the program."""
     return ArgumentParser(
         f"python -m {_program()}",
         description=sys.modules["__main__"].__doc__,

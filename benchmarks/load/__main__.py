@@ -135,8 +135,8 @@ def run(options: argparse.Namespace) -> None:
             for mode, speed in product(options.modes, options.speeds):
                 measured = list[Row]()
                 gateway_speed = speed if options.gateway else None
-                wanted = loads(options, subject, speed, measured)
-                for result in measure(folder, mode, wanted, subject, settings, gateway_speed):
+                runs = loads(options, subject, speed, measured)
+                for result in measure(folder, mode, runs, subject, settings, gateway_speed):
                     measured.append({"model": model, **result})
                     print(as_line(measured[-1]), flush=True)
                 rows += sorted(measured, key=itemgetter("utterances_per_s"))

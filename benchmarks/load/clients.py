@@ -1,4 +1,4 @@
-"""Clients that load a server or a gateway: N of them, or utterances that start at random times.
+"""Clients that load a server or a gateway: N clients, or utterances that start at random times.
 
 N clients are a closed loop: each begins its next utterance when the last one has ended. Utterances
 at random times (Poisson) are an open loop: they start even if the server falls behind.
@@ -54,7 +54,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Target:
-    """Running server, or a gateway in front of it, and the utterance of all clients."""
+    """Running server, or a gateway in front of it, and the utterance of every client."""
 
     grpc_url: str
     model: str

@@ -1,7 +1,7 @@
 """Soak of a server, or of a gateway, among misbehaving clients.
 
-Saves the observations in benchmarks/results, and prints those of well-behaved clients, of outages
-and of the server. If there are problems, prints them with the seed and exits with 1.
+Saves the observations in benchmarks/results, and prints a summary of well-behaved clients, outages
+and the server. If there are problems, prints them with the seed and exits with 1.
 
     .venv/bin/python -m benchmarks.soak.run server --minutes 10
     .venv/bin/python -m benchmarks.soak.run gateway --minutes 20

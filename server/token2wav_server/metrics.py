@@ -32,7 +32,7 @@ disable_created_metrics()
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0]
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
-# Gauge whose exported value is the sum over the running processes. Modes of prometheus_client that
+# Gauge that exports the sum over the running processes. Modes of prometheus_client that
 # do not combine the processes would add a label `pid`.
 _SumGauge = partial(Gauge, multiprocess_mode="livesum")
 # Metric family that the engine and the stages of the ensemble share.

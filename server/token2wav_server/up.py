@@ -241,7 +241,7 @@ def _merged(
     grpc_port: int,
     stand_in_port: int,
 ) -> dict[str, Any]:
-    """Returns the settings of the file with those that the options and the ports give."""
+    """Returns the settings of the file, with settings from the options and the ports."""
     language_model = {**settings.get("language_model", {})}
     if _has_stand_in(options):
         url = f"http://{LOOPBACK}:{stand_in_port}/v1"

@@ -378,9 +378,9 @@ _NANOCODEC = Codec(
 _UNPACKED = replace(_NANOCODEC, packed=lambda folder: None, golden="nanocodec")
 
 
-def _named_in_a_unit(found: re.Match[str]) -> str:
+def _named_in_a_unit(match: re.Match[str]) -> str:
     """Name of a layer in a residual unit."""
-    return f"{found[1]}.{('act1', 'conv1', 'act2', 'conv2')[int(found[2])]}"
+    return f"{match[1]}.{('act1', 'conv1', 'act2', 'conv2')[int(match[2])]}"
 
 
 def _qwen3(prefix: str, document: Callable[[Document], Document], unread: str) -> Codec:
@@ -460,10 +460,10 @@ _VIBEVOICE = Codec(
             (r"^upsample_layers\.0~\w+", "stem.conv.conv"),
             (
                 r"^upsample_layers\.(\d+)~\w+",
-                lambda found: f"conv_layers.{int(found[1]) - 1}.convtr.convtr",
+                lambda match: f"conv_layers.{int(match[1]) - 1}.convtr.convtr",
             ),
             (r"^stages\.0\.", "stem.stage."),
-            (r"^stages\.(\d+)\.", lambda found: f"conv_layers.{int(found[1]) - 1}.stage."),
+            (r"^stages\.(\d+)\.", lambda match: f"conv_layers.{int(match[1]) - 1}.stage."),
             (r"~\w+", ".conv"),
             ("^", "decoder."),
         )
@@ -480,10 +480,10 @@ _MICROSOFT = replace(
         (r"\.head\.conv\.", ".head.conv.conv."),
         (r"\.stem\.conv\.", ".upsample_layers.0.0.conv."),
         (r"\.stem\.stage\.", ".stages.0."),
-        (r"\.conv_layers\.(\d+)\.stage\.", lambda found: f".stages.{int(found[1]) + 1}."),
+        (r"\.conv_layers\.(\d+)\.stage\.", lambda match: f".stages.{int(match[1]) + 1}."),
         (
             r"\.conv_layers\.(\d+)\.convtr\.",
-            lambda found: f".upsample_layers.{int(found[1]) + 1}.0.convtr.",
+            lambda match: f".upsample_layers.{int(match[1]) + 1}.0.convtr.",
         ),
     ),
     beside=lambda sizes: {
@@ -496,10 +496,10 @@ _MICROSOFT = replace(
 )
 
 
-def _range_embedding(found: re.Match[str]) -> str:
+def _range_embedding(match: re.Match[str]) -> str:
     """Name of the scales or biases of all ranges of sample rates."""
-    kind = {"weight": "scale", "bias": "bias"}[found[2]]
-    return f"{found[1]}.{kind}_embed.weight"
+    kind = {"weight": "scale", "bias": "bias"}[match[2]]
+    return f"{match[1]}.{kind}_embed.weight"
 
 
 def _voxcpm_tensors(sizes: Any) -> Weights:

@@ -1,7 +1,7 @@
 """Golden sets of other families, computed by their public code.
 
-`lab/golden/golden_families.py` makes those of flows. The other scripts there make those of codecs,
-with `write_families`. A codec has the files `tiny` and `small`, each with these tensors:
+`lab/golden/golden_families.py` makes the sets of flows. The other scripts there make the sets
+of codecs, with `write_families`. A codec has the files `tiny` and `small`, each with these tensors:
 
 - `codes` (frames, codebooks) int64, or `latents` (frames, size) float32
 - `audio` (samples,) float32 of these tokens

@@ -85,13 +85,13 @@ def set_values(name: str, values: dict[str, Any]) -> Edit:
     def change(document: Any) -> Any:
         for path, value in values.items():
             *outer, last = path.split(".")
-            place = document
+            container = document
             for key in outer:
-                place = place[int(key) if isinstance(place, list) else key]
+                container = container[int(key) if isinstance(container, list) else key]
             if value == ABSENT:
-                del place[last]
+                del container[last]
             else:
-                place[last] = value
+                container[last] = value
         return document
 
     return changed_document(name, change)

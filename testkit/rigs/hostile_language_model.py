@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from testkit.patience import PATIENCE_SECONDS
 
 _EVENTS = "text/event-stream"
-CUT_OFF = "Cut off here."  # text whose answer ends at the largest number of tokens
+CUT_OFF = "Cut off here."  # text with an answer of the most tokens
 
 
 def event(text: str, reason: str | None = None) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,12 @@ IDLE_SECONDS = 5  # of the server with small limits
 STEPS = (10, 3)  # ODE steps that a request may choose
 FIRST, LOOKAHEAD = StreamConfig().first_tokens, StreamConfig().provisional_lookahead_tokens
 ANNA = "anna"  # voice that the server knows by name
+
+
+@pytest.fixture(scope="module")
+def admin_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """File of a server's admin key, which the server writes."""
+    return tmp_path_factory.mktemp("admin") / "key"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -52,11 +52,6 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def admin_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("admin") / "key"
-
-
-@pytest.fixture(scope="module")
 def servers(
     authority: Authority, admin_key: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Serving, Serving]]:

@@ -54,11 +54,6 @@ def tls(authority: Authority) -> Tls:
 
 
 @pytest.fixture(scope="module")
-def admin_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("admin") / "key"
-
-
-@pytest.fixture(scope="module")
 def server(
     authority: Authority, admin_key: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Serving]:

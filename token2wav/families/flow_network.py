@@ -68,7 +68,9 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
         return [self._encoded(chunk, step) for chunk, step in zip(batch, steps, strict=True)]
 
     def _encoded(self, encoder_input: EncoderInput, step: StreamStep) -> torch.Tensor:
-        """Computes mu (bands, frames) of one chunk."""
+        """Computes mu (bands, frames) of one chunk. A flow in windows has no such method of its
+        own.
+        """
         raise NotImplementedError
 
     def with_lookahead(self, chunk: TokenChunk, grid: BlockGrid) -> NDArray[np.int32]:

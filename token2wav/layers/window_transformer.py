@@ -53,8 +53,8 @@ class TransformerSizes:
 
 
 class LayersInWindow(StreamModule):
-    """Layers with a sliding window and rotary positions. If their input is late, position 0 is that
-    of the first frame of the stream, and what comes before has no effect.
+    """Layers with a sliding window and rotary positions. If their input is late, position 0 is the
+    position of the first frame of the stream, and earlier input has no effect.
     """
 
     def __init__(self, sizes: TransformerSizes, layers: Iterable[nn.Module]) -> None:
@@ -123,7 +123,7 @@ def projection(inputs: int, outputs: int, *, bias: bool = False, always: bool = 
 
 class TransformerLayer(nn.Module):
     """Attention and a feed-forward part, each after a norm, with a scale for every channel if the
-    sizes say so.
+    sizes ask for it.
     """
 
     def __init__(

@@ -55,10 +55,8 @@ def converted_weights(
                 name = start + layer_name(name.removeprefix(start), decoder)
         return name
 
-    wanted = {
-        name: value for name, value in state.items() if not re.search(names.unused, str(name))
-    }
-    weights = fold_weight_norm(floating_tensors(wanted, path, current_name), path)
+    used = {name: value for name, value in state.items() if not re.search(names.unused, str(name))}
+    weights = fold_weight_norm(floating_tensors(used, path, current_name), path)
     for codebooks in names.codebooks:
         weights |= _joined(network, weights, codebooks, path)
     shapes = {name: value.shape for name, value in network.state_dict().items()}
@@ -66,7 +64,7 @@ def converted_weights(
     for name, value in weights.items():
         split |= attention_rows(name, _squeezed(value, shapes.get(name)), network)
     return fitting_weights(
-        network, split, path, lambda name: published_name(name, wanted, current_name)
+        network, split, path, lambda name: published_name(name, used, current_name)
     )
 
 

@@ -29,8 +29,8 @@ def published_name(name: str, published: Iterable[str], current_name: Callable[[
         changes = [pair for pair in zip(other_words, words, strict=False) if pair[0] != pair[1]]
         if len(changes) == 1 and len(other_words) == len(words):
             candidates = _with_change(origin, *changes[0], in_layer=words[-1] != other_words[-1])
-            if found := next((text for text in candidates if current_name(text) == name), None):
-                return found
+            if candidate := next((text for text in candidates if current_name(text) == name), None):
+                return candidate
     return name
 
 

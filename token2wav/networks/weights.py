@@ -63,8 +63,8 @@ def read_state(
                 raise CheckpointError(f"{file}: '{name}' is in {first.name} too")
         state |= part
     if not state and prefixes != ("",):
-        wanted = " or ".join(f"{prefix}*" for prefix in prefixes)
-        raise CheckpointError(f"{path}: no weight is named {wanted}")
+        patterns = " or ".join(f"{prefix}*" for prefix in prefixes)
+        raise CheckpointError(f"{path}: no weight is named {patterns}")
     return state
 
 

@@ -87,9 +87,9 @@ class CodecConfig(ModelConfig):
 
     @property
     def module(self) -> str:
-        """Module of the family: that of its own class of configurations, or of its sizes."""
-        own = type(self).__module__
-        return type(self.sizes).__module__ if own.startswith(f"{__package__}.") else own
+        """Module of the family: it has the class of the configuration, or that of the sizes."""
+        module = type(self).__module__
+        return type(self.sizes).__module__ if module.startswith(f"{__package__}.") else module
 
     def stage_config(self, stage: StageName) -> Any:
         return self.sizes

@@ -14,20 +14,20 @@ from token2wav.published.relations import Divides, Equals, Even, Gives, Halves, 
 
 
 class CodecSizes:
-    """Sizes of a codec. A codec derives a dataclass, whose fields have bounds and relations in
-    their annotations.
+    """Sizes of a codec. A codec derives a dataclass. The annotations of its fields have bounds and
+    relations.
 
     In published files, `codebook_size` and `codebook_dim` are the entries of a codebook and their
     length, `sliding_window` the positions that a position attends to, `n_fft` and `hop_length` the
-    samples of a window of an inverse STFT and those from a window to the next one.
+    samples of a window of an inverse STFT and the samples from a window to the next one.
 
     Attributes:
         RATE: field with the samples of audio per second.
         CODES: fields with the number of codes of a token and with the entries of a codebook.
         FEWER_CODES: whether a stream may have fewer codes in each token.
         LATENT: field with the length of a latent, for a decoder of latents; else empty.
-        FRAME: fields and properties whose product is the number of samples of a frame. Each is a
-            number, or a list of factors.
+        FRAME: fields and properties. Each is a number or a list of factors, and their product is
+            the number of samples of a frame.
     """
 
     RATE: ClassVar[str] = "sampling_rate"
@@ -71,7 +71,7 @@ class CodecSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class SymmetricSizes:
-    """Sizes of a symmetric decoder. Fields and defaults are those of DAC in `transformers`.
+    """Sizes of a symmetric decoder. DAC has the same fields and defaults in `transformers`.
 
     Attributes:
         encoder_hidden_size: channels of the encoder before its first downsampling.
@@ -120,7 +120,7 @@ class SymmetricSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class SymmetricCodecSizes(SymmetricSizes, CodecSizes):
-    """Sizes of codebooks and a symmetric decoder. Fields and defaults are those of DAC in
+    """Sizes of codebooks and a symmetric decoder. DAC has the same fields and defaults in
     `transformers`.
     """
 
@@ -135,7 +135,7 @@ class SymmetricCodecSizes(SymmetricSizes, CodecSizes):
 
 @dataclass(frozen=True)
 class SeanetSizes(CodecSizes, ABC):
-    """Sizes for a transformer and a SEANet decoder. Fields and defaults are those of Mimi in
+    """Sizes for a transformer and a SEANet decoder. Mimi has the same fields and defaults in
     `transformers`.
 
     Attributes:

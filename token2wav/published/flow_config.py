@@ -140,7 +140,7 @@ def conformer_from(
     """Reads the sizes of an encoder, and checks that it is of the only supported kind.
 
     Args:
-        variant: supported values of keys, if they differ from those of CosyVoice.
+        variant: supported values of keys, if CosyVoice has others.
         omitted: whether the file may omit keys.
     """
     size = encoder.get("output_size", bounded.Width)

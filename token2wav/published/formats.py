@@ -63,7 +63,7 @@ class Format:
         names: path of a field below the section, if it has another name there; or several paths, of
             which one suffices, and which must agree. A path that begins with `/` begins at the
             file. An empty tuple stands for a field that the format does not have.
-        defaults: values of fields that the file omits, if they differ from those of the dataclass.
+        defaults: values of fields that the file omits, if the dataclass has others.
         only: the only supported value of further keys, by path.
         without_effect: paths of keys that have no effect on the decoder, such as those of training
             and encoder. `*` stands for any text.
@@ -97,7 +97,7 @@ class Format:
             section = self.prepare(section)
         values = dict(self.defaults)
         labels: dict[str, str] = {}
-        used, found = {*self.only}, set[str]()
+        used, filled = {*self.only}, set[str]()
         for name in kinds(sizes):
             paths = self.names.get(name, name)
             for path in (paths,) if isinstance(paths, str) else paths:
@@ -106,14 +106,14 @@ class Format:
                 owner = document if path.startswith("/") else section
                 if (value := _at(owner, path.removeprefix("/"), _ABSENT)) is _ABSENT:
                     continue
-                if name in found and value != values[name]:
+                if name in filled and value != values[name]:
                     raise ConfigError(
                         f"{self._label(path)}: {shown(value)}, but {label} is "
                         f"{shown(values[name])}; they must be equal"
                     )
-                if name not in found:
+                if name not in filled:
                     values[name], labels[name] = value, self._label(path)
-                    found.add(name)
+                    filled.add(name)
         for path in _unknown(section, "", used, self.without_effect):
             near = get_close_matches(path, used, 1)
             hint = f"did you mean {self._label(near[0])}? Correct" if near else "correct"

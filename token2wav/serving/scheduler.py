@@ -3,9 +3,9 @@
 The scheduler has no threads, no tensors and no clock of its own, and it sends nothing. Callers hold
 the lock of the `UtterancePool`, and pass the time of its clock. A turn of a worker has four steps:
 
-1. `next_turn` decides what the worker opens or computes.
-2. `finish_turn` takes the results, and returns what is sent to clients.
-3. `settle` records what was sent, and returns the replies to end.
+1. `next_turn` decides: the worker opens utterances, or computes chunks.
+2. `finish_turn` takes the results, and returns the audio to send.
+3. `settle` records the sent audio, and returns the replies to end.
 4. Further calls of `settle` take the messages that arrive while replies end. The turn is over when
    there are no more replies to end.
 """
@@ -295,7 +295,7 @@ class Scheduler:
         ]
 
     def settle(self, turn: Turn, now: float, sent: Sequence[Result] = ()) -> list[Answer]:
-        """Records what was sent, and releases the utterances that have no more replies to end.
+        """Records the sent audio, and releases the utterances without replies to end.
 
         Args:
             sent: result of each utterance that was sent, or the error of an utterance that cannot

@@ -35,7 +35,7 @@ class Servers:
         normaliser: changes texts before they are spoken.
         works: raises ModelError if a server does not work.
         vocabulary: number of different tokens, or of the codes of each codebook, which bounds the
-            tokens of the language model; () if the speech server has never told them.
+            tokens of the language model; () before the first answer of the speech server.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
@@ -66,7 +66,7 @@ class Servers:
         await self.language_model.close()
 
     async def _ask_vocabulary(self) -> tuple[int, ...]:
-        """Returns the vocabulary of the speech server, or the last one that it told."""
+        """Returns the vocabulary of the speech server, or its last answer."""
         self._known_vocabulary = await self.client.vocabulary() or self._known_vocabulary
         return self._known_vocabulary
 

@@ -1,4 +1,4 @@
-"""Work of an aligner in its process: texts whose audio arrives, and the times of their words."""
+"""Work of an aligner in its process: it gets the audio of texts, and returns the times of words."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TOLERANCE_S = 0.05  # by which a word may end after the audio
 
 @dataclass
 class _Text:
-    """Text whose audio arrives.
+    """Text, and the audio that has arrived for it.
 
     Attributes:
-        words: words that are known.
-        seconds: duration of the audio that has arrived.
+        words: words with known times.
+        seconds: duration of this audio.
     """
 
     text: str
@@ -49,7 +49,7 @@ def align(
 
     Args:
         number: number of the text.
-        text: what the audio says, in the first call for the text; else empty.
+        text: spoken text, in the first call for the text; else empty.
         samples: (n,) audio at `rate_hz`.
         last: whether the audio ends.
     """
@@ -59,10 +59,10 @@ def align(
     if (spoken := _texts.pop(number, None)) is None:
         raise WorkerError("its process was replaced while a text was spoken")
     spoken.seconds += len(samples) / rate_hz
-    found: list[Any] = [*spoken.alignment.feed(spoken.resampler.resample_chunk(samples, last))]
+    answer: list[Any] = [*spoken.alignment.feed(spoken.resampler.resample_chunk(samples, last))]
     if last:
-        found += spoken.alignment.finish()
-    words = checked(found, spoken.text, spoken.seconds, spoken.words)
+        answer += spoken.alignment.finish()
+    words = checked(answer, spoken.text, spoken.seconds, spoken.words)
     if not last:
         spoken.words += words
         _texts[number] = spoken
@@ -74,11 +74,11 @@ def forget(number: int) -> None:
     _texts.pop(number, None)
 
 
-def checked(found: Sequence[Any], text: str, seconds: float, before: Sequence[Word]) -> list[Word]:
-    """Checks the next words that an aligner has found.
+def checked(answer: Sequence[Any], text: str, seconds: float, before: Sequence[Word]) -> list[Word]:
+    """Checks the next words of an aligner.
 
     Args:
-        found: items (word, start, end).
+        answer: items (word, start, end).
         seconds: duration of the audio.
         before: earlier words.
 
@@ -89,7 +89,7 @@ def checked(found: Sequence[Any], text: str, seconds: float, before: Sequence[Wo
     words, position, latest = list[Word](), 0, 0.0
     for word in before:
         position, latest = text.index(word.word, position) + len(word.word), word.start_s
-    for item in found:
+    for item in answer:
         name, *times = item if isinstance(item, (list, tuple)) else ("",)
         if not (isinstance(name, str) and name and len(times) == 2):
             raise WorkerError("its answer has a word of another form")

@@ -53,7 +53,7 @@ class Normaliser:
 
         Args:
             language: English name or code of the language, or `Auto`.
-            pronunciations: spellings of the client, which replace those of the settings.
+            pronunciations: spellings of the client; they replace spellings of the settings.
         """
         text = respelled(text, {**self._settings.pronunciations, **(pronunciations or {})})
         worker = self._worker

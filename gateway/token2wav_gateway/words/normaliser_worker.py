@@ -1,7 +1,7 @@
 """Work of a normaliser in its process: it writes numbers and abbreviations of sentences as words.
 
 `wetext` is included. Another distribution adds a normaliser with an entry point of the group
-`token2wav.normalisers`, whose value is a function (sentence, language) that returns the sentence in
+`token2wav.normalisers`. It names a function (sentence, language) that returns the sentence in
 words. The language is an English name, such as `German`, a code of another language, or `Auto`.
 """
 

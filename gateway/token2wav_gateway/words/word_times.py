@@ -96,10 +96,10 @@ def _task_in(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) ->
 
 
 class SpokenText:
-    """Text whose audio is sent, and the times of its words.
+    """Text during its audio, and the times of its words.
 
     Args:
-        text: what the audio says.
+        text: spoken text.
         rate_hz: sample rate of the audio.
     """
 
@@ -115,8 +115,8 @@ class SpokenText:
         self._taken = 0
         self._arrival = asyncio.Event()
         self._aligning: asyncio.Task[None] | None = None
-        wanted = word_times.worker is not None and has_words(text)
-        self._outcome = None if wanted else "nothing"
+        is_aligned = word_times.worker is not None and has_words(text)
+        self._outcome = None if is_aligned else "nothing"
 
     def add(self, samples: NDArray[np.int16]) -> None:
         """Adds samples: (n,), or (n, channels), of which the mean is aligned."""
@@ -166,7 +166,7 @@ class SpokenText:
         return self.take() if known else None, [segment]
 
     def close(self) -> None:
-        """Gives up a text whose audio is not complete."""
+        """Gives up a text before its audio is complete."""
         if self._aligning is not None and self._deadline == math.inf:
             self._aligning.cancel()
 

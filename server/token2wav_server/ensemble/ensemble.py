@@ -51,8 +51,8 @@ class RemoteStage(Stage[None]):
     """Stage that another model of Triton computes.
 
     Each call also has the streams that have ended, so no end is lost if a call fails, and the
-    memory of these streams is free before a new one opens. A stage ignores the end of a stream that
-    it does not know.
+    memory of these streams is free before a new one opens. A stage ignores the end of an
+    unknown stream.
 
     Args:
         model: name of the model.
@@ -68,7 +68,7 @@ class RemoteStage(Stage[None]):
         self._withheld_samples = withheld_samples
         self.is_reachable = False
         self._lock = threading.Lock()  # guards `_ended`
-        self._ended: list[int] = []  # streams whose ends no successful call has had
+        self._ended: list[int] = []  # streams to end with the next call
         # The end of a stream does not wait for the batch that the stage computes.
         self._closer = ThreadPoolExecutor(1, "close")
 
@@ -77,8 +77,8 @@ class RemoteStage(Stage[None]):
         return self._withheld_samples
 
     def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
-        # Chosen here, so that a stream whose reply is lost can be ended. Random, so that it is not
-        # that of another stream in a process that Triton has started again.
+        # Chosen here, so that a stream can be ended after its reply was lost. Random, so that it
+        # names no other stream in a process that Triton has started again.
         handle = secrets.randbits(62)
         arrays = {name: getattr(voice, name) for name in FIELDS}
         self._streams[handle] = None

@@ -210,7 +210,7 @@ class PythonFront:
         Only the oldest open reply of an utterance is checked, because all of them have the same
         client.
         """
-        told: set[int] = set()
+        reported: set[int] = set()
         pause_s = _CANCEL_POLL_S
         while self._is_open:
             refused = self._refused.qsize()
@@ -218,7 +218,7 @@ class PythonFront:
             for _ in range(refused):
                 self._fail(*self._refused.get())
             replies, engine = dict(self._replies), self._engine
-            told &= replies.keys()
+            reported &= replies.keys()
             oldest: dict[int | str, int] = {}
             for slot, (_, key) in replies.items():
                 oldest.setdefault(key, slot)
@@ -227,9 +227,9 @@ class PythonFront:
                 cancelled = [
                     slot
                     for slot in oldest.values()
-                    if slot not in told and _is_cancelled(replies[slot][0])
+                    if slot not in reported and _is_cancelled(replies[slot][0])
                 ]
-                told.update(cancelled)
+                reported.update(cancelled)
                 for slot in cancelled:
                     engine.connection.send(cancelled_frame(slot))
 

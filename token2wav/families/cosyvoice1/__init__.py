@@ -32,16 +32,16 @@ from token2wav.published.sizes import ConformerConfig, HiFTConfig, UNetConfig
 from token2wav.published.window_config import WindowCodecConfig
 
 FILES = ("cosyvoice.yaml", "config.yaml")
-FLOW = "MaskedDiffWithXvec"  # class of the flow, which tells these files from those of CosyVoice2
+FLOW = "MaskedDiffWithXvec"  # class of the flow; files of CosyVoice2 name another one
 DOWNLOADS = ("|".join(FILES), "flow.safetensors|flow.pt", "hift.safetensors|hift.pt")
 
 _STEPS = 10  # fixed in the public code
 _AUDIO_RATE, _FRAME_SAMPLES = 22050, 256  # of the mel, fixed in the public code
-_BLOCK_SIZE = 25  # attention block of an encoder whose file does not set it
+_BLOCK_SIZE = 25  # attention block of an encoder, if the file does not set it
 _PROMPT_SLACK = 4  # mel frames by which a prompt may be longer or shorter than its tokens
 # Seconds of the windows of a stream: block, context before and after, and overlap.
 _BLOCK, _LEFT, _RIGHT, _OVERLAP = 1.0, 2.0, 0.4, 0.2
-_WHOLE_BLOCKS, _PART_BLOCKS = 60, 600  # blocks that are decoded at once, and those of a part
+_WHOLE_BLOCKS, _PART_BLOCKS = 60, 600  # blocks that are decoded at once, and blocks of a part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class CosyVoice1Config(WindowCodecConfig):
         return range(max(tokens > 0, frames - slack), frames + slack + 1)
 
     def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
-        """Returns the block grid of a stream, whose blocks start at the end of the prompt."""
+        """Returns the block grid of a stream. Its blocks start at the end of the prompt."""
         return BlockGrid(
             self.block_tokens,
             prompt=prompt_tokens,

@@ -37,8 +37,8 @@ WEIGHTS = WeightNames(
         WRAPPERS,
         (r"^stem\.stage\.", "stages.0."),
         (r"^stem\.", "upsample_layers.0."),
-        (r"^conv_layers\.(\d{1,3})\.stage\.", lambda found: f"stages.{int(found[1]) + 1}."),
-        (r"^conv_layers\.(\d{1,3})\.", lambda found: f"upsample_layers.{int(found[1]) + 1}."),
+        (r"^conv_layers\.(\d{1,3})\.stage\.", lambda match: f"stages.{int(match[1]) + 1}."),
+        (r"^conv_layers\.(\d{1,3})\.", lambda match: f"upsample_layers.{int(match[1]) + 1}."),
     ),
 )
 

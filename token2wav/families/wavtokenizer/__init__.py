@@ -82,7 +82,7 @@ class WavTokenizerSizes(CodecSizes):
     Attributes:
         downsamples: factors of the encoder. Their product is the number of samples for each code.
         input_channels: length of an entry of the codebook.
-        dim, intermediate_dim, num_layers: channels of the blocks of Vocos, those within a block,
+        dim, intermediate_dim, num_layers: channels of the blocks of Vocos, channels within a block,
             and the number of blocks.
         adanorm_num_embeddings: scales and shifts of each norm, one for each bandwidth of the
             encoder. The first is used.
@@ -112,8 +112,8 @@ class WavTokenizerSizes(CodecSizes):
 def read(folder: Path) -> WindowCodecConfig:
     path = only_file(folder, FILES)
     assert path is not None  # the folder was recognised by this file
-    found = (only_file(folder, [pattern]) for pattern in _CHECKPOINTS)
-    checkpoint = next((path.name for path in found if path), None)
+    checkpoints = (only_file(folder, [pattern]) for pattern in _CHECKPOINTS)
+    checkpoint = next((path.name for path in checkpoints if path), None)
     document = read_yaml(path)
     with prefixed(f"{path}: "):
         if not isinstance(document, dict):

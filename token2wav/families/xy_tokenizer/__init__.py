@@ -187,9 +187,9 @@ def read(folder: Path) -> WindowCodecConfig:
         path, format_ = folder / CONFIG_JSON, JSON
         document = read_json(path)
     else:
-        found = only_file(folder, FILES)
-        assert found is not None  # the folder was recognised by this file
-        path, format_ = found, YAML
+        file = only_file(folder, FILES)
+        assert file is not None  # the folder was recognised by this file
+        path, format_ = file, YAML
         document = read_yaml(path)
     with prefixed(f"{path}: "):
         if not isinstance(document, dict):
