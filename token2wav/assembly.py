@@ -43,8 +43,9 @@ from token2wav.execution.device import (
 )
 from token2wav.exported.run import ExportedVocoder, signals_of
 from token2wav.families.family import Family, StageParts
+from token2wav.layers.convolutions import round_products
 from token2wav.layers.packed_linear import pack_linears
-from token2wav.layers.streaming import WaveformNetwork, round_products
+from token2wav.layers.streaming import WaveformNetwork
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver, OdeTables

@@ -14,7 +14,7 @@ from testkit.models.codec_models import CODECS, drawn_tokens
 from testkit.models.published_codecs import SIXTEENTH, SIZES
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config.settings import DecoderPrecision
-from token2wav.layers import streaming
+from token2wav.layers import convolutions
 from token2wav.published.registry import read_config
 from token2wav.voice import voice_for
 
@@ -37,7 +37,7 @@ def codecs(folder: Path, settings: Settings) -> Rows:
     for codec, precision, products in cases:
         name = codec if precision == "float32" else f"{codec} in {precision}"
         name += "" if products else " by cuDNN"
-        streaming.products_on_gpu = products
+        convolutions.products_on_gpu = products
         with tempfile.TemporaryDirectory() as temporary:
             sizes = (SIXTEENTH if settings.size == "tiny" else SIZES)[codec]
             path = CODECS[codec].write(Path(temporary), sizes)

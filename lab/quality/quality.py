@@ -54,7 +54,7 @@ from lab.quality.quality_scores import (
 )
 from lab.quality.recogniser import Recogniser, Signal, word_error_rate
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.layers import streaming
+from token2wav.layers import convolutions
 from token2wav.published.registry import read_config
 from token2wav_client import Client, ClientVoice
 from token2wav_client.audio import SAMPLE_RATE
@@ -291,7 +291,7 @@ def _whole(model: Token2Wav, voice: Voice, sentence: Sentence) -> list[Signal]:
 def _whole_in_tf32(model: Token2Wav, voice: Voice, sentence: Sentence) -> list[Signal]:
     mel = model.mel(sentence.tokens, voice, streaming=False)
     # Short convolutions would be products with packed weights, which the mode does not see.
-    with patch.object(streaming, "_multiplies", lambda *_: False), _RoundedProducts():
+    with patch.object(convolutions, "_multiplies", lambda *_: False), _RoundedProducts():
         return [model.vocode(mel)]
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from token2wav.layers.codebooks import Codebooks
 from token2wav.layers.combine import Residual
-from token2wav.layers.streaming import StreamConv, StreamConvTranspose
+from token2wav.layers.convolutions import StreamConv, StreamConvTranspose
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
 
 Shape = tuple[int, ...]

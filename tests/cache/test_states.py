@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from token2wav.cache.states import SCRATCH_SLOT, StateStore
-from token2wav.layers.streaming import causal_conv, state_specs
+from token2wav.layers.convolutions import causal_conv
+from token2wav.layers.streaming import state_specs
 
 
 def test_more_streams_than_slots() -> None:

@@ -33,7 +33,7 @@ from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config.model_config import ModelConfig
 from token2wav.config.settings import DecoderPrecision
 from token2wav.errors import ConfigError
-from token2wav.layers import streaming
+from token2wav.layers import convolutions
 from token2wav.published.checkpoint_files import PUBLISHED, weights_file
 from token2wav.published.registry import read_config
 from token2wav.stages.stage import FrameChunk, as_frames
@@ -150,7 +150,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def codec(loaded: Subject, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
     """The codec. After each test, no stream is open, and all pieces had prepared shapes."""
     if loaded.prepared:
-        monkeypatch.setattr(streaming, "_always_multiplies", lambda *_: True)
+        monkeypatch.setattr(convolutions, "_always_multiplies", lambda *_: True)
     yield loaded
     assert loaded.model.pipeline.open_streams == 0
     if not CODECS[loaded.golden.family].windows:  # which keep no states

@@ -33,7 +33,7 @@ from token2wav.kernels.convolution import (
     tf32,
 )
 from token2wav.kernels.tiles import Tile
-from token2wav.layers import streaming
+from token2wav.layers import convolutions
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
 from token2wav.published.sizes import HiFTConfig
@@ -212,7 +212,7 @@ def test_rounding_costs_what_rounded_inputs_of_products_cost(
     has as many bits of mantissa as TF32.
     """
     # Short convolutions would be products with packed weights, which the mode does not see.
-    monkeypatch.setattr(streaming, "_multiplies", lambda *_: False)
+    monkeypatch.setattr(convolutions, "_multiplies", lambda *_: False)
     network = a_network("causal")
     stage = a_stage(network, precision)
     held = network.lookahead_frames

@@ -12,15 +12,10 @@ import torch
 from torch import nn
 
 from testkit.utterances import off
-from token2wav.layers import streaming
+from token2wav.layers import convolutions
 from token2wav.layers.combine import Chain, placed
-from token2wav.layers.streaming import (
-    StreamConvTranspose,
-    causal_conv,
-    is_channels_last,
-    round_products,
-    state_specs,
-)
+from token2wav.layers.convolutions import StreamConvTranspose, causal_conv, round_products
+from token2wav.layers.streaming import is_channels_last, state_specs
 
 ROUNDING = 1e-5
 
@@ -34,9 +29,9 @@ def in_order(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
 def always_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether all convolutions are products, as on a GPU, and whether long ones are divided."""
     always = request.param != "as on a CPU"
-    monkeypatch.setattr(streaming, "_always_multiplies", lambda *_: always)
+    monkeypatch.setattr(convolutions, "_always_multiplies", lambda *_: always)
     if request.param.endswith("divided"):
-        monkeypatch.setattr(streaming, "_MOST_WINDOW_BYTES", 2000)
+        monkeypatch.setattr(convolutions, "_MOST_WINDOW_BYTES", 2000)
     return always
 
 

@@ -34,7 +34,8 @@ from token2wav.kernels.convolution import (
     mean,
     rounded_weights,
 )
-from token2wav.layers.streaming import StateSpec, StreamConv, StreamConvTranspose, Streaming
+from token2wav.layers.convolutions import StreamConv, StreamConvTranspose
+from token2wav.layers.streaming import StateSpec, Streaming
 from token2wav.networks.hift import HiFT
 from token2wav.networks.hift_layers import FoldableSnake, ResBlock, UpConv
 

@@ -7,15 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from token2wav.layers.streaming import (
-    OFFLINE,
-    ON_TIME,
-    Delay,
-    StreamConv,
-    StreamModule,
-    StreamStep,
-    Timing,
-)
+from token2wav.layers.convolutions import StreamConv
+from token2wav.layers.streaming import OFFLINE, ON_TIME, Delay, StreamModule, StreamStep, Timing
 
 
 class Chain(nn.Sequential, StreamModule):

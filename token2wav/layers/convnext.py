@@ -10,16 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.layers.streaming import (
-    OFFLINE,
-    ON_TIME,
-    Delay,
-    StreamModule,
-    StreamStep,
-    Timing,
-    causal_conv,
-    centred_conv,
-)
+from token2wav.layers.convolutions import causal_conv, centred_conv
+from token2wav.layers.streaming import OFFLINE, ON_TIME, Delay, StreamModule, StreamStep, Timing
 
 _EPS = 1e-6  # of the norm
 

@@ -7,7 +7,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from token2wav.layers.streaming import OFFLINE, Overlap, StreamModule, StreamStep, for_cudnn
+from token2wav.layers.convolutions import Overlap, for_cudnn
+from token2wav.layers.streaming import OFFLINE, StreamModule, StreamStep
 
 MOST_MAGNITUDE = 100.0  # limit of Vocos, and of codecs that copied it
 

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.layers.streaming import OFFLINE, StreamStep, causal_conv
+from token2wav.layers.convolutions import causal_conv
+from token2wav.layers.streaming import OFFLINE, StreamStep
 
 
 def embed_tokens(

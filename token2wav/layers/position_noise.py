@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from token2wav.layers.streaming import OFFLINE, FreezableLayer, Streaming, StreamStep, for_cudnn
+from token2wav.layers.convolutions import for_cudnn
+from token2wav.layers.streaming import OFFLINE, FreezableLayer, Streaming, StreamStep
 
 # Positions after which the noise repeats: 11 s at 24 kHz.
 _PERIOD = 1 << 18

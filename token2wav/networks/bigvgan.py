@@ -17,21 +17,23 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.layers.combine import Mean, placed, run
+from token2wav.layers.convolutions import (
+    Overlap,
+    StreamConvTranspose,
+    Window,
+    centred_conv,
+    for_cudnn,
+)
 from token2wav.layers.snake import Snake
 from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,
-    Overlap,
-    StreamConvTranspose,
     Streaming,
     StreamModule,
     StreamStep,
     Timing,
     WaveformNetwork,
-    Window,
-    centred_conv,
-    for_cudnn,
 )
 from token2wav.published.sizes import BigVGANConfig
 

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.config.block_grid import BlockGrid
+from token2wav.layers.convolutions import causal_conv
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.lookahead import PreLookahead, convolved
-from token2wav.layers.streaming import OFFLINE, KeyValueSpec, StreamStep, causal_conv
+from token2wav.layers.streaming import OFFLINE, KeyValueSpec, StreamStep
 from token2wav.networks.masks import attention_bias
 from token2wav.published.sizes import ConformerConfig
 

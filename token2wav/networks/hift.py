@@ -17,18 +17,13 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.layers.combine import Mean, placed, run
-from token2wav.layers.streaming import (
-    OFFLINE,
-    ON_TIME,
-    Delay,
+from token2wav.layers.convolutions import (
     StreamConv,
     StreamConvTranspose,
-    StreamStep,
-    Timing,
-    WaveformNetwork,
     centred_conv,
     lookahead_conv,
 )
+from token2wav.layers.streaming import OFFLINE, ON_TIME, Delay, StreamStep, Timing, WaveformNetwork
 from token2wav.networks.hift_layers import (
     Analysis,
     MirroredStart,

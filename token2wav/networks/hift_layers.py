@@ -10,21 +10,17 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.layers.combine import placed
+from token2wav.layers.convolutions import StreamConv, Window, causal_conv, centred_conv, for_cudnn
 from token2wav.layers.inverse_stft import OverlapAdd, fourier_kernels
 from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,
     FreezableLayer,
-    StreamConv,
     Streaming,
     StreamModule,
     StreamStep,
     Timing,
-    Window,
-    causal_conv,
-    centred_conv,
-    for_cudnn,
 )
 
 _SNAKE_EPS = 1e-9

@@ -12,18 +12,15 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.layers.combine import placed
+from token2wav.layers.convolutions import StreamConv, causal_conv, centred_conv, lookahead_conv
 from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,
-    StreamConv,
     Streaming,
     StreamModule,
     StreamStep,
     Timing,
-    causal_conv,
-    centred_conv,
-    lookahead_conv,
 )
 from token2wav.published.sizes import HiFTConfig
 

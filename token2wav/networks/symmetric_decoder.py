@@ -13,15 +13,10 @@ import torch
 from torch import nn
 
 from token2wav.layers.combine import Chain, Residual
+from token2wav.layers.convolutions import StreamConv, StreamConvTranspose, causal_conv, centred_conv
 from token2wav.layers.position_noise import PositionNoise
 from token2wav.layers.snake import Snake
-from token2wav.layers.streaming import (
-    StreamConv,
-    StreamConvTranspose,
-    Streaming,
-    causal_conv,
-    centred_conv,
-)
+from token2wav.layers.streaming import Streaming
 from token2wav.published.codec_sizes import SymmetricSizes
 
 KERNEL = 7  # of the first and the last convolution, and of the residual units

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.layers.convnext import ConvNeXt
+from token2wav.layers.convolutions import centred_conv
 from token2wav.layers.full_attention import full_attention
 from token2wav.layers.inverse_stft import MOST_MAGNITUDE, InverseSTFT
-from token2wav.layers.streaming import centred_conv
 
 _EPS = 1e-6
 _GROUPS = 32  # of group norms

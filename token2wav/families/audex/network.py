@@ -10,16 +10,10 @@ from torch import nn
 
 from token2wav.families.audex import AudexSizes
 from token2wav.layers.combine import Residual, placed
+from token2wav.layers.convolutions import StreamConv, causal_conv
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.scalar_codes import ScalarCodes
-from token2wav.layers.streaming import (
-    OFFLINE,
-    StreamConv,
-    StreamStep,
-    Timing,
-    WaveformNetwork,
-    causal_conv,
-)
+from token2wav.layers.streaming import OFFLINE, StreamStep, Timing, WaveformNetwork
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
 
 _EPS = 1e-6

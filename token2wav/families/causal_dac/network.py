@@ -11,8 +11,9 @@ from token2wav.families.causal_dac import CausalDacSizes
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.combine import Chain, placed
 from token2wav.layers.convnext import ConvNeXt
+from token2wav.layers.convolutions import StreamConvTranspose
 from token2wav.layers.feed_forward import GatedFeedForward
-from token2wav.layers.streaming import OFFLINE, StreamConvTranspose, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
 from token2wav.networks.symmetric_decoder import SymmetricDecoder, Variant
 

@@ -12,14 +12,9 @@ from token2wav.families.ear_tts import EarTtsSizes
 from token2wav.layers.codebooks import Codebooks
 from token2wav.layers.combine import placed, run
 from token2wav.layers.convnext import ConvNeXt
+from token2wav.layers.convolutions import StreamConvTranspose, causal_conv
 from token2wav.layers.inverse_stft import InverseSTFT
-from token2wav.layers.streaming import (
-    OFFLINE,
-    StreamConvTranspose,
-    StreamStep,
-    WaveformNetwork,
-    causal_conv,
-)
+from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
 
 _MOST_MAGNITUDE = 100.0
 

@@ -11,14 +11,10 @@ from torch import nn
 from token2wav.families.lfm2_audio import Lfm2AudioSizes
 from token2wav.layers.codebooks import MeanEmbedding
 from token2wav.layers.combine import placed
+from token2wav.layers.convolutions import causal_conv
 from token2wav.layers.feed_forward import GatedFeedForward
 from token2wav.layers.inverse_stft import InverseSTFT
-from token2wav.layers.streaming import (
-    OFFLINE,
-    StreamStep,
-    WaveformNetwork,
-    causal_conv,
-)
+from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
 from token2wav.layers.window_attention import Positions
 from token2wav.layers.window_transformer import (
     LayersInWindow,

@@ -13,18 +13,17 @@ from torch import nn
 
 from token2wav.families.nanocodec import NanoCodecSizes
 from token2wav.layers.combine import Chain, Mean, Residual, placed, run
+from token2wav.layers.convolutions import StreamConvTranspose, causal_conv
 from token2wav.layers.scalar_codes import ScalarCodes
 from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,
     FreezableLayer,
-    StreamConvTranspose,
     StreamModule,
     StreamStep,
     Timing,
     WaveformNetwork,
-    causal_conv,
 )
 
 _SNAKE_EPS = 1e-9

@@ -10,11 +10,12 @@ from torch import nn
 
 from token2wav.config.windows import ONE_PART
 from token2wav.families.neucodec import NeuCodecSizes
+from token2wav.layers.convolutions import centred_conv
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.full_attention import FullAttention, FullTransformerLayer
 from token2wav.layers.inverse_stft import MOST_MAGNITUDE, InverseSTFT
 from token2wav.layers.scalar_codes import ScalarCodes
-from token2wav.layers.streaming import WindowNetwork, centred_conv
+from token2wav.layers.streaming import WindowNetwork
 from token2wav.networks.vocos import ResidualBlock
 
 _EPS = 1e-6

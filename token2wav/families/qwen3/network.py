@@ -17,14 +17,9 @@ from token2wav.families.qwen3 import DecoderSizes
 from token2wav.layers.codebooks import MeanEmbedding, Quantizer
 from token2wav.layers.combine import Chain, placed
 from token2wav.layers.convnext import ConvNeXt
+from token2wav.layers.convolutions import StreamConvTranspose, causal_conv
 from token2wav.layers.feed_forward import GatedFeedForward
-from token2wav.layers.streaming import (
-    OFFLINE,
-    StreamConvTranspose,
-    StreamStep,
-    WaveformNetwork,
-    causal_conv,
-)
+from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
 from token2wav.layers.window_transformer import (
     ProjectedTransformer,
     TransformerSizes,

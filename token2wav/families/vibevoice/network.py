@@ -7,15 +7,9 @@ from torch import nn
 
 from token2wav.families.vibevoice import VibeVoiceSizes
 from token2wav.layers.combine import Chain, placed, run
+from token2wav.layers.convolutions import StreamConvTranspose, causal_conv
 from token2wav.layers.feed_forward import FeedForward
-from token2wav.layers.streaming import (
-    OFFLINE,
-    StreamConvTranspose,
-    StreamModule,
-    StreamStep,
-    WaveformNetwork,
-    causal_conv,
-)
+from token2wav.layers.streaming import OFFLINE, StreamModule, StreamStep, WaveformNetwork
 
 
 class VibeVoiceDecoder(WaveformNetwork):

@@ -1,0 +1,381 @@
+"""Convolutions over streams, also transposed ones, as layers of `layers/streaming.py`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.config.settings import DecoderPrecision
+from token2wav.layers.packed_linear import PackedCopy, PackedWeight
+from token2wav.layers.streaming import (
+    OFFLINE,
+    ON_TIME,
+    Activation,
+    Streaming,
+    StreamModule,
+    StreamStep,
+    Timing,
+    is_channels_last,
+    padded,
+)
+
+# On a CPU torch spends most of the time of a convolution of few positions on its weights, which it
+# copies into another order in every call. Then a matrix product is faster, on 2 cores (2026-11-24)
+# by factors of 2 to 8. The product must copy its inputs, so it is slower for many positions.
+#
+# The rows of a product have all channels of a position. If the memory of a signal (B, C, T) has
+# this order ("channels last"), no product reorders its inputs or outputs, and convolutions of many
+# positions are as fast as in the other order. So layers return the order of their input.
+_FEW_POSITIONS = 32  # outputs of all streams of a batch
+_FEW_POSITIONS_OF_MANY_WEIGHTS = 256
+_MANY_WEIGHTS = 1 << 22  # more than fit into the cache of a core
+_SHORT_INPUT = 32  # inputs of a stream, for transposed convolutions
+#
+# On a GPU every convolution with one group, and every transposed one, is a product: cuDNN computed
+# float32 convolutions at 4 to 8 TFLOP/s, and cuBLAS large float32 products at 51 (one H200). No GPU
+# has measured the products inside a decoder yet, so a benchmark may turn them off here.
+products_on_gpu = True
+_MOST_WINDOW_BYTES = 256 << 20  # copied for one product; the windows of longer signals are divided
+
+
+def for_cudnn(x: torch.Tensor) -> torch.Tensor:
+    """Returns x (B, C, T), on a GPU in the order of its axes: cuDNN has no fast float32 convolution
+    of the other order for all sizes.
+    """
+    return x if x.device.type == "cpu" else x.contiguous()
+
+
+class Window(NamedTuple):
+    """Input positions that an output of a layer depends on.
+
+    Attributes:
+        left, right: positions of padding at the start and at the end of a stream.
+        span: positions from the first to the last one that an output depends on.
+        stride: positions from the window of an output to the window of the next one.
+    """
+
+    left: int
+    right: int
+    span: int
+    stride: int = 1
+
+    def output(self, timing: Timing) -> Timing:
+        delay = -((self.left - timing.delay - self.span) // self.stride + 1)
+        extra = (timing.extra + self.left + self.right - self.span) // self.stride + 1
+        return Timing(delay, extra)
+
+    def kept(self, timing: Timing) -> int:
+        """Returns the number of input positions before a step on which its outputs depend."""
+        return self.left - timing.delay + self.stride * self.output(timing).delay
+
+    def latest_input(self, delay: int) -> int:
+        """Returns the largest delay of the input that gives a delay of the output."""
+        return self.left - self.span + self.stride * (delay + 1)
+
+
+class StreamConv(nn.Conv1d, Streaming):
+    """Convolution over a stream. For arguments see `nn.Conv1d`; `left` and `right` are the numbers
+    of zeros at the start and at the end of a stream.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        *,
+        left: int = 0,
+        right: int = 0,
+        dilation: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups, bias=bias
+        )
+        self.left, self.right = left, right
+        self.packed = PackedCopy(lambda weight: weight.transpose(1, 2).flatten(1))
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input, self.output = timing, self.window.output(timing)
+        reach = self.window.kept(timing)
+        self.state_shape = (self.in_channels, reach) if reach else ()
+        return self.output
+
+    @property
+    def window(self) -> Window:
+        span = (self.kernel_size[0] - 1) * self.dilation[0] + 1
+        return Window(self.left, self.right, span, self.stride[0])
+
+    def forward(
+        self, x: torch.Tensor, step: StreamStep = OFFLINE, activation: Activation | None = None
+    ) -> torch.Tensor:
+        return super().forward(
+            step.with_context(self, x, self.left, self.right or None, activation=activation)
+        )
+
+    def _conv_forward(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if input.dtype != weight.dtype:
+            return super()._conv_forward(input.to(weight.dtype), weight, bias).to(input.dtype)
+        if self.groups > 1 or self.stride[0] > 1 or not _multiplies(input, weight):
+            return super()._conv_forward(for_cudnn(input), weight, bias)
+        in_order, always = is_channels_last(input), _always_multiplies(input, self.packed)
+        if always or self._is_short(input, in_order):
+            [taps], [dilation] = self.kernel_size, self.dilation
+            y = _product(self.packed.of(weight), input, bias, taps, dilation).transpose(1, 2)
+            return y if in_order or always else y.contiguous()
+        if in_order:  # torch has this order for two dimensions only
+            image, kernel = input[:, :, None], weight[:, :, None]
+            return F.conv2d(image, kernel, bias, dilation=(1, self.dilation[0]))[:, :, 0]
+        return super()._conv_forward(input, weight, bias)
+
+    def _is_short(self, x: torch.Tensor, in_order: bool) -> bool:
+        """Returns whether a matrix product is faster than torch's convolution of x (B, C, T)."""
+        [kernel], [dilation] = self.kernel_size, self.dilation
+        if in_order and kernel == 1:
+            return True
+        many = in_order or self.weight.numel() >= _MANY_WEIGHTS
+        positions = len(x) * (x.shape[2] - (kernel - 1) * dilation)
+        return positions <= (_FEW_POSITIONS_OF_MANY_WEIGHTS if many else _FEW_POSITIONS)
+
+
+def _product(
+    weight: PackedWeight,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    kernel: int,
+    dilation: int = 1,
+) -> torch.Tensor:
+    """Computes the product (B, windows, outputs) of all windows of x (B, C, T)."""
+    reach = (kernel - 1) * dilation
+    count = x.shape[2] - reach
+    window_bytes = len(x) * x.shape[1] * kernel * x.element_size()
+    most = max(1, _MOST_WINDOW_BYTES // window_bytes)
+    most = count if kernel == 1 else most
+    operands = weight.split(x)
+    products = []
+    for at in range(0, count, most):
+        rows = [_windows(part[:, :, at : at + most + reach], kernel, dilation) for part in operands]
+        products.append(weight.multiply(rows, bias))
+    return products[0] if len(products) == 1 else torch.cat(products, dim=1)
+
+
+def _windows(x: torch.Tensor, kernel: int, dilation: int = 1) -> torch.Tensor:
+    """Returns all windows (B, windows, kernel * C) of x (B, C, T)."""
+    if kernel == 1:
+        return x.transpose(1, 2)
+    reach = (kernel - 1) * dilation
+    windows = x.unfold(2, reach + 1, 1)[..., ::dilation]  # (B, C, windows, kernel)
+    return windows.permute(0, 2, 3, 1).flatten(2)
+
+
+def _windows_weight(weight: torch.Tensor, stride: int, groups: int = 1) -> torch.Tensor:
+    """Arranges the weight (inputs, outputs, kernel) of a transposed convolution as that of a
+    product with windows of its input: (stride * outputs, window * inputs), or (groups, stride *
+    outputs, window * inputs) of a weight (groups * inputs, outputs, kernel).
+    """
+    parts = F.pad(weight, (0, -weight.shape[2] % stride)).unflatten(2, (-1, stride))
+    # The last input of a window gives the first outputs of its kernel.
+    parts = parts.flip(2).unflatten(0, (groups, -1)).permute(0, 4, 2, 3, 1).flatten(3).flatten(1, 2)
+    return parts[0] if groups == 1 else parts
+
+
+def _always_multiplies(x: torch.Tensor, weight: PackedCopy) -> bool:
+    """Returns whether a product is used for any number of positions: torch's convolution is slow on
+    a GPU, and does not round its operands.
+    """
+    return x.device.type != "cpu" or weight.precision != "float32"
+
+
+def _multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Returns whether a convolution of x may be a product with a packed weight."""
+    return (
+        (products_on_gpu or x.device.type == "cpu")
+        and x.dtype == weight.dtype == torch.float32
+        and not weight.requires_grad  # the product has no gradient
+        and not (torch.is_grad_enabled() and x.requires_grad)
+        and not torch.compiler.is_exporting()
+    )
+
+
+def causal_conv(
+    inputs: int, outputs: int, kernel: int, *, dilation: int = 1, **options: Any
+) -> StreamConv:
+    """Makes a convolution that reads no later positions. `options` are those of `StreamConv`."""
+    left = (kernel - 1) * dilation
+    return StreamConv(inputs, outputs, kernel, left=left, dilation=dilation, **options)
+
+
+def lookahead_conv(inputs: int, outputs: int, kernel: int) -> StreamConv:
+    return StreamConv(inputs, outputs, kernel, right=kernel - 1)
+
+
+def centred_conv(
+    inputs: int, outputs: int, kernel: int, *, dilation: int = 1, **options: Any
+) -> StreamConv:
+    """Makes a convolution with an odd kernel that reads equally far to both sides. `options` are
+    those of `StreamConv`.
+    """
+    reach = (kernel - 1) * dilation // 2
+    return StreamConv(
+        inputs, outputs, kernel, left=reach, right=reach, dilation=dilation, **options
+    )
+
+
+class Overlap(Streaming):
+    """State of a transposed convolution, in which the outputs of several inputs overlap.
+
+    Args:
+        cut: outputs that are dropped at the start of a stream.
+        cut_end: outputs that are dropped at the end of a stream; None for `cut`.
+        pad: repetitions of the edges of the input before the convolution.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel: int,
+        stride: int,
+        *,
+        cut: int,
+        cut_end: int | None = None,
+        pad: int = 0,
+    ) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.cut, self.pad = kernel, stride, cut, pad
+        self.cut_end = cut if cut_end is None else cut_end
+        if reach := (kernel - 1) // stride:
+            self.state_shape = (channels, reach)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        inputs = timing.extra + 2 * self.pad  # in addition to those of the frames
+        self.input = timing
+        self.output = Timing(
+            self.stride * (timing.delay - self.pad) + self.cut,
+            self.stride * (inputs - 1) + self.kernel - self.cut - self.cut_end,
+        )
+        return self.output
+
+    def with_context(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        return step.with_context(
+            self, x, self.pad, self.pad, "replicate" if self.pad else "constant"
+        )
+
+    def complete_outputs(self, y: torch.Tensor, inputs: int, step: StreamStep) -> torch.Tensor:
+        """Selects the outputs y (B, C, T) of the convolution that no later input changes. `inputs`
+        is the length of the input that `with_context` returned.
+        """
+        if step.state is None:
+            return y[:, :, self.cut : y.shape[2] - self.cut_end]
+        reach = self.state_shape[-1] if self.state_shape else 0
+        return y[:, :, self.stride * reach : self.stride * inputs]
+
+
+class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
+    """Transposed convolution over a stream that makes `stride` outputs of every input.
+
+    Args:
+        inputs, outputs, kernel, stride, groups, bias: as for `nn.ConvTranspose1d`. The kernel is as
+            long as the stride, or longer; by an even number if `cut` is "halves".
+        cut: selects the outputs of a whole sequence to drop, because it has `kernel - stride` too
+            many. "halves": one half at each end. "end": all at the end, so that an output depends
+            on no later input. "both": as "end", and as many at the start; the result is then
+            shorter than `stride` outputs of every input. A pair: outputs to drop at the start, and
+            at the end.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int,
+        *,
+        cut: Literal["halves", "end", "both"] | tuple[int, int] = "halves",
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=bias)
+        surplus = kernel - stride
+        if isinstance(cut, tuple):
+            start, end = cut
+        else:
+            start = {"halves": surplus // 2, "end": 0, "both": surplus}[cut]
+            end = surplus - start if cut == "halves" else surplus
+        self.overlap = Overlap(inputs, kernel, stride, cut=start, cut_end=end)
+        self.packed = PackedCopy(partial(_windows_weight, stride=stride, groups=groups))
+
+    @property
+    def output(self) -> Timing:
+        return self.overlap.output
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:  # type: ignore[override]
+        x = self.overlap.with_context(x, step)
+        if self._is_product(x):
+            return self._as_product(x, step)
+        y = F.conv_transpose1d(
+            for_cudnn(x).to(self.weight.dtype),
+            self.weight,
+            self.bias,
+            self.stride,
+            groups=self.groups,
+        ).to(x.dtype)
+        return self.overlap.complete_outputs(y, x.shape[2], step)
+
+    def _is_product(self, x: torch.Tensor) -> bool:
+        if not _multiplies(x, self.weight):
+            return False
+        if _always_multiplies(x, self.packed):
+            return True
+        return self.groups == 1 and (is_channels_last(x) or x.shape[2] <= _SHORT_INPUT)
+
+    def _as_product(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        """Computes all complete outputs from x (B, inputs, T) as a product of windows. A window has
+        one input for each stride of the kernel, and gives `stride` outputs.
+        """
+        in_order, [kernel], [stride] = is_channels_last(x), self.kernel_size, self.stride
+        window, count = -(-kernel // stride), x.shape[2]
+        if step.state is None:
+            x = padded(x, window - 1, window - 1, "constant")
+        weight = self.packed.of(self.weight)
+        if self.groups > 1:
+            products = self._grouped_product(weight, x, window)
+        else:
+            bias = None if self.bias is None else self.bias.repeat(stride)
+            products = _product(weight, x, bias, window)
+        y = products.reshape(len(x), -1, self.out_channels).transpose(1, 2)
+        if step.state is None:
+            last = (count - 1) * stride + kernel - self.overlap.cut_end
+            y = y[:, :, self.overlap.cut : last]
+        return y if in_order or _always_multiplies(x, self.packed) else y.contiguous()
+
+    def _grouped_product(self, weight: PackedWeight, x: torch.Tensor, window: int) -> torch.Tensor:
+        """Computes the products (B, windows, stride, outputs) of the windows of x (B, inputs, T)
+        with the weights of all groups.
+        """
+        groups, [stride] = self.groups, self.stride
+        # (groups, B * windows, window * inputs of a group)
+        windows = x.unflatten(1, (groups, -1)).unfold(3, window, 1)
+        rows = windows.permute(1, 0, 3, 4, 2).flatten(3).flatten(1, 2)
+        bias = None
+        if self.bias is not None:
+            bias = self.bias.unflatten(0, (groups, -1)).repeat(1, stride)[:, None]
+        products = weight.product(rows, bias).unflatten(2, (stride, -1))
+        products = products.unflatten(1, (len(x), -1))  # (groups, B, windows, stride, outputs)
+        return products.permute(1, 2, 3, 0, 4).flatten(3)
+
+
+def round_products(network: nn.Module, precision: DecoderPrecision) -> None:
+    """Rounds the operands of all convolutions of a network that are products, except of those in
+    groups.
+    """
+    for module in network.modules():
+        if isinstance(module, StreamConv | StreamConvTranspose) and module.groups == 1:
+            module.packed.precision = precision
