@@ -9,28 +9,52 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from benchmarks.chunk_batch import chunk, chunk_key, next_audio, push_first, requests_in, spread_ms
 from benchmarks.gpu.chunks import load
 from benchmarks.gpu.parity import MEL, check, reference
-from benchmarks.gpu.settings import SETTINGS, Row, Rows, Settings
+from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
 from testkit.models.sized import a_voice
 from token2wav import Token2Wav
+
+# Ends of the keys of rows, by the products.
+_WAYS = {"default": "", "kernels": ", products on kernels", "dependent": ", dependent launches"}
 
 
 def first_audio(folder: Path, settings: Settings) -> Rows:
     """Measures loading, the first audio of some streams, a whole first block, and its error."""
+    _choose_products(settings)
+    way = _WAYS[settings.products]
     model, loaded = load(folder, settings, SETTINGS["default"][0])
     hop = settings.hops[0]
-    yield "the model", lambda: loaded
+    yield f"the model{way}", lambda: loaded
     for streams in settings.batches:
-        yield first_audio_key(streams), partial(first_packet, model, settings, streams)
+        yield first_audio_key(streams) + way, partial(first_packet, model, settings, streams)
     yield (
-        chunk_key(1, hop, 0.0),
+        chunk_key(1, hop, 0.0) + way,
         partial(chunk, model, settings.repeats, 1, hop, 0.0, settings.repeat_s),
     )
-    yield "one stream against float32 without graphs", partial(_agreement, model, folder, settings)
+    yield (
+        f"one stream against float32 without graphs{way}",
+        partial(_agreement, model, folder, settings),
+    )
+
+
+def _choose_products(settings: Settings) -> None:
+    """Makes the kernels of this process compute the products as the settings say."""
+    if settings.products == "default":
+        return
+    if settings.products == "dependent":
+        if not settings.on_gpu or torch.cuda.get_device_capability(settings.device) < (9, 0):
+            raise LeftOut("dependent launches need a GPU of compute capability 9.0")
+        import_module("token2wav.kernels.dependent_launch").enable()
+    products: Any = import_module("token2wav.kernels.products")
+    products.library_rows = {}
 
 
 def first_audio_key(streams: int) -> str:

@@ -52,6 +52,9 @@ class Settings:
     storage: Literal["auto", "int8", "float8"] = "auto"
     # of chunks: `float16` gives float16 inputs to convolutions of flow and vocoder
     decoder_precision: DecoderPrecision = "float32"
+    # of first_audio: products of a layer as users get them, by kernels alone, or also with kernels
+    # that are launched before the kernel before them has ended
+    products: Literal["default", "kernels", "dependent"] = "default"
     # of parity, streams, server
     setting: Literal["lean", "lean8", "window", "exact", "default"] = "exact"
     batches: tuple[int, ...] = (1, 16, 64)  # batch sizes of the timed chunks
@@ -156,6 +159,8 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     ],
     2: [
         ("products", 40, {}),
+        ("first_audio", 25, {"batches": (1,), "products": "kernels"}),
+        ("first_audio", 25, {"batches": (1,), "products": "dependent"}),
         (
             "baselines",
             200,
@@ -164,7 +169,6 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
         ("qwen3_tts", 120, {"batches": (1, 32, 64)}),
         ("parity", 60, {"setting": "lean"}),
         ("parity", 60, {}),
-        ("drift", 40, {}),
     ],
     3: [
         ("tests", 160, {}),
@@ -178,5 +182,6 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
         ),
         ("chunks", 90, {"batches": (16, 64), "repeat_s": 2.0}),
         ("streams", 60, {"streams_from": 32}),
+        ("drift", 40, {}),
     ],
 }

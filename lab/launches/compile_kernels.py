@@ -33,7 +33,7 @@ from testkit.models.sized import public_configs
 from token2wav import StreamConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.execution.cuda_graphs import CudaGraph
-from token2wav.kernels import tiles
+from token2wav.kernels import dependent_launch, products, tiles
 from token2wav.kernels.tiles import Limits
 
 STORAGES = {"float32": "float32", "float16": "auto", "int8": "int8", "float8": "float8"}
@@ -78,7 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Compile the kernels of published models.")
     parser.add_argument("targets", nargs="+", help="capability and storages, as 90:float16,int8")
     parser.add_argument("--models", nargs="+", choices=configs, default=list(configs))
+    parser.add_argument("--dependent", action="store_true", help="with dependent launches")
     options = parser.parse_args(arguments)
+    if options.dependent:
+        dependent_launch.enable()
+        products.library_rows = {}
     for target in options.targets:
         capability, _, storages = target.partition(":")
         driver.set_active(AbsentGPU(int(capability)))

@@ -35,6 +35,8 @@ _TENSORS_PER_CAT = 128  # tensors that one kernel of `cat` takes
 # Operators that read single rows of their first argument, and operators that write single rows.
 _READ_ROWS = {aten.index_select, aten.gather, aten.index, aten.embedding}
 _WRITE_ROWS = {aten.index_copy_, aten.index_put_, aten.scatter_}
+# Operators that count as another one, which has the same arguments.
+_LIKE = {aten._addmm_activation: aten.addmm}
 # Operators that decompose into others on `meta`, but are one kernel on CUDA.
 WHOLE = {aten.scaled_dot_product_attention}
 
@@ -55,8 +57,9 @@ def launches_of(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) ->
     else:
         read = sum(map(bytes_of, inputs))
     operations, kind, inner = 0.0, "float32", 0.0
-    if packet in flop_registry:
-        operations = float(flop_registry[packet](*args, **kwargs, out_val=result))
+    counted = _LIKE.get(packet, packet)
+    if counted in flop_registry:
+        operations = float(flop_registry[counted](*args, out_val=result))
         kind = _kind(inputs, convolution=packet is aten.convolution)
         inner = _inner_us(packet, args, result, operations)
     first = Launch(

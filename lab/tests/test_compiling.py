@@ -24,12 +24,12 @@ SINE_BYTES = 40  # stack of the sine of float32, for angles above 10^5
 FEW_BYTES = 56
 
 
-def check(targets: list[str], models: list[str], folder: Path) -> set[str]:
+def check(targets: list[str], models: list[str], folder: Path, *options: str) -> set[str]:
     """Compiles the kernels of models, checks the resources of each, and returns their names."""
     # In a process of its own: in this one kernels are interpreted.
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder)}
     script = ["-m", "lab.launches.compile_kernels", *targets]
-    command = [sys.executable, *script, *(["--models", *models] if models else [])]
+    command = [sys.executable, *script, *options, *(["--models", *models] if models else [])]
     output = subprocess.run(
         command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     ).stdout
@@ -47,11 +47,17 @@ def check(targets: list[str], models: list[str], folder: Path) -> set[str]:
 
 def test_kernels_of_cosyvoice3_compile_without_a_gpu(tmp_path: Path) -> None:
     names = check(["90:float16"], ["CosyVoice3"], tmp_path)
-    assert {"_project_heads", "_paged_attention", "_gelu_product", "_multiply_rows"} <= names
+    assert {"_project_heads", "_paged_attention", "_multiply_rows"} <= names
+
+
+@pytest.mark.slow
+def test_dependent_launches_compile_without_a_gpu(tmp_path: Path) -> None:
+    names = check(["90:float16"], ["CosyVoice3"], tmp_path, "--dependent")
+    assert {"_project_heads", "_paged_attention", "_gelu_product", "_gated_norm"} <= names
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["80:float16,int8", "90:float16,int8,float8", "100:float16"])
 def test_kernels_of_all_models_compile_without_a_gpu(target: str, tmp_path: Path) -> None:
     names = check([target], [], tmp_path)
-    assert {"_relative_attention", "_causal_convolution", "_multiply_rows"} <= names
+    assert {"_relative_attention", "_causal_convolution", "_gelu_product"} <= names

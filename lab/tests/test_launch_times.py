@@ -15,6 +15,7 @@ from lab.launches.launch import Launch, expected_us, least_us
 from lab.launches.launch_counter import LaunchCounter
 from testkit.models.sized import public_configs
 from token2wav import StreamConfig
+from token2wav.kernels import products
 from token2wav.kernels.tiles import ProductSize, table
 
 pytest.importorskip("triton")
@@ -30,15 +31,23 @@ def chunk(streams: int, spoken_s: float) -> ChunkWork:
     return work
 
 
+@pytest.fixture
+def measured_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no library compute what kernels computed when an H200 was measured."""
+    monkeypatch.setattr(products, "library_rows", {})
+
+
+@pytest.mark.usefixtures("measured_kernels")
 @pytest.mark.parametrize(("spoken_s", "measured_ms"), [(0.0, 13.1), (10.0, 13.5)])
 def test_chunks_of_one_stream_as_measured(spoken_s: float, measured_ms: float) -> None:
     """The times are medians on an H200 (`benchmarks/results/gpu`). Tolerance: 20 %."""
-    stages = chunk(1, spoken_s).stages
+    stages = chunk.__wrapped__(1, spoken_s).stages
     assert stages["sum"].expected_ms == pytest.approx(measured_ms, rel=0.2)
     parts = [stage.expected_ms for name, stage in stages.items() if name != "sum"]
     assert stages["sum"].expected_ms == pytest.approx(sum(parts))
 
 
+@pytest.mark.usefixtures("measured_kernels")
 def test_a_layer_as_measured() -> None:
     """The launches of a layer in a first chunk: attention, output, norm, GELU, second product,
     norm, and queries, keys and values. The times are medians on an H200, in us, with the 0.4 us to
@@ -56,8 +65,8 @@ def test_a_layer_as_measured() -> None:
 
 
 def test_expected_times_do_not_rise() -> None:
-    assert chunk(1, 0.0).stages["sum"].expected_ms <= 12
-    assert chunk(64, 10.0).stages["sum"].expected_ms <= 120
+    assert chunk(1, 0.0).stages["sum"].expected_ms <= 10
+    assert chunk(64, 10.0).stages["sum"].expected_ms <= 95
 
 
 def test_no_time_is_below_the_least() -> None:

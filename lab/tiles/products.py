@@ -17,7 +17,7 @@ import torch
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.execution.block_table import HEADER, Block
-from token2wav.kernels import tiles
+from token2wav.kernels import products, tiles
 from token2wav.kernels.causal_convolution import CausalConvolution
 from token2wav.kernels.convolution import (
     FAR,
@@ -153,7 +153,7 @@ def with_tile(tile: Tile) -> Iterator[list[ProductSize]]:
         launched.append(size)
         return tiles.fitted(tile, size.outputs)
 
-    with patch.object(tiles, "choose", choose):
+    with patch.object(tiles, "choose", choose), patch.object(products, "library_rows", {}):
         yield launched
 
 

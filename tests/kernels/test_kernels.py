@@ -105,7 +105,7 @@ def test_product_with_gelu(
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="GELU with tanh by cuBLAS needs a GPU")
 def test_product_with_gelu_by_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "library_rows", 1)
+    monkeypatch.setattr(products, "library_rows", {1: 1})
     layer = torch.nn.Linear(72, 152, device=DEVICE).half().requires_grad_(False)
     x = 9 * random(3, 48, 72).half()
     output, expected = gelu_product(x, layer, tanh=True), F.gelu(layer(x), approximate="tanh")
@@ -189,7 +189,7 @@ def test_projected_keys_and_values_in_pages(
 def test_products_of_a_library_in_pages(
     storage: Storage, heads: int, bias: bool, norms: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "library_rows", 2 * ROWS * BLOCK)
+    monkeypatch.setattr(products, "library_rows", {40: 2 * ROWS * BLOCK})
     monkeypatch.delattr(tl, "dot")  # the kernel multiplies nothing
     check_heads(storage, heads, torch.float16, bias=bias, norms=norms)
 

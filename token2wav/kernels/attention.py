@@ -36,6 +36,7 @@ from token2wav.kernels.block_table import (
     rows_of,
     sizes_of,
 )
+from token2wav.kernels.dependent_launch import launch_options, wait_for_earlier_kernel
 
 # Score of a key that a query does not attend to. It is finite, so that a row without keys so far
 # gives no NaN. It is a power of two, so that its product with any scale is exact: a GPU computes
@@ -253,6 +254,7 @@ def _paged_attention(
         skipped = whole_end - first_whole
         index = split + tl.where(split < first_whole, 0, skipped)
         following_rest = _pages(leader_header, width, index, end_pages, True)
+        wait_for_earlier_kernel()
         column = tl.arange(0, DIM)[None, :]
         query_pointers = queries + query_index * QUERY_WIDTH + head * DIM
         query = tl.load(query_pointers + column, mask=query_mask[:, None], other=0.0)
@@ -419,5 +421,6 @@ def paged_attention(
         num_warps=tile.warps,
         num_stages=tile.stages,
         **sizes_of(view),
+        **launch_options(),
     )
     return out

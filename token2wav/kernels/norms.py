@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from token2wav.kernels.dependent_launch import launch_options, wait_for_earlier_kernel
+
 _EPSILON = 1e-6  # the epsilon of `modulated_norm` in networks/dit.py
 _MOST_WARPS = 4
 
@@ -59,6 +61,7 @@ def _modulated_norm(x, shift, scale, out, dim, epsilon, WIDTH: tl.constexpr):
 
 @triton.jit
 def _gated_norm(x, h, gate, shift, scale, out, dim, epsilon, WIDTH: tl.constexpr):
+    wait_for_earlier_kernel()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     inside = columns < dim
@@ -146,4 +149,5 @@ def _add_and_norm(
         dim,
         norm.epsilon,
         **row_width(dim),
+        **launch_options(),
     )

@@ -23,6 +23,7 @@ from token2wav.kernels.block_table import (
     rows_of,
     sizes_of,
 )
+from token2wav.kernels.dependent_launch import launch_options, wait_for_earlier_kernel
 from token2wav.kernels.key_values import store_vectors
 from token2wav.kernels.norms import NormVectors
 from token2wav.kernels.tiles import ProductSize
@@ -31,10 +32,20 @@ from token2wav.kernels.tiles import ProductSize
 _OF_BLOCK = tiles.Tile(rows=0, outputs=64, inputs=32, warps=4, stages=3)
 # Tile of results of cuBLAS, which are only normalized, rotated and stored.
 _STORED = tiles.Tile(rows=16, outputs=128, inputs=16, warps=4, stages=1)
-# Rows of a float16 product from which cuBLAS multiplies: with 6,400 rows it reached 641 TFLOP/s on
-# an H200, and these kernels 373 and 402. No GPU has measured it inside a layer yet, so a benchmark
-# may set a larger number here.
-library_rows = 800
+# Rows from which cuBLAS multiplies float16, by the least inputs of a product. For 200 rows of 1,024
+# inputs it took 5.2 us on an H200, and these kernels 7.5 with GELU and 10.4 with norms and stores;
+# for 6,400 rows it reached 641 TFLOP/s, and these kernels 373 and 402. For 256 inputs the second
+# launch is expected to cost more than it saves (lab/launches/table.py). No GPU has measured cuBLAS
+# inside a layer yet, so section first_audio of the GPU report also measures these kernels alone.
+library_rows = {1024: 1, 512: 800}
+
+
+def _by_library(x: torch.Tensor, rows: int) -> bool:
+    """Returns whether cuBLAS computes the product of a layer with x (..., inputs)."""
+    bounds = library_rows.items()
+    return x.dtype == torch.float16 and any(
+        x.shape[-1] >= inputs and rows >= least for inputs, least in bounds
+    )
 
 
 @triton.jit
@@ -82,6 +93,7 @@ def _gelu_product(
     OUTPUTS_OF_TILE: tl.constexpr,
     INPUTS_OF_TILE: tl.constexpr,
 ):
+    wait_for_earlier_kernel()
     row = tl.program_id(0) * ROWS_OF_TILE + tl.arange(0, ROWS_OF_TILE)
     output = tl.program_id(1) * OUTPUTS_OF_TILE + tl.arange(0, OUTPUTS_OF_TILE)
     result = _multiply(
@@ -113,8 +125,9 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
     assert layer.weight.is_contiguous()
     outputs, inputs = layer.weight.shape
     rows = x.numel() // inputs
-    if tanh and x.is_cuda and x.dtype == torch.float16 and rows >= library_rows:
-        # cuBLAS applies GELU with tanh to its sums in float32. On a CPU this function has no tanh.
+    # On a CPU the function has no tanh.
+    if tanh and x.device.type != "cpu" and _by_library(x, rows):
+        # cuBLAS applies GELU with tanh to its sums in float32.
         flat = x.flatten(0, -2)
         out = torch._addmm_activation(layer.bias, flat, layer.weight.T, use_gelu=True)
         return out.unflatten(0, x.shape[:-1])
@@ -135,6 +148,7 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
         INPUTS_OF_TILE=tile.inputs,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **launch_options(),
     )
     return out
 
@@ -189,6 +203,7 @@ def _project_heads(
     BY_BLOCK: tl.constexpr,  # whether the rows of a tile are those of a block
     MULTIPLIED: tl.constexpr,  # whether x is the product already, (rows, 3 * HEADS * DIM)
 ):
+    wait_for_earlier_kernel()
     at = tl.arange(0, ROWS_OF_TILE)
     row = tl.program_id(0) * (BLOCK_FRAMES if BY_BLOCK else ROWS_OF_TILE) + at
     first_head = tl.program_id(1) * HEADS_OF_TILE  # of queries, then of keys, then of values
@@ -319,7 +334,7 @@ def project_heads(
     size = ProductSize(rows, 3 * heads * dim_head, inputs, x.dtype)
     # Scales of whole pages need all frames of a block in one tile.
     by_block = view.scales is not None and view.scales.shape[3] == 1
-    multiplied = x.dtype == torch.float16 and rows >= library_rows
+    multiplied = _by_library(x, rows)
     if multiplied:
         x, weight, bias = F.linear(x, weight, bias), None, None
     if by_block:
@@ -356,5 +371,6 @@ def project_heads(
         num_warps=tile.warps,
         num_stages=tile.stages,
         **sizes_of(view),
+        **launch_options(),
     )
     return queries

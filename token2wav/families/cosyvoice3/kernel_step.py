@@ -1,5 +1,5 @@
-"""Step function of a DiT on Triton-language kernels, for CUDA graphs. A layer has seven launches,
-or eight with many rows.
+"""Step function of a DiT on Triton-language kernels, for CUDA graphs. A layer has eight launches of
+kernels and cuBLAS, or seven where kernels compute all products (`kernels/products.py`).
 
 The arithmetic equals `DiT.velocity`. Operations are fused where torch would write a result and read
 it again: gate, sum, norm and modulation; the projection, rotation, rounding and storing of keys and
