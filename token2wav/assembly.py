@@ -310,8 +310,9 @@ class Assembly:
                 pack_linears(network, self.context.runtime.decoder_precision)
             round_products(network, self.context.runtime.decoder_precision)
         longest_hop = self.config.hops(self.stream)[1]
+        kernels = self.pool is not None and gpu_runs_kernels(self.context.device)
         special_stage = self.family.own_stage(
-            StageParts(self.config, name, network, noise, solvers, longest_hop, self.pool)
+            StageParts(self.config, name, network, noise, solvers, longest_hop, self.pool, kernels)
         )
         if special_stage is not None:
             return special_stage

@@ -58,6 +58,7 @@ class StageParts:
     solvers: Mapping[int, EulerSolver]
     longest_hop: int  # tokens of the longest chunk
     graphs: GraphPool | None  # memory pool for CUDA graphs; None to run eagerly
+    kernels: bool = False  # whether kernels of the Triton language run
 
 
 class Family(ABC):

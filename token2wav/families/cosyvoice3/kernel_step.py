@@ -10,6 +10,7 @@ computed once for all ODE steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -22,11 +23,11 @@ from token2wav.execution.step import StepFunction
 from token2wav.kernels.attention import paged_attention
 from token2wav.kernels.convolution import precision_beside
 from token2wav.kernels.euler import integrate
-from token2wav.kernels.norms import gated_norm
+from token2wav.kernels.norms import gated_norm, modulated_norm
 from token2wav.kernels.position_convolution import PositionConvolution
 from token2wav.kernels.products import gelu_product, project_heads
 from token2wav.networks.dit import DiT, DiTBlock, DiTFeedForward
-from token2wav.networks.estimator import Rope
+from token2wav.networks.estimator import Modulation, Rope
 from token2wav.networks.ode import OdeTables
 
 
@@ -66,41 +67,63 @@ class CosyVoice3KernelStep(StepFunction):
 
     def _velocity(self, batch: Batch, rope: Rope, step: int, inputs: torch.Tensor) -> torch.Tensor:
         """Computes the velocity (branches * blocks, block_frames, bands), see `integrate`."""
-        blocks, out = self.tables.modulation[step]
         stored, x = self.tables.stored_steps[step], inputs.flatten(0, 1)
-        # Of every layer: shift, scale and gate of attention, then of the feed-forward layer. Of the
-        # final norm: scale and shift.
-        vectors = [row[0].unbind() for row in blocks]
-        out_scale, out_shift = out[0].unbind()
-        next_norms = [(shift, scale) for shift, scale, *_ in vectors[1:]] + [(out_shift, out_scale)]
-
         h = x
         tails = self.estimator.tails(batch.conv_state[:, stored])
         for convolution, tail in zip(self._convolutions, tails, strict=True):
             h = convolution(h, tail, batch.table)
-        shift, scale, *_ = vectors[0]
-        h = gated_norm(x, h, None, shift, scale, self.estimator.proj_out.weight.dtype)
-        skips = self.estimator.long_skip_connection is not None
-        first = x.clone() if skips else x  # `gated_norm` adds to x in place
-        for layer, block in enumerate(self._blocks):
-            _, _, gate_att, shift_ff, scale_ff, gate_ff = vectors[layer]
-            h = gated_norm(
-                x, self._attended(batch, stored, layer, h, rope), gate_att, shift_ff, scale_ff
-            )
-            h = gated_norm(x, _fed_forward(block.ff, h), gate_ff, *next_norms[layer])
-        # A long skip connection comes before the final norm, so h of the last layer is not used.
-        if skips:
-            return self.estimator.output(self.estimator.joined(x, first), out)
-        return self.estimator.proj_out(h)
+        attend = partial(self._attended, batch, stored, rope)
+        return velocity_of_layers(self.estimator, x, h, self.tables.modulation[step], attend)
 
     def _attended(
-        self, batch: Batch, stored: int, layer: int, h: torch.Tensor, rope: Rope
+        self, batch: Batch, stored: int, rope: Rope, layer: int, h: torch.Tensor
     ) -> torch.Tensor:
         """Computes the output (branches * blocks, block_frames, dim) of attention."""
         view, (cos, sin) = self.cache.layer(stored, layer), rope
         queries = project_heads(h, self._projections[layer], view, cos, sin, batch.table)
         attention = paged_attention(queries, view, cos, sin, batch.table)
         return self._blocks[layer].attn.to_out[0](attention)
+
+
+def velocity_of_layers(
+    estimator: DiT,
+    x: torch.Tensor,
+    added: torch.Tensor | None,
+    modulation: Modulation,
+    attend: Callable[[int, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Computes the velocity (rows, frames, bands) from the input of the first layer.
+
+    Args:
+        x: (rows, frames, dim) float32, contiguous: the input without `added`. It is replaced.
+        added: (rows, frames, dim) second part of the input; None for zeros.
+        modulation: modulation of one ODE time, see `DiT.modulation`.
+        attend: computes the output of attention (rows, frames, dim) from the index of a layer and
+            its normalized input.
+    """
+    blocks, out = modulation
+    # Of every layer: shift, scale and gate of attention, then of the feed-forward layer. Of the
+    # final norm: scale and shift.
+    vectors = [row[0].unbind() for row in blocks]
+    out_scale, out_shift = out[0].unbind()
+    next_norms = [(shift, scale) for shift, scale, *_ in vectors[1:]] + [(out_shift, out_scale)]
+    shift, scale, *_ = vectors[0]
+    dtype = estimator.proj_out.weight.dtype
+    if added is None:
+        h = modulated_norm(x, shift, scale, dtype)
+    else:
+        h = gated_norm(x, added, None, shift, scale, dtype)
+    skips = estimator.long_skip_connection is not None
+    first = x.clone() if skips else x  # `gated_norm` adds to x in place
+    layers: list[DiTBlock] = list(estimator.transformer_blocks)  # type: ignore[arg-type]
+    for layer, block in enumerate(layers):
+        _, _, gate_att, shift_ff, scale_ff, gate_ff = vectors[layer]
+        h = gated_norm(x, attend(layer, h), gate_att, shift_ff, scale_ff)
+        h = gated_norm(x, _fed_forward(block.ff, h), gate_ff, *next_norms[layer])
+    # A long skip connection comes before the final norm, so h of the last layer is not used.
+    if skips:
+        return estimator.output(estimator.joined(x, first), out)
+    return estimator.proj_out(h)
 
 
 def _fed_forward(layers: DiTFeedForward, h: torch.Tensor) -> torch.Tensor:

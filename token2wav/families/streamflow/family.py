@@ -24,8 +24,14 @@ class StreamFlow(CosyVoice3):
             return None
         with torch.inference_mode():
             unconditional = parts.network.unconditional()
+        estimator, velocity = parts.network.estimator, None
+        if parts.kernels:
+            # Triton-language kernels
+            from token2wav.families.streamflow.kernel_velocity import KernelVelocity
+
+            velocity = KernelVelocity(estimator)
         windows = {
-            steps: GuidedSolver(parts.network.estimator, solver.tables, unconditional)
+            steps: GuidedSolver(estimator, solver.tables, unconditional, velocity)
             for steps, solver in parts.solvers.items()
         }
         return WindowFlow(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from token2wav.networks.dit import DiT, LayerBiases
@@ -15,11 +17,19 @@ class GuidedSolver:
 
     Args:
         unconditional: (dim,) projected conditions of a frame of an unconditional row.
+        velocity: computes the velocity in place of the estimator, see `DiT.velocity`.
     """
 
-    def __init__(self, estimator: DiT, tables: OdeTables, unconditional: torch.Tensor) -> None:
+    def __init__(
+        self,
+        estimator: DiT,
+        tables: OdeTables,
+        unconditional: torch.Tensor,
+        velocity: Callable[..., torch.Tensor] | None = None,
+    ) -> None:
         assert estimator.guided is not None
         self._unconditional = unconditional
+        self._velocity = velocity or estimator.velocity
         self._estimator = estimator
         self._tables = tables
         self._attention = estimator.guided
@@ -80,7 +90,7 @@ class GuidedSolver:
                     lengths,
                     self._estimator.score_dtype,
                 )
-            velocity = self._estimator.velocity(
+            velocity = self._velocity(
                 self._tables.rows(state[0]), conditions, modulation, biases, rope=rope
             )
             state = self._tables.advance_state(evaluation, state, velocity)
