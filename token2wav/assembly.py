@@ -45,6 +45,7 @@ from token2wav.exported.run import ExportedVocoder, signals_of
 from token2wav.families.family import Family, StageParts
 from token2wav.layers.convolutions import round_products
 from token2wav.layers.packed_linear import pack_linears
+from token2wav.layers.snake import SnakeLayer
 from token2wav.layers.streaming import WaveformNetwork
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
@@ -309,6 +310,7 @@ class Assembly:
             if network.packs_linears:
                 pack_linears(network, self.context.runtime.decoder_precision)
             round_products(network, self.context.runtime.decoder_precision)
+        self._set_snake_kernels(network)
         longest_hop = self.config.hops(self.stream)[1]
         kernels = self.pool is not None and gpu_runs_kernels(self.context.device)
         special_stage = self.family.own_stage(
@@ -319,6 +321,16 @@ class Assembly:
         if name == "flow":
             return self._flow_stage(network, noise, solvers, provisional_tables)
         return self._vocoder_stage(name, network, noise)
+
+    def _set_snake_kernels(self, network: nn.Module) -> None:
+        """Lets the Snake activations of a network run on a kernel, where kernels run."""
+        layers = [layer for layer in network.modules() if isinstance(layer, SnakeLayer)]
+        if not layers or self.pool is None or not gpu_runs_kernels(self.context.device):
+            return
+        from token2wav.kernels.snake import snake_signal
+
+        for layer in layers:
+            layer.kernel = snake_signal
 
     def _schedules(self, flow: Any) -> tuple[dict[int, EulerSolver], dict[int, OdeTables]]:
         """Makes the solvers of a flow, and the tables for its provisional chunks, both by number of

@@ -29,6 +29,7 @@ from triton.runtime import driver
 from lab.launches.counted_stages import CountedGraphs, counted_stages
 from lab.launches.launch_counter import LaunchCounter
 from testkit.compile_only import AbsentGPU, compiling
+from testkit.models.published_codecs import codec_configs
 from testkit.models.sized import public_configs
 from token2wav import StreamConfig
 from token2wav.config.model_config import ModelConfig
@@ -37,6 +38,8 @@ from token2wav.kernels import dependent_launch, products, tiles
 from token2wav.kernels.tiles import Limits
 
 STORAGES = {"float32": "float32", "float16": "auto", "int8": "int8", "float8": "float8"}
+# Codecs with signals in both orders, and with odd numbers of channels.
+CODECS = "SNAC", "NanoCodec"
 _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg\S* .*0x10")
 
 
@@ -74,7 +77,8 @@ def resources(cubin: bytes) -> tuple[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    configs = public_configs()
+    codecs = codec_configs()
+    configs = public_configs() | {name: codecs[name] for name in CODECS}
     parser = argparse.ArgumentParser(description="Compile the kernels of published models.")
     parser.add_argument("targets", nargs="+", help="capability and storages, as 90:float16,int8")
     parser.add_argument("--models", nargs="+", choices=configs, default=list(configs))

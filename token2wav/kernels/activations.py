@@ -19,6 +19,13 @@ def mish(x):
 
 
 @triton.jit
+def snake(x, frequency, inverse):
+    """Computes x + sin²(frequency * x) * inverse."""
+    sine = tl.sin(x * frequency)
+    return x + sine * (sine * inverse)
+
+
+@triton.jit
 def gelu(x, TANH: tl.constexpr):
     """Computes GELU, exactly or with the tanh approximation."""
     if TANH:
