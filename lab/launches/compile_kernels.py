@@ -17,12 +17,10 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import torch
 import triton
 from triton.runtime import driver
 
@@ -34,8 +32,7 @@ from testkit.models.sized import public_configs
 from token2wav import StreamConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.execution.cuda_graphs import CudaGraph
-from token2wav.kernels import dependent_launch, products, tiles
-from token2wav.kernels.tiles import Limits
+from token2wav.kernels import dependent_launch, products
 
 STORAGES = {"float32": "float32", "float16": "auto", "int8": "int8", "float8": "float8"}
 # Codecs with signals in both orders, and with odd numbers of channels.
@@ -90,21 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for target in options.targets:
         capability, _, storages = target.partition(":")
         driver.set_active(AbsentGPU(int(capability)))
-        limits = partial(_limits, int(capability))
-        with patch.object(tiles, "limits", limits):
-            for model in options.models:
-                for storage in storages.split(","):
-                    for binary in binaries(configs[model], STORAGES[storage]):
-                        wide = len(_WIDE_LOAD.findall(binary.asm["ptx"]))
-                        used = resources(binary.asm["cubin"])
-                        name, shared = binary.metadata.name, binary.metadata.shared
-                        facts = capability, model.replace(" ", ""), name, storage
-                        print(*facts, *used, shared, wide, flush=True)
-
-
-def _limits(capability: int, device: torch.device) -> Limits:
-    """Returns the limits of one H200, with another compute capability."""
-    return Limits(capability=capability // 10)
+        for model in options.models:
+            for storage in storages.split(","):
+                for binary in binaries(configs[model], STORAGES[storage]):
+                    wide = len(_WIDE_LOAD.findall(binary.asm["ptx"]))
+                    used = resources(binary.asm["cubin"])
+                    name, shared = binary.metadata.name, binary.metadata.shared
+                    facts = capability, model.replace(" ", ""), name, storage
+                    print(*facts, *used, shared, wide, flush=True)
 
 
 if __name__ == "__main__":

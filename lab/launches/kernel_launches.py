@@ -139,10 +139,9 @@ class _Kernel:
         if relative:  # every head multiplies with whole sinusoids too; the cache has one wide head
             heads = arguments["HEADS"]
             operations += 2.0 * heads * dim_head * pairs
-        pages = int(rows[:, Column.NUM_PAGES].sum()) if relative else _pages_of_chunks(rows)
         return Launch(
             self.name,
-            plain + pages * page_bytes,
+            plain + len(_pages(rows)) * page_bytes,
             *_on_matrix_units(operations, dtype),
             self._attention_us(rows, page_bytes, positions, branches * heads),
             attention=True,
@@ -243,12 +242,9 @@ class _Kernel:
         """
         arguments, relative = self.arguments, "relative" in self.name
         rate, rates = arguments.get("RATE", 1), table().rates
-        groups = [[row] for row in rows] if relative else _chunks(rows)
-        tiles = read = most = 0
-        for group in groups:
-            count = -(-rate * sum(int(row[Column.VALID]) for row in group) // arguments["QUERIES"])
-            pages = len(_pages(group))
-            tiles, read, most = tiles + count, read + count * pages, max(most, pages)
+        counts = -(-rate * rows[:, Column.VALID] // arguments["QUERIES"])
+        pages = rows[:, Column.NUM_PAGES]
+        tiles, read, most = int(counts.sum()), int((counts * pages).sum()), int(pages.max())
         if relative:  # each head reads the sinusoids of all heads
             keys_and_values = 2 * positions * heads * arguments["DIM"] * 4
             page_bytes = keys_and_values + heads * (page_bytes - keys_and_values)
@@ -312,18 +308,6 @@ def _pairs(rows: NDArray[Any], block_frames: int) -> int:
     return int((rows[:, Column.VALID] * keys).sum())
 
 
-def _pages(rows: Sequence[NDArray[Any]]) -> set[int]:
+def _pages(rows: NDArray[Any]) -> set[int]:
+    """Returns the pages that blocks attend to. A page of several blocks counts once."""
     return {int(page) for row in rows for page in row[HEADER : HEADER + row[Column.NUM_PAGES]]}
-
-
-def _chunks(rows: NDArray[Any]) -> list[list[NDArray[Any]]]:
-    """Groups blocks by their chunks, which share their past."""
-    chunks: dict[int, list[NDArray[Any]]] = {}
-    for row in rows:
-        chunks.setdefault(int(row[Column.CHUNK]), []).append(row)
-    return list(chunks.values())
-
-
-def _pages_of_chunks(rows: NDArray[Any]) -> int:
-    """Counts the pages that chunks attend to, each page once for a chunk."""
-    return sum(len(_pages(chunk)) for chunk in _chunks(rows))

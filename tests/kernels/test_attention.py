@@ -16,7 +16,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.usefixtures("fused_products")
 # Sums in another order, and on a GPU products of three parts.
 EXACT = 2e-6 if DEVICE.type == "cpu" else 1e-5
-HEADS, DIM_HEAD, BLOCK = 3, 16, 10  # heads are no power of two, blocks no multiple of a tile
+HEADS, DIM_HEAD, BLOCK = 3, 16, 18  # heads are no power of two, blocks no multiple of a tile
 INNER = HEADS * DIM_HEAD
 PAGES = 36
 
@@ -39,14 +39,15 @@ CHUNKS = {
     "the start of an utterance": a_chunk([[7], [7, 2]], 2 * BLOCK),
     "one block": a_chunk([[9, 4, 0, 11]], BLOCK, 3 * BLOCK),
     "one block that is not full": a_chunk([[9, 5]], 3, BLOCK),
-    "a window that moves on": a_chunk([[9, 3, 1], [9, 1, 8], [9, 8, 6]], 23, 6 * BLOCK),
-    "a window that begins to move": a_chunk([[9, 10], [9, 10, 12], [9, 12, 13]], 30, BLOCK),
-    "a window without a prompt": a_chunk([[14], [15], [16]], 30),
-    # more frames than half of the widest tile
+    "a window that moves on": a_chunk([[9, 3, 1], [9, 1, 8], [9, 8, 6]], 2 * BLOCK + 3, 6 * BLOCK),
+    "a window that begins to move": a_chunk([[9, 10], [9, 10, 12], [9, 12, 13]], 3 * BLOCK, BLOCK),
+    "a window without a prompt": a_chunk([[14], [15], [16]], 3 * BLOCK),
     "a long past": a_chunk(
         [[9, *range(17, 24 + index)] for index in range(7)], 6 * BLOCK + 5, 7 * BLOCK
     ),
-    "a prompt under full attention": a_chunk([[31], [31, 32], [31, 32, 33]], 30, 0, 4, full=True),
+    "a prompt under full attention": a_chunk(
+        [[31], [31, 32], [31, 32, 33]], 3 * BLOCK, 0, 4, full=True
+    ),
 }
 BLOCKS: list[Block] = [
     block
@@ -97,8 +98,6 @@ def filled(cache: PagedKVCache) -> LayerView:
         (attention._NARROW_FLOAT32, "float32", 100),
         (attention._WIDE, "int8", 1),
         (attention._NARROW, "int8", 1),
-        (attention._WIDE_INT8_8X, "int8", 1),
-        (attention._NARROW_INT8_8X, "int8", 1),
         (attention._WIDE, "float8", 1),
         (attention._NARROW, "float16", 1),
     ],
@@ -166,20 +165,13 @@ def test_scales_of_pages_are_not_rounded_to_float16(
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype", "stored", "capability", "tile"),
+    ("rows", "dtype", "tile"),
     [
-        (4, torch.float16, torch.float16, 9, "_NARROW"),
-        (4, torch.float16, torch.float16, 8, "_NARROW"),
-        (4, torch.float16, torch.int8, 9, "_NARROW"),
-        (4, torch.float16, torch.int8, 8, "_NARROW_INT8_8X"),
-        (4, torch.float32, torch.int8, 8, "_NARROW_FLOAT32"),
-        (8, torch.float16, torch.float16, 8, "_WIDE"),
-        (8, torch.float16, torch.int8, 10, "_WIDE"),
-        (8, torch.float16, torch.int8, 8, "_WIDE_INT8_8X"),
-        (8, torch.float32, torch.float32, 9, "_WIDE"),
+        (4, torch.float16, "_NARROW"),
+        (4, torch.float32, "_NARROW_FLOAT32"),
+        (8, torch.float16, "_WIDE"),
+        (8, torch.float32, "_WIDE"),
     ],
 )
-def test_tiles_fit_the_batch_and_the_gpu(
-    rows: int, dtype: torch.dtype, stored: torch.dtype, capability: int, tile: str
-) -> None:
-    assert attention._tile(50, 16, rows, dtype, stored, capability) == getattr(attention, tile)
+def test_tiles_fit_the_batch(rows: int, dtype: torch.dtype, tile: str) -> None:
+    assert attention._tile(50, 16, rows, dtype) == getattr(attention, tile)

@@ -30,10 +30,6 @@ class Column(IntEnum):
     LAST = 5  # 1 for the last block of a chunk
     PROMPT_PADDING = 6  # padding frames at the start of the stream, in its first page
     NUM_PAGES = 7  # all pages that the block attends to, with later pages of its chunk
-    # Number of the first pages that all blocks of the chunk attend to. Own pages of its blocks do
-    # not count, except under full prompt attention. So a kernel reads these pages once for many
-    # blocks, and needs no mask for their frames, apart from padding of the prompt.
-    SHARED_PAGES = 8
 
 
 HEADER = len(Column)  # header columns
@@ -98,7 +94,6 @@ class Block:
     pages: list[int]
     prompt_padding: int = 0
     chunk_pages: list[int] | None = None
-    shared_pages: int = 0
 
     @property
     def row(self) -> list[int]:
@@ -112,7 +107,6 @@ class Block:
             int(self.last),
             self.prompt_padding,
             len(visible),
-            self.shared_pages,
         ]
         return header + visible
 
@@ -142,7 +136,6 @@ def slots_of(places: Sequence[ChunkPlace], room: int) -> NDArray[np.int64]:
 
 def blocks_of(place: ChunkPlace, number: int, block: int) -> list[Block]:
     whole = place.tables[-1] if place.full_prompt_attention else None
-    shared = _shared_pages(whole or place.tables[0], place.tables[-1])
     return [
         Block(
             start=place.start + before,
@@ -153,24 +146,11 @@ def blocks_of(place: ChunkPlace, number: int, block: int) -> list[Block]:
             pages=pages,
             prompt_padding=place.prompt_padding,
             chunk_pages=whole,
-            shared_pages=shared,
         )
         for index, (before, pages) in enumerate(
             zip(range(0, place.length, block), place.tables, strict=True)
         )
     ]
-
-
-def _shared_pages(first: list[int], last: list[int]) -> int:
-    """Returns the number of pages, without the last one, at the start of the first block's table
-    that are also at the start of the last block's table.
-
-    A window of past blocks that moves on from block to block drops pages behind the prompt.
-    """
-    most = len(first) - 1
-    if first[:most] == last[:most]:
-        return most
-    return next(index for index in range(most) if first[index] != last[index])
 
 
 def frame_positions(table: torch.Tensor, frames: int) -> torch.Tensor:

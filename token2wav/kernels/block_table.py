@@ -18,7 +18,6 @@ CHUNK = tl.constexpr(Column.CHUNK.value)
 LAST = tl.constexpr(Column.LAST.value)
 PROMPT_PADDING = tl.constexpr(Column.PROMPT_PADDING.value)
 NUM_PAGES = tl.constexpr(Column.NUM_PAGES.value)
-SHARED_PAGES = tl.constexpr(Column.SHARED_PAGES.value)
 HEADER = tl.constexpr(block_table.HEADER)
 
 # Arguments that differ from batch to batch. For other arguments Triton compiles separate binaries

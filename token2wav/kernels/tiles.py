@@ -130,7 +130,6 @@ class Limits(NamedTuple):
 
     multiprocessors: int = MULTIPROCESSORS
     shared_bytes: int = SHARED_BYTES  # largest shared memory of a program
-    capability: int = 9  # first number of the compute capability
 
 
 def _tile(row: Mapping[str, Any]) -> Tile:
@@ -159,8 +158,7 @@ def limits(device: torch.device) -> Limits:
 
     index = torch.cuda.current_device() if device.index is None else device.index
     properties = driver.active.utils.get_device_properties(index)
-    capability, _ = torch.cuda.get_device_capability(index)
-    return Limits(properties["multiprocessor_count"], properties["max_shared_mem"], capability)
+    return Limits(properties["multiprocessor_count"], properties["max_shared_mem"])
 
 
 @lru_cache(maxsize=4096)
