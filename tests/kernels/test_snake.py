@@ -66,6 +66,15 @@ def test_the_kernel_equals_torch(
         assert result.stride(1 if channels_last else 2) == 1, "the order of x"
 
 
+@pytest.mark.parametrize(("most", "off"), [(10, 4e-7), (1e4, 4e-7), (1e9, 2)])
+def test_square_of_the_sine(most: float, off: float) -> None:
+    """It is off by 3e-7, where the sine of float32 is off by 1e-7."""
+    x = 2 * torch.rand(1, 1, 4096, device=DEVICE) - 1
+    factor, one = torch.full((1, 1), most, device=DEVICE), torch.ones(1, 1, device=DEVICE)
+    result = snake.snake_signal(x, factor, one)
+    assert (result - (x + (x * factor).double().sin().square())).abs().max() <= off
+
+
 @pytest.mark.parametrize("name", ["nanocodec", "snac"])
 def test_codecs_run_on_the_kernel(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
