@@ -47,6 +47,7 @@ from token2wav.layers.convolutions import round_products
 from token2wav.layers.packed_linear import pack_linears
 from token2wav.layers.snake import SnakeLayer
 from token2wav.layers.streaming import WaveformNetwork
+from token2wav.networks.bigvgan import AntiAliased
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
@@ -327,10 +328,14 @@ class Assembly:
         layers = [layer for layer in network.modules() if isinstance(layer, SnakeLayer)]
         if not layers or self.pool is None or not gpu_runs_kernels(self.context.device):
             return
+        from token2wav.kernels.anti_aliased import anti_aliased
         from token2wav.kernels.snake import snake_signal
 
         for layer in layers:
             layer.kernel = snake_signal
+        for module in network.modules():
+            if isinstance(module, AntiAliased):
+                module.kernel = anti_aliased
 
     def _schedules(self, flow: Any) -> tuple[dict[int, EulerSolver], dict[int, OdeTables]]:
         """Makes the solvers of a flow, and the tables for its provisional chunks, both by number of

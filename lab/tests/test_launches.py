@@ -32,9 +32,9 @@ LAUNCHES: dict[str, dict[str, int]] = {
     "Step-Audio2": {"encoder": 274, "outside": 27, "flow": 1798, "vocoder": 61},
     "Chatterbox": {"encoder": 274, "outside": 27, "flow": 4716, "vocoder": 61},
     "Chatterbox Turbo": {"encoder": 274, "outside": 27, "flow": 948, "vocoder": 61},
-    "StreamFlow": {"encoder": 0, "outside": 10, "flow": 2283, "vocoder": 1249},
-    "Qwen2.5-Omni": {"encoder": 0, "outside": 10, "flow": 7667, "vocoder": 1871},
-    "BigVGAN": {"encoder": 34, "outside": 24, "flow": 1842, "vocoder": 1863},
+    "StreamFlow": {"encoder": 0, "outside": 10, "flow": 2283, "vocoder": 737},
+    "Qwen2.5-Omni": {"encoder": 0, "outside": 10, "flow": 7667, "vocoder": 1107},
+    "BigVGAN": {"encoder": 34, "outside": 24, "flow": 1842, "vocoder": 1099},
 }
 # Launches of a later chunk of a codec: outside and decoder, of one stream and of 64 streams.
 CODECS: dict[str, list[tuple[int, int]]] = {

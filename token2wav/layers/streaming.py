@@ -277,11 +277,9 @@ class StreamStep:
         if not layer.state_shape:
             return activation(x) if activation else x
         reach = layer.state_shape[-1]
-        delay, extra = layer.input
-        begin = delay if self.first else 0
-        stop = x.shape[2]
-        if self.frames_past_end and right is not None:
-            stop = stop * (self.frames - self.frames_past_end) // self.frames + delay + extra
+        begin, stop = self.span(layer, x.shape[2])
+        if right is None:
+            stop = x.shape[2]
         before = reach + begin if self.first else 0
         after = x.shape[2] - stop if self.frames_past_end else 0
         past = None if self.first else self.state[layer]
@@ -314,6 +312,16 @@ class StreamStep:
         if not self.frames_past_end:
             self.save_state(layer, x[:, :, x.shape[2] - reach :])
         return x
+
+    def span(self, layer: Streaming, length: int) -> tuple[int, int]:
+        """Returns the part of the input of a layer, of the length of this step, that belongs to the
+        streams: the position at which it starts, and the position after it.
+        """
+        delay, extra = layer.input
+        stop = length
+        if self.frames_past_end:
+            stop = length * (self.frames - self.frames_past_end) // self.frames + delay + extra
+        return delay if self.first else 0, stop
 
     def save_state(self, layer: Streaming, value: torch.Tensor) -> None:
         if self.state is not None:

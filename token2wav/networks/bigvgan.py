@@ -10,6 +10,7 @@ rate, between two low-pass filters.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -106,7 +107,14 @@ class Downsample(Streaming):
 
 
 class AntiAliased(StreamModule):
-    """Snake activation at twice the rate, (B, C, T) to (B, C, T)."""
+    """Snake activation at twice the rate, (B, C, T) to (B, C, T).
+
+    Attributes:
+        kernel: function that computes the activation of a frozen layer in one launch, with the
+            arguments of `anti_aliased` in kernels/anti_aliased.py; None for operators of torch.
+    """
+
+    kernel: Callable[..., torch.Tensor] | None = None
 
     def __init__(self, activation: Snake) -> None:
         super().__init__()
@@ -115,7 +123,22 @@ class AntiAliased(StreamModule):
         self.upsample, self.downsample = Upsample(channels), Downsample(channels)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        return self.downsample(self.act(self.upsample(x, step)), step)
+        if self.kernel is None:
+            return self.downsample(self.act(self.upsample(x, step)), step)
+        overlap = self.upsample.overlap
+        filters = self.upsample.filter, self.downsample.lowpass.filter
+        coefficients = self.act.frequency, self.act.inverse
+        if step.state is None:
+            return self.kernel(x, filters, coefficients)
+        return self.kernel(
+            x,
+            filters,
+            coefficients,
+            (step.state[overlap], step.state[self.downsample]),
+            step.span(overlap, x.shape[2]),
+            first=step.first,
+            last=step.frames_past_end > 0,
+        )
 
 
 class ResBlock(StreamModule):
