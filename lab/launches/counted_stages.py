@@ -32,7 +32,7 @@ _NULL_AND_SCRATCH = 2  # pages that the cache adds to the number that it is give
 
 @dataclass(frozen=True, eq=False)
 class _CountedGraph(CudaGraph):
-    """Function that stands for a captured one. It runs once, for its record, and only if a chunk is
+    """Function that stands for a captured one. It runs for its record, and only if a chunk is
     counted.
     """
 
@@ -43,6 +43,8 @@ class _CountedGraph(CudaGraph):
         if not self.counter.counting:
             return
         if not self.records:
+            with self.counter.collected(None):  # packs weights, as the call before a capture does
+                self.function()
             with self.counter.collected(self.records):
                 self.function()
         self.counter.replay(self.records)
