@@ -105,6 +105,19 @@ def test_convolution_continues_from_its_state(
     assert torch.equal(past.states[0][CHUNKS], before[CHUNKS]), "a chunk that does not exist"
 
 
+def test_float16_inputs() -> None:
+    """Products have rounded operands. The state keeps the inputs as they are."""
+    conv, past, x = a_convolution(), a_past(), some_inputs()
+    before = past.states[0].clone()
+    output = CausalConvolution(conv, "float16")(x, past)
+    conv.weight.copy_(conv.weight.half())
+    for chunk in range(CHUNKS):
+        _, state = convolved(conv, x, before, chunk)
+        expected, _ = convolved(conv, x.half().float(), before.half().float(), chunk)
+        torch.testing.assert_close(frames_of(output, chunk), expected, atol=CLOSE, rtol=CLOSE)
+        assert torch.equal(past.states[0][chunk], state)
+
+
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, CLOSE), (torch.float16, 2e-3)])
 def test_sum_and_its_norm_follow_the_convolution(dtype: torch.dtype, close: float) -> None:
     conv, norm, following, past = a_convolution(), a_norm(), a_norm(), a_past()

@@ -24,7 +24,7 @@ from token2wav.kernels.block_table import (
     VALID,
     rows_of,
 )
-from token2wav.kernels.convolution import Precision, rounded, tf32
+from token2wav.kernels.convolution import Precision, halved, rounded, rounded_weights
 from token2wav.kernels.convolution_state import keep_last_inputs, store_state
 from token2wav.kernels.norms import NormVectors, normalized, row_width
 from token2wav.kernels.past import Past
@@ -95,9 +95,12 @@ def _causal_convolution(
                 mask=channel_mask[:, None] & (output < OUTPUTS)[None, :],
                 other=0.0,
             )
-            if PRECISION == "tf32":
-                inputs = rounded(inputs)
-            result += tl.dot(inputs, weight, input_precision=PRECISION)
+            if PRECISION == "float16":
+                result += tl.dot(halved(inputs), weight)
+            else:
+                if PRECISION == "tf32":
+                    inputs = rounded(inputs)
+                result += tl.dot(inputs, weight, input_precision=PRECISION)
         result += tl.load(bias + output, mask=output < OUTPUTS, other=0.0)[None, :]
     tl.store(
         out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :],
@@ -184,7 +187,7 @@ class CausalConvolution:
         self.index, self._precision = conv.index, precision
         # (taps, outputs, inputs)
         weights = conv.weight.detach().permute(2, 0, 1).contiguous()
-        self._weights = tf32(weights) if precision == "tf32" else weights
+        self._weights = rounded_weights(weights, precision)
         self._bias = conv.bias.detach()
 
     def __call__(self, x: torch.Tensor, past: Past) -> torch.Tensor:

@@ -38,6 +38,9 @@ _STORED = tiles.Tile(rows=16, outputs=128, inputs=16, warps=4, stages=1)
 # launch is expected to cost more than it saves (lab/launches/table.py). No GPU has measured cuBLAS
 # inside a layer yet, so section first_audio of the GPU report also measures these kernels alone.
 library_rows = {1024: 1, 512: 800}
+# Rows from which torch computes the exact GELU after a product of cuBLAS. An own tile holds few
+# rows, because the error function needs many registers.
+_EXACT_GELU_ROWS = 1600
 
 
 def _by_library(x: torch.Tensor, rows: int) -> bool:
@@ -125,6 +128,8 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
     assert layer.weight.is_contiguous()
     outputs, inputs = layer.weight.shape
     rows = x.numel() // inputs
+    if not tanh and x.dtype == torch.float16 and rows >= _EXACT_GELU_ROWS:
+        return F.gelu(layer(x))
     # On a CPU the function has no tanh.
     if tanh and x.device.type != "cpu" and _by_library(x, rows):
         # cuBLAS applies GELU with tanh to its sums in float32.

@@ -62,7 +62,7 @@ class Estimator(nn.Module, ABC):
         conv_state_shapes: channels and positions of the state of each convolution.
         masks_padding: whether streams may begin with padding (`BlockGrid.prompt_padding`).
             Convolutions then read zeros there.
-        half_convolution_inputs: whether convolutions of the state on kernels have float16 inputs.
+        half_convolution_inputs: whether convolutions on kernels have float16 inputs.
     """
 
     attention: tuple[int, int, int]

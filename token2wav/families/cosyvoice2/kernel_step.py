@@ -48,7 +48,9 @@ class CosyVoice2KernelStep(StepFunction):
     def __init__(self, estimator: UNet, tables: OdeTables, cache: PagedKVCache) -> None:
         super().__init__(estimator, tables, cache)
         down, *middle, up = estimator.blocks()
-        precision = precision_beside(estimator.cache_type)
+        precision = precision_beside(
+            estimator.cache_type, half_inputs=estimator.half_convolution_inputs
+        )
         self._down, self._up = _Block(down, precision), _Block(up, precision)
         self._middle = [_Block(block, precision) for block in middle]
         self._after_down, self._after_up = (

@@ -19,7 +19,7 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.step import StepFunction
 from token2wav.kernels.causal_convolution import CausalConvolution, NormedConvolution
-from token2wav.kernels.convolution import precision_beside
+from token2wav.kernels.convolution import Precision, precision_beside
 from token2wav.kernels.euler import integrate
 from token2wav.kernels.norms import NormVectors, gated_norm, modulated_norm
 from token2wav.kernels.past import Past
@@ -43,7 +43,11 @@ class StepAudio2KernelStep(StepFunction):
 
     def __init__(self, estimator: StepAudioDiT, tables: OdeTables, cache: PagedKVCache) -> None:
         super().__init__(estimator, tables, cache)
-        self._layers = [_Layer(layer) for layer in estimator.blocks]  # type: ignore[arg-type]
+        blocks: list[StepAudioLayer] = list(estimator.blocks)  # type: ignore[arg-type]
+        precision = precision_beside(
+            estimator.cache_type, half_inputs=estimator.half_convolution_inputs
+        )
+        self._layers = [_Layer(block, precision) for block in blocks]
         self._out: nn.Linear = estimator.final_layer["linear"]  # type: ignore[assignment]
 
     @torch.inference_mode()
@@ -81,7 +85,7 @@ class _Layer:
         dtype: dtype of the weights of attention and of the feed-forward layer.
     """
 
-    def __init__(self, layer: StepAudioLayer) -> None:
+    def __init__(self, layer: StepAudioLayer, precision: Precision) -> None:
         attention, convolutions = layer.attn, layer.conv.block
         self._index = attention.index
         self._projections = join_projections((attention.to_q, attention.to_k, attention.to_v))
@@ -92,7 +96,6 @@ class _Layer:
         second: CausalConv = convolutions["6"]  # type: ignore[assignment]
         self._up, self._down = layer.mlp.fc1, layer.mlp.fc2
         self.dtype = self._up.weight.dtype
-        precision = precision_beside(self.dtype)
         self._first = NormedConvolution(first, norm, precision)
         self._second = CausalConvolution(second, precision)
 
