@@ -78,6 +78,16 @@ class Settings:
     # Codecs by their names in `testkit.models.codec_models`, and their streams in a batch.
     codecs: tuple[str, ...] = ("mimi", "qwen3_tts", "nanocodec", "snac", "causal_dac", "higgs")
     codec_streams: tuple[int, ...] = (1, 32, 64)
+    # Flows by their names in `testkit.models.sized.public_configs`.
+    flows: tuple[str, ...] = (
+        "CosyVoice2",
+        "Chatterbox Turbo",
+        "Step-Audio2",
+        "Qwen2.5-Omni",
+        "StreamFlow",
+        "MOSS-Speech",
+    )
+    flow_streams: tuple[int, ...] = (1, 16)
 
     @property
     def on_gpu(self) -> bool:
@@ -120,6 +130,8 @@ class Settings:
             clients=(1,),
             codecs=("mimi",),
             codec_streams=(2,),
+            flows=("CosyVoice3",),
+            flow_streams=(2,),
         )
 
 
@@ -135,6 +147,7 @@ SECTIONS = {
     "late_first": "benchmarks.gpu.late_first",
     "chunks": "benchmarks.gpu.chunks",
     "codecs": "benchmarks.gpu.codecs",
+    "flows": "benchmarks.gpu.flows",
     "server": "benchmarks.gpu.server",
     "products": "lab.tiles.measure",
     "baselines": "lab.peers.flow_baselines",
@@ -171,7 +184,7 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
         ("parity", 60, {}),
     ],
     3: [
-        ("tests", 160, {}),
+        ("flows", 110, {"repeats": 10}),
         ("streams", 80, {"setting": "lean", "streams_from": 300}),
         ("chunks", 60, {"batches": (1,), "repeat_s": 2.0}),
         (
@@ -180,8 +193,8 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
             {"batches": (64,), "histories": (2.0,), "hops": (25,), "storage": "int8"}
             | {"decoder_precision": "float16", "repeat_s": 3.0},
         ),
-        ("chunks", 90, {"batches": (16, 64), "repeat_s": 2.0}),
-        ("streams", 60, {"streams_from": 32}),
+        ("chunks", 80, {"batches": (16, 64), "repeat_s": 2.0}),
         ("drift", 40, {}),
+        ("tests", 110, {}),
     ],
 }
