@@ -76,7 +76,7 @@ export: ## MODEL=folder [OUT=]: export the ONNX graphs of a model into FOLDER/en
 	$(SETUP)
 	@$(BIN)/token2wav export onnx --model "$(MODEL)" $(if $(OUT),--out "$(OUT)")
 
-gpu-check: ## [ARGS=]: run every check that needs an NVIDIA GPU (25 minutes), with results in benchmarks/results/gpu
+gpu-check: ## [ARGS=]: run every check that needs an NVIDIA GPU (27 minutes), with results in benchmarks/results/gpu
 	$(SETUP)
 	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
 		|| { echo "make gpu-check: torch finds no CUDA device; run it on a machine with an NVIDIA GPU" >&2; exit 1; }

@@ -1,8 +1,9 @@
-"""Section first_audio: the first audio of streams with the default settings, the first chunk of a
-whole block, and their errors.
+"""Section first_audio: time to the first audio of streams with default settings, time of a first
+chunk of one whole block, and the error of a stream.
 
-The settings of servers by default give the first audio from a provisional chunk: few tokens, and
-few ODE steps. All other sections send whole blocks only.
+With default settings, the first audio comes from a provisional chunk, which has few tokens and few
+ODE steps. Sections flows and server measure it too. The other sections of the slices send whole
+blocks only.
 """
 
 from __future__ import annotations
@@ -22,31 +23,33 @@ from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
 from testkit.models.sized import a_voice
 from token2wav import Token2Wav
 
-# Ends of the keys of rows, by the products.
-_WAYS = {"default": "", "kernels": ", products on kernels", "dependent": ", dependent launches"}
+# Suffixes of the keys of rows, by `Settings.products`.
+_SUFFIXES = {"default": "", "kernels": ", products on kernels", "dependent": ", dependent launches"}
 
 
 def first_audio(folder: Path, settings: Settings) -> Rows:
-    """Measures loading, the first audio of some streams, a whole first block, and its error."""
+    """Measures loading, the first audio of batches, the first chunk of a whole block, and the error
+    of one stream.
+    """
     _choose_products(settings)
-    way = _WAYS[settings.products]
+    suffix = _SUFFIXES[settings.products]
     model, loaded = load(folder, settings, SETTINGS["default"][0])
     hop = settings.hops[0]
-    yield f"the model{way}", lambda: loaded
+    yield f"the model{suffix}", lambda: loaded
     for streams in settings.batches:
-        yield first_audio_key(streams) + way, partial(first_packet, model, settings, streams)
+        yield first_audio_key(streams) + suffix, partial(first_packet, model, settings, streams)
     yield (
-        chunk_key(1, hop, 0.0) + way,
+        chunk_key(1, hop, 0.0) + suffix,
         partial(chunk, model, settings.repeats, 1, hop, 0.0, settings.repeat_s),
     )
     yield (
-        f"one stream against float32 without graphs{way}",
+        f"one stream against float32 without graphs{suffix}",
         partial(_agreement, model, folder, settings),
     )
 
 
 def _choose_products(settings: Settings) -> None:
-    """Makes the kernels of this process compute the products as the settings say."""
+    """Applies `Settings.products` to the kernels of this process."""
     if settings.products == "default":
         return
     if settings.products == "dependent":
@@ -62,13 +65,13 @@ def first_audio_key(streams: int) -> str:
 
 
 def first_packet(model: Token2Wav, settings: Settings, streams: int) -> Row:
-    """Times the first audio of streams that begin together: median, least and most, in ms.
+    """Times the first audio of a batch of new streams: median, least and most, in ms.
 
-    The time begins with tokens in the memory of the host, and ends with audio there. The voice is
-    cached. The streams have as many tokens as the first chunk needs.
+    The time runs from tokens in the memory of the host to audio in this memory. The voice is
+    cached. Each stream has as many tokens as its first chunk needs.
     """
     times, tokens, chunk_tokens, samples = [], 0, 0, 0
-    for _ in range(settings.repeats + 1):  # the first one computes the prompt and warms up
+    for _ in range(settings.repeats + 1):  # the first repeat computes the prompt and warms up
         with requests_in(model, a_voice(model.config), streams) as requests:
             tokens = push_first(model, requests)
             chunk_tokens = requests[0].chunker.next_tokens

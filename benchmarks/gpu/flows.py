@@ -1,4 +1,4 @@
-"""Section flows: the first audio of flows other than CosyVoice3, with default settings."""
+"""Section flows: time to the first audio of flows other than CosyVoice3, with default settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from token2wav.published.registry import read_config
 
 
 def flows(folder: Path, settings: Settings) -> Rows:
-    """Measures each flow at its published size, with random weights."""
+    """Measures making each model, and the first audio of batches of its streams.
+
+    The models have their published sizes and random weights.
+    """
     for name in settings.flows:
         tiny = settings.size == "tiny"
         config = read_config(TEMPLATE.parent) if tiny else public_configs()[name]

@@ -11,24 +11,25 @@ from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.config.settings import DecoderPrecision
 
 Row = dict[str, Any]
-# Rows of a section: the key of each row, and the function that measures it. The section is sent the
-# row, which another process may have measured.
+# Rows of a section: the section yields the key of each row, and the function that measures it. In
+# return it receives the row, which another process may have measured.
 Rows = Generator[tuple[str, Callable[[], Row]], Row, None]
 
 
 class LeftOut(Exception):  # noqa: N818 (it is no error)
-    """Reason why a row is not measured: a package is not installed, or memory is too small.
+    """Reason why a row is not measured, for example a missing package or too little memory.
 
-    Such a row is not a fault.
+    The report lists such a row as left out, not as a fault.
     """
 
 
 PROMPT_TOKENS = 75  # 3 s
 PACE = 25.0  # tokens per second of a language model
-# Names of two systems of section baselines: the whole history again for every chunk, and ours.
+# Names of two systems of section baselines: the public loop, which computes the whole history again
+# for every chunk, and this project.
 LOOP, OURS = "public loop", "token2wav"
 # Ways to serve streams: the configuration of chunks, and the storage type of cached keys and
-# values. All except `default` send whole blocks only.
+# values. Only `default` sends provisional chunks; the others send whole blocks.
 _LEAN = StreamConfig(first_tokens=0, left_blocks=2, max_hop_tokens=50)
 SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8", "float8"]]] = {
     "lean": (_LEAN, "int8"),
@@ -48,23 +49,24 @@ class Settings:
     size: Literal["full", "small", "tiny"] = "full"
     precision: Literal["float16", "float32"] = "float16"
     cache_mib: int = 0
-    # of chunks: storage type of cached keys and values
+    # Section chunks: storage type of cached keys and values.
     storage: Literal["auto", "int8", "float8"] = "auto"
-    # of chunks: `float16` gives float16 inputs to convolutions of flow and vocoder
+    # All sections but codecs: `float16` gives float16 inputs to convolutions of flow and vocoder.
     decoder_precision: DecoderPrecision = "float32"
-    # of first_audio: products of a layer as users get them, by kernels alone, or also with kernels
-    # that are launched before the kernel before them has ended
+    # Section first_audio: how layers compute the two products that kernels/products.py fuses. As
+    # users get it (`default`); without cuBLAS (`kernels`); or without cuBLAS, and with dependent
+    # launches (`dependent`).
     products: Literal["default", "kernels", "dependent"] = "default"
-    # of parity, streams, server
+    # Sections parity, streams and server: a way to serve streams.
     setting: Literal["lean", "lean8", "window", "exact", "default"] = "exact"
-    batches: tuple[int, ...] = (1, 16, 64)  # batch sizes of the timed chunks
+    batches: tuple[int, ...] = (1, 16, 64)  # streams in the batches of timed chunks
     histories: tuple[float, ...] = (2.0, 10.0, 30.0)  # seconds of audio before a timed chunk
     hops: tuple[int, ...] = (25, 100)  # new tokens of a timed chunk
-    # Repeats of every timing, after one warm-up. An idle GPU lowers its clock, so that few repeats
-    # show the clock and not the chunk.
+    # Repeats of every timing, after one warm-up. An idle GPU lowers its clock, so few repeats would
+    # measure the rise of the clock.
     repeats: int = 30
-    repeat_s: float = 6.0  # seconds after which a timing that has three repeats gets no more
-    late_streams: int = 64  # streams that run when a late one begins
+    repeat_s: float = 6.0  # seconds after which a timing ends, if it has three repeats
+    late_streams: int = 64  # streams that run when the late stream of section late_first begins
     drift_chunks: int = 60
     drift_window: int = 8  # `left_blocks` of section drift
     parity_batches: tuple[int, ...] = (1, 33, 64)
@@ -72,10 +74,10 @@ class Settings:
     most_streams: int = 1024
     batch_streams: int = 64  # streams in one batch, see `LimitConfig`
     stream_s: float = 20.0  # length of an utterance in the sections streams and server
-    patience_s: float = 5.0  # waiting time for late audio after the last token
+    patience_s: float = 5.0  # seconds to wait for late audio after the last token
     test_files: int = 0  # number of test files to run; 0 runs all
     clients: tuple[int, ...] = (1, 16, 64, 128, 256, 320)  # numbers of clients of the server
-    # Codecs by their names in `testkit.models.codec_models`, and their streams in a batch.
+    # Codecs by their names in `testkit.models.codec_models`, and their numbers of streams.
     codecs: tuple[str, ...] = ("mimi", "qwen3_tts", "nanocodec", "snac", "causal_dac", "higgs")
     codec_streams: tuple[int, ...] = (1, 32, 64)
     # Flows by their names in `testkit.models.sized.public_configs`.
@@ -105,9 +107,9 @@ class Settings:
         return replace(runtime, **changes)
 
     def rehearsal(self) -> Settings:
-        """Returns the smallest settings, with the tiny model, that run the same sections.
+        """Returns the smallest settings that run the same sections, with the tiny model.
 
-        The measured figures mean nothing.
+        Times of a rehearsal mean nothing.
         """
         return replace(
             self,
@@ -138,10 +140,10 @@ class Settings:
 PLANNED = Settings()
 MINUTES = 9.0  # time limit of a slice, for machines that are lent for calls of 10 minutes
 REHEARSAL_MINUTES = 60.0  # the machine of a rehearsal may be busy
-LAST_S = 15.0  # time of a slice that is reserved for ending a section
+LAST_S = 15.0  # seconds of a slice that are reserved for the end of its last section
 RESULTS = "results.json"
-# Module of each section, imported for this section only, because it may need packages that are
-# missing. The function has the name of the section.
+# Module of each section. The function in it has the name of the section. A module is imported only
+# when its section runs, because it may need a package that is missing.
 SECTIONS = {
     "first_audio": "benchmarks.gpu.first_audio",
     "late_first": "benchmarks.gpu.late_first",
@@ -158,8 +160,9 @@ SECTIONS = {
     "streams": "benchmarks.gpu.streams",
     "engines": "benchmarks.gpu.engines",
 }
-# Sections with their time limits in seconds and their changes to the settings. The most valuable
-# ones come first, because a machine may be lent for less than the time of all slices.
+# Sections of each slice, with their time limits in seconds and their changes to the settings. The
+# most valuable sections come first, because a machine may be lent for less than the time of all
+# slices.
 SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     1: [
         ("first_audio", 60, {"batches": (1, 16, 64)}),

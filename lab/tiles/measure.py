@@ -24,8 +24,8 @@ from benchmarks.gpu.worker import Results
 
 RATES, SECTION = "rates", "tiles"
 _ROWS = (100, 200, 800, 6400)  # of the products
-# Data of a launch, in this number of copies, do not stay in the L2 cache until the next launch. A
-# model is like this: every layer has weights of its own.
+# Copies of the data of a product. The launches use them in turn, so that no launch finds its data
+# in the L2 cache. In a model too, every layer reads other weights than the layer before.
 _COPIES = 10
 _GRAPH_US = 2000.0  # approximate duration of a graph of launches
 _REPLAYS = 5
@@ -50,21 +50,23 @@ def tiles(settings: Settings) -> Rows:
 
 
 def products(folder: Path, settings: Settings) -> Rows:
-    """Section products of the GPU report: products of an estimator layer with their norm, rotation,
-    store or GELU, by kernels alone, and with the product by cuBLAS.
+    """Section products of the GPU report: the two products of an estimator layer that
+    kernels/products.py fuses, with rotation and stores, or with GELU. Each is timed on kernels
+    alone, and with cuBLAS for the product itself.
 
-    The weights of 22 layers take turns, as in CosyVoice3, so that they do not stay in the L2 cache.
+    The launches use the weights of 22 layers in turn, as in CosyVoice3, so that no launch finds its
+    weights in the L2 cache.
     """
-    made = import_module("lab.tiles.products")
+    timed = import_module("lab.tiles.products")
     kernels = import_module("token2wav.kernels.products")
     ways = {"kernels_us": {}, "cublas_us": {1: 1}}
     tiny = settings.size == "tiny"
-    sizes, layers = (made.TINY, 1) if tiny else (made.FULL, 22)
+    sizes, layers = (timed.TINY, 1) if tiny else (timed.FULL, 22)
 
     def measure(product: str, rows: int) -> Row:
         row: Row = {"product": product, "rows": rows}
         with torch.inference_mode(), torch.device(settings.device):
-            calls = [made.LAUNCHES[product](sizes, rows, torch.float16) for _ in range(layers)]
+            calls = [timed.LAUNCHES[product](sizes, rows, torch.float16) for _ in range(layers)]
             for name, library_rows in ways.items():
                 with patch.object(kernels, "library_rows", library_rows):
                     row[name] = round(launch_us(calls, settings, 10.0), 2)
@@ -76,7 +78,7 @@ def products(folder: Path, settings: Settings) -> Rows:
 
 
 def _rates(products: Any, settings: Settings) -> Row:
-    """Measures an empty node of a graph, and the rates that limit a product."""
+    """Measures the time of an empty kernel in a graph, and the rates that limit a product."""
     from lab.tiles import rate_kernels
     from token2wav.kernels.tiles import Tile, limits
 
@@ -91,7 +93,7 @@ def _rates(products: Any, settings: Settings) -> Row:
         )
         return 4.0 * len(out) * iterations * width / launch_us([read], settings, 200.0)
 
-    # A product of one tile and many iterations, each of which waits for its elements.
+    # A product of one tile with many iterations. Each iteration waits for its reads.
     tile, inputs = Tile(64, 64, 32, 4, 3), 64 if tiny else 32768
     loop = products.gelu(products.Sizes(1, inputs, 64, 16, 16), 64, torch.float16)
     with products.with_tile(tile):
@@ -137,8 +139,8 @@ def launch_us(
     On a CPU it is the time of a call.
 
     Args:
-        launches: launches of the same kernel on different data.
-        expected_us: approximate time of a launch.
+        launches: launches of the same kernel on different data; the graph has them in turn.
+        expected_us: approximate time of a launch, from which the length of the graph follows.
     """
     began = time.perf_counter()
     for launch in launches:  # the first one compiles the kernel

@@ -132,9 +132,9 @@ class RuntimeConfig:
         decoder_precision: rounding of the operands of a codec decoder's products, whose sums are
             always float32 (docs/parity.md). `tf32x3` makes each product of three TF32 products.
             `float16` halves the operands, and needs torch 2.8 on a GPU. A CPU has the same error
-            and no gain. The vocoder of a flow and position convolutions follow `precision`: with
-            float16 they round to TF32 on a GPU, or to float16 if this setting is `float16` too, and
-            ignore other values.
+            and no gain. Convolutions of a flow and its vocoder on kernels follow `precision`: with
+            float16 they round to TF32, or to float16 if this setting is `float16` too, and ignore
+            other values.
         workers: number of batches that are computed at the same time. Each one has an equal share
             of torch's threads (OMP_NUM_THREADS). 0 takes one for each CPU core, up to 4, or one on
             a GPU.
