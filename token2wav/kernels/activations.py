@@ -1,4 +1,4 @@
-"""Activation functions inside kernels, on float32."""
+"""Activation functions for kernels, in float32."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ _SQRT_HALF = tl.constexpr(0.7071067811865476)
 _TANH_SCALE = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi)
 _TANH_CUBE = tl.constexpr(0.044715)
 _INVERSE_PI = tl.constexpr(0.3183098861837907)
-# π is the sum of these.
+# π is the sum of these numbers. The first two have few bits, so their products with the number of
+# half turns are exact (Cody-Waite reduction).
 _PI_HIGH = tl.constexpr(3.140625)
 _PI_MIDDLE = tl.constexpr(9.67502593994140625e-4)
 _PI_LOW = tl.constexpr(1.509957990978376e-7)
-_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: float32 has no fractions there
-# Factors of the powers of x in a polynomial that is the sine from -π/2 to π/2.
+# 1.5 * 2^23. Numbers of this size have no fractions in float32, so adding it rounds to an integer.
+_ROUND = tl.constexpr(12582912.0)
+# Coefficients of a polynomial that approximates the sine from -π/2 to π/2.
 _CUBE = tl.constexpr(-0.16666667)
 _POWER_5 = tl.constexpr(0.0083333310)
 _POWER_7 = tl.constexpr(-0.00019840874)
@@ -32,13 +34,14 @@ def mish(x):
 
 @triton.jit
 def sine_squared(x):
-    """Computes sin(x) ** 2, off by at most 3e-7 up to |x| of 10^4. Far larger numbers, which have
-    no fractions, give any number from 0 to 1.
+    """Computes sin(x) ** 2, with an error of at most 3e-7 up to |x| of 10^4. For a far larger x,
+    which has no fraction, the result is an arbitrary number from 0 to 1.
 
-    It takes half of the instructions of `tl.sin`, and no branch, because the sign has no effect.
+    The square does not depend on the sign of the sine. So this takes half of the instructions of
+    `tl.sin`, and no branch.
     """
-    turns = x * _INVERSE_PI + _ROUND - _ROUND  # nearest multiple of π
-    x = x - turns * _PI_HIGH - turns * _PI_MIDDLE - turns * _PI_LOW
+    half_turns = x * _INVERSE_PI + _ROUND - _ROUND  # x / π, rounded to an integer
+    x = x - half_turns * _PI_HIGH - half_turns * _PI_MIDDLE - half_turns * _PI_LOW
     square = x * x
     series = square * _POWER_11 + _POWER_9
     series = square * series + _POWER_7
@@ -58,7 +61,7 @@ def snake(x, frequency, inverse):
 def gelu(x, TANH: tl.constexpr):
     """Computes GELU, exactly or with the tanh approximation."""
     if TANH:
-        # (1 + tanh(u)) / 2 is the sigmoid of 2 u
+        # (1 + tanh(u)) / 2 equals the sigmoid of 2 u
         part = 1.0 / (1.0 + tl.exp(-(x + x * x * x * _TANH_CUBE) * _TANH_SCALE))
     else:
         part = 0.5 * (1.0 + tl.erf(x * _SQRT_HALF))

@@ -1,12 +1,13 @@
-"""Snake at twice the rate between two low-pass filters, as BigVGAN has it, in one launch.
+"""Anti-aliased Snake of BigVGAN in one launch: upsampling by two, Snake, and downsampling by two.
 
-Launches for upsampling, Snake and downsampling would read and write the signal at twice the rate,
-which has two thirds of all bytes. Here it exists only in registers. A program walks along several
-rows, each a part of the time of a stream. For each row it keeps the last inputs, and the sums of
-the outputs that later activations complete. Before its first output, a row computes again the
-activations on which that output depends.
+Separate launches would write the signal at twice the rate to memory and read it again, which is at
+least two thirds of all their bytes. Here this signal exists only in registers. A *row* is a segment
+of the time of a stream. One program (an instance of the kernel) computes several rows, from their
+first to their last time. For each row it keeps the last inputs, and partial sums of the next
+outputs. Neighbouring rows both compute the activations on which the first output of the later row
+depends.
 
-The state of the layers is read and replaced in the same launch.
+The same launch reads and replaces the streaming state of the layers.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ import triton.language as tl
 
 from token2wav.kernels.activations import snake
 
-REACH = 5  # inputs before an input, or pairs of activations before a pair, that a filter reads
+# The filter of the upsampling reads an input and the 5 inputs before it. The filter of the
+# downsampling reads a pair of activations and the 5 pairs before it.
+REACH = 5
 _REACH = tl.constexpr(REACH)
-_THREADS = 128  # of a program, each with one channel of one row
-_MOST_CHANNELS = 32  # of a program: so many numbers of float32 are one transaction of memory
-# Outputs of a row: a longer row repeats less, but a GPU needs many rows at once. These numbers are
-# computed for the multiprocessors of one H200, not measured.
+_THREADS = 128  # threads of a program; each computes one channel of one row
+_MOST_CHANNELS = 32  # channels of a program: 32 numbers in float32 are one memory transaction
+# Bounds of the outputs of a row, and threads that fill a GPU. Long rows repeat fewer activations,
+# but a GPU needs many rows at once. These numbers are computed from the number of multiprocessors
+# of one H200, not measured.
 _SHORTEST, _LONGEST, _GPU_THREADS = 8, 64, 1 << 17
 
 
 @triton.jit
 def _input(x, time_stride, state, time, channel, begin, stop, tile, START: tl.constexpr):
-    """Loads the inputs at a time of each row. The first and the last input of a stream are
-    repeated. Inputs at negative times are in the state, which only the first tile needs.
+    """Loads the inputs at a time of each row. Times before the first and after the last input of a
+    stream give that input. Inputs at negative times come from the state; only tile 0 needs them.
     """
     time = tl.minimum(tl.maximum(time, begin), stop - 1)
     value = tl.load(x + tl.maximum(time, 0) * time_stride)
@@ -43,7 +47,7 @@ def _input(x, time_stride, state, time, channel, begin, stop, tile, START: tl.co
 
 @triton.jit
 def _window(x, time_stride, state, time, channel, begin, stop, tile, START: tl.constexpr):
-    """Loads the last inputs up to a time, the newest one first."""
+    """Loads the input at a time and the inputs before it that the filter reads, newest first."""
     return (
         _input(x, time_stride, state, time, channel, begin, stop, tile, START),
         _input(x, time_stride, state, time - 1, channel, begin, stop, tile, START),
@@ -56,6 +60,7 @@ def _window(x, time_stride, state, time, channel, begin, stop, tile, START: tl.c
 
 @triton.jit
 def _taps(filter):
+    """Loads the taps of a filter in pairs: for the first and the second activation of a pair."""
     return (
         (tl.load(filter), tl.load(filter + 1)),
         (tl.load(filter + 2), tl.load(filter + 3)),
@@ -68,7 +73,9 @@ def _taps(filter):
 
 @triton.jit
 def _activation(window, taps, frequency, inverse, PHASE: tl.constexpr):
-    """Computes the first or second of two activations at the time of the newest input."""
+    """Computes one activation of the pair at the time of the newest input: the first one for phase
+    0, and the second one for phase 1.
+    """
     total = window[0] * taps[0][PHASE]
     for tap in tl.static_range(1, _REACH + 1):
         total += window[tap] * taps[tap][PHASE]
@@ -85,30 +92,33 @@ def _anti_aliased(
     down,  # (12,) filter of the downsampling
     frequency,  # (channels,)
     inverse,
-    inputs,  # (streams, channels, REACH) inputs before x; not read if START, not written if END
-    activations,  # (streams, channels, 2 * REACH) activations before those of x
+    # State: inputs before x, and activations before those of x. It is not read if START, and not
+    # written if END.
+    inputs,  # (streams, channels, REACH)
+    activations,  # (streams, channels, 2 * REACH)
     inputs_stream,
     activations_stream,
     out,  # (streams, channels, times - skipped), strided
     out_stream,
     out_channel,
     out_time,
-    times,  # outputs; after the end of x its last input is repeated
-    length,  # outputs of a row
-    begin,  # time of the first input of streams; -REACH unless they start here
-    stop,  # time after their last input
-    skipped,  # outputs that are dropped
+    times,  # number of outputs with those that are dropped
+    length,  # number of outputs of a row
+    begin,  # time of the first input of the streams; -REACH unless they start here
+    stop,  # time after the last input of the streams
+    skipped,  # number of first outputs that are dropped
     START: tl.constexpr,  # whether streams start here
     END: tl.constexpr,  # whether streams end here
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,  # a divisor of the number of channels
 ):
     tile, stream = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    # One axis, not rows and channels: then no load needs an order of its own.
+    # One axis holds rows and channels. With two axes, Triton would choose a layout for each load,
+    # and convert between the layouts.
     lane = tl.arange(0, ROWS * CHANNELS)
     channel = tl.program_id(1) * CHANNELS + lane % CHANNELS
-    # The very first row computes the last outputs. It replaces the state, which only the rows of
-    # its program read.
+    # Row 0 computes the last outputs, and row 1 begins at time 0. So one program (tile 0) reads the
+    # state and replaces it.
     row = tile * ROWS + lane // CHANNELS
     last_row = row == 0
     start = tl.where(row == 0, times - length, (row - 1) * length)
@@ -118,8 +128,9 @@ def _anti_aliased(
     activations += stream * activations_stream + channel * (2 * _REACH)
     frequency, inverse = tl.load(frequency + channel), tl.load(inverse + channel)
     up, down = _taps(up), _taps(down)
-    # The signal of the activations begins and ends two positions after x, each in the middle of a
-    # pair. Its first and its last value are repeated too.
+    # The activations of a stream begin with the second one of a pair, two positions after the first
+    # input. They end with the first one of a pair, two positions after the last input. Their first
+    # and their last value are repeated too.
     if START:
         first = begin + 2
         window = _window(x, x_time, inputs, first, channel, begin, stop, tile, START)
@@ -131,7 +142,7 @@ def _anti_aliased(
     window = _window(x, x_time, inputs, start - _REACH - 1, channel, begin, stop, tile, START)
     following = _input(x, x_time, inputs, start - _REACH, channel, begin, stop, tile, START)
     zeros = tl.zeros((ROWS * CHANNELS,), tl.float32)
-    sums = (zeros, zeros, zeros, zeros, zeros)  # of the next outputs, so far
+    sums = (zeros, zeros, zeros, zeros, zeros)  # partial sums of the next five outputs
     for step in range(length + _REACH):
         time = start - _REACH + step
         window = (following, window[0], window[1], window[2], window[3], window[4])
@@ -166,9 +177,9 @@ def _anti_aliased(
             even * down[0][0] + odd * down[0][1],
         )
         if step >= _REACH:
-            place = time - skipped
-            inside = (place >= 0) & (time < times)
-            tl.store(out + place * out_time, result, mask=inside)
+            position = time - skipped
+            inside = (position >= 0) & (time < times)
+            tl.store(out + position * out_time, result, mask=inside)
 
 
 def anti_aliased(
@@ -181,21 +192,24 @@ def anti_aliased(
     first: bool = True,
     last: bool = True,
 ) -> torch.Tensor:
-    """Computes the activation of x (B, C, T) to the same shape, channels-last, and replaces the
-    state of streams that continue.
+    """Computes the activation of x (B, C, T). Replaces the state of streams that continue.
 
     Args:
-        filters: (1, 1, 12) of the upsampling and of the downsampling.
-        coefficients: (C, 1) frequency and inverse of Snake.
+        filters: filters (1, 1, 12) of the upsampling and of the downsampling.
+        coefficients: frequency (C, 1) of Snake, and its inverse.
         states: (B, C, 5) last inputs, and (B, C, 10) last activations at twice the rate; None to
             compute whole sequences.
         span: `StreamStep.span` of x.
         first, last: whether streams begin with this step, or end with it.
+
+    Returns:
+        (B, C, T), channels-last.
     """
     streams, channels, count = x.shape
     begin, stop, skipped = span[0] if first else -REACH, span[1], 0
     if states is None:
-        # The outputs of a stream are late by as many as are skipped here.
+        # The outputs of a stream are late by REACH. A whole sequence drops the first REACH outputs,
+        # and computes as many more at its end.
         states, begin, stop, skipped = (x, x), 0, count, REACH
     else:
         assert [state.stride()[1:] for state in states] == [(REACH, 1), (2 * REACH, 1)]

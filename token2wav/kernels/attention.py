@@ -1,13 +1,14 @@
-"""Attention of blocks over keys and values in pages. Each block has a row of a table with the pages
-that it attends to, in order.
+"""Paged attention: the queries of each block attend to keys and values in pages of the cache.
 
-Tables are read on the device, so one captured launch serves every history. One program computes a
-tile of queries of one head and block with a running softmax. All queries of a block attend to the
-same keys: from the first one after the padding of the prompt to the valid ones of the last page.
+The row of a block in the block table lists the pages that the block attends to, in order. The
+kernel reads the table on the device, so one captured launch serves every history. One program (an
+instance of the kernel) computes a tile of queries of one head and block, with a running softmax.
+All queries of a block attend to the same keys: from the first key after the padding of the prompt
+to the last valid key of the last page.
 
-A small batch has too few tiles for a GPU. There the warps of a program compute different keys for
-the same few queries, and the program joins their results at the end. So a long history is split
-without a second launch and without atomic operations.
+A small batch has too few tiles to fill a GPU. Then the warps of a program compute different pages
+for the same 16 queries, and the program combines their results at the end. So a long history is
+split without a second launch and without atomic operations.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from token2wav.kernels.block_table import (
 )
 from token2wav.kernels.dependent_launch import launch_options, wait_for_earlier_kernel
 
-# Score of a key that a query does not attend to. It is finite, so that a row without keys so far
-# gives no NaN. It is a power of two, so that its product with any scale is exact: a GPU computes
-# `scores * scale - higher * scale` as one fused operation, which rounds the second product alone.
-# With -1e30 the difference of two equal numbers was up to 1e22, and its power of two was infinite.
+# Score of a masked key. It is finite, because two infinite scores would have the difference NaN. It
+# is a power of two, so that its product with the scale is exact. A GPU computes `scores * scale -
+# higher * scale` as one fused operation, which rounds only the second product. With -1e30, the
+# difference of two equal products was up to 1e22, and `exp2` of it was infinite.
 _LEAST = tl.constexpr(-(2.0**100))
-# Factor of the weights times the scales of values, so that float16 holds small ones with all of its
-# bits: a scale is at most a 127th of the largest value.
+# A weight is multiplied by the scale of its value, and rounded to float16. The scale is at most a
+# 127th of the largest value. This factor keeps small products in the range in which float16 has
+# all of its bits.
 _SCALE_UNIT = tl.constexpr(128.0)
 _LOG2_E = 1 / math.log(2)
 
@@ -47,41 +49,42 @@ class _Tile(NamedTuple):
     """Tile of a program."""
 
     queries: int
-    splits: int  # pages of an iteration, which different warps compute
+    splits: int  # pages of an iteration; different warps compute them
     warps: int
     stages: int  # iterations whose loads are in flight
 
 
 # On an H200 these tiles were the fastest of eleven, in an earlier form of this kernel. A wide tile
-# of 128 queries took 1.1 to 2.3 times as long, because its registers leave room for one program on
-# a multiprocessor. Both tiles keep everything in registers, compiled for compute capabilities 8.0,
-# 9.0 and 10.0.
+# of 128 queries took 1.1 to 2.3 times as long: it needs so many registers that a multiprocessor
+# runs only one program. Compiled for compute capabilities 8.0, 9.0 and 10.0, both tiles fit into
+# the registers.
 _WIDE = _Tile(queries=64, splits=1, warps=4, stages=3)
 _NARROW = _Tile(queries=16, splits=4, warps=4, stages=2)
-_NARROW_FLOAT32 = _NARROW._replace(splits=2)  # four pages do not fit the memory of a small GPU
+# In float32, four pages do not fit into the shared memory of a small GPU.
+_NARROW_FLOAT32 = _NARROW._replace(splits=2)
 _NARROWEST = 16  # smallest matrix of the tensor cores; smaller pages are padded
 
 
 @triton.jit
 def _widened(x, dtype: tl.constexpr, SPLITS: tl.constexpr):
-    """Converts stored numbers to the dtype of the queries."""
+    """Converts keys or values to the dtype of the queries."""
     if x.dtype == tl.int8 and dtype == tl.float16 and SPLITS == 1:
-        # The instruction that converts a number takes 8 cycles. This takes 3: 0x6400 plus a number
-        # from 0 to 255 are the bits of 1024 plus this number in float16. With splits it needs more
-        # registers than there are.
+        # A conversion instruction takes 8 cycles; this takes 3. For n from 0 to 255, 0x6400 + n are
+        # the bits of 1024 + n in float16. Here n is x + 128. With splits, the registers would not
+        # suffice.
         return (x.to(tl.int16) + 0x6480).to(tl.float16, bitcast=True) - 1152.0
     return x.to(dtype)
 
 
 @triton.jit(do_not_specialize=OF_A_BATCH)
 def _paged_attention(
-    queries,  # (branches * blocks, BLOCK_FRAMES, QUERY_WIDTH): the first heads * dim are queries
-    out,  # (branches * blocks, BLOCK_FRAMES, heads * dim)
-    keys,  # (branches, pages, BLOCK_FRAMES, heads, dim) and so on
+    queries,  # (branches * blocks, BLOCK_FRAMES, QUERY_WIDTH): the first HEADS * DIM are queries
+    out,  # (branches * blocks, BLOCK_FRAMES, HEADS * DIM)
+    keys,  # (branches, pages, BLOCK_FRAMES, HEADS, DIM) of a layer
     values,
-    key_scales,
+    key_scales,  # (branches, pages, BLOCK_FRAMES, HEADS), with float8 (branches, pages, 1, HEADS)
     value_scales,
-    cos,  # (blocks, BLOCK_FRAMES, dim)
+    cos,  # (blocks, BLOCK_FRAMES, DIM)
     sin,
     table,
     blocks,
@@ -98,12 +101,13 @@ def _paged_attention(
 ):
     head, row = tl.program_id(1), tl.program_id(2)
     block, branch = row % blocks, row // blocks
-    # The reads of the table do not depend on each other, and come before the wait.
+    # The host wrote the table, so these reads need not wait for the earlier kernel. They do not
+    # depend on each other, so their latencies overlap.
     header = table + block * width
     valid, count = tl.load(header + VALID), tl.load(header + NUM_PAGES)
     start = tl.load(header + PROMPT_PADDING)
     split = tl.arange(0, SPLITS) if SPLITS > 1 else 0
-    following = tl.load(header + HEADER + split, mask=split < width - HEADER, other=0)
+    next_page = tl.load(header + HEADER + split, mask=split < width - HEADER, other=0)
     wait_for_earlier_kernel()
 
     frame = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
@@ -131,16 +135,18 @@ def _paged_attention(
         most = tl.full((QUERIES,), _LEAST, tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         result = tl.zeros((QUERIES, DIM), tl.float32)
+    # A vector is the key or the value of one frame and head.
     head_vector = branch.to(tl.int64) * pages * (BLOCK_FRAMES * HEADS) + head
     keys += head_vector * DIM
     values += head_vector * DIM
     if key_scales is not None:
-        is_paged = keys.dtype.element_ty == tl.float8e4nv
-        head_scale = branch.to(tl.int64) * pages * HEADS + head if is_paged else head_vector
+        # With float8 the vectors of a page and head have one scale; otherwise each has its own.
+        page_has_scale = keys.dtype.element_ty == tl.float8e4nv
+        head_scale = branch.to(tl.int64) * pages * HEADS + head if page_has_scale else head_vector
         key_scales += head_scale
         value_scales += head_scale
 
-    # Keys of a page, one after the other; the tile is wider than the page.
+    # Index of a key in its page. The tile may be wider than the page.
     key = tl.arange(0, KEYS)
     in_page = key < BLOCK_FRAMES
     if SPLITS > 1:
@@ -148,15 +154,15 @@ def _paged_attention(
     end = (count - 1) * BLOCK_FRAMES + valid
     for entry in range(0, count, SPLITS):
         index = entry + split
-        page = tl.where(index < count, following, 0).to(tl.int64)
+        page = tl.where(index < count, next_page, 0).to(tl.int64)
         # The number of a page is read one iteration ahead, because loads of its keys depend on it.
-        following = tl.load(header + HEADER + index + SPLITS, mask=index + SPLITS < count, other=0)
+        next_page = tl.load(header + HEADER + index + SPLITS, mask=index + SPLITS < count, other=0)
         if SPLITS > 1:
             page, index = tl.expand_dims(page, 1), tl.expand_dims(index, 1)
         position = index * BLOCK_FRAMES + key
-        # Zeros at keys that the block does not attend to, because a page may hold any value there.
+        # Masked keys and values are loaded as zeros, because a page may hold NaN there.
         visible = in_page & (position >= start) & (position < end)
-        vector = page * (BLOCK_FRAMES * HEADS)  # the first one of the page and the head
+        vector = page * (BLOCK_FRAMES * HEADS)  # the first vector of the page
         first = tl.expand_dims(vector * DIM, -1) if SPLITS > 1 else vector * DIM
         elements = tl.expand_dims(key * (HEADS * DIM), -1) + tl.arange(0, DIM)
         element_mask = tl.expand_dims(visible, -1)
@@ -165,24 +171,25 @@ def _paged_attention(
         k = _widened(k, query.dtype, SPLITS)
         k = tl.permute(k, (0, 2, 1)) if SPLITS > 1 else tl.trans(k)
         scores = tl.dot(query, k, input_precision="tf32x3")
-        # Scales belong to keys, so scores and weights are multiplied in float32, not the keys and
-        # values in float16: as many products, and one rounding less.
+        # The scales multiply scores and weights in float32, not keys and values in float16. This
+        # saves one rounding.
         if key_scales is not None:
-            one = keys.dtype.element_ty == tl.float8e4nv  # scale for the page and the head
-            scaled = (page * HEADS if one else vector) + (
-                tl.zeros_like(key) if one else key * HEADS
+            scale_index = (page * HEADS if page_has_scale else vector) + (
+                tl.zeros_like(key) if page_has_scale else key * HEADS
             )
-            scores *= tl.expand_dims(tl.load(key_scales + scaled, mask=visible, other=0.0), -2)
+            key_scale = tl.load(key_scales + scale_index, mask=visible, other=0.0)
+            scores *= tl.expand_dims(key_scale, -2)
         scores = tl.where(tl.expand_dims(visible, -2), scores, _LEAST)
-        # The first key that a query attends to makes `shrink` 0, whatever the sums were before.
+        # `most` is `_LEAST` before the first visible key. This key makes `shrink` 0, which clears
+        # the sums of masked keys.
         higher = tl.maximum(most, tl.max(scores, axis=-1))
         weight = tl.exp2(scores * scale - tl.expand_dims(higher * scale, -1))
         shrink = tl.exp2((most - higher) * scale)
         total = total * shrink + tl.sum(weight, axis=-1)
         v = _widened(v, query.dtype, SPLITS)
         if value_scales is not None:
-            value_scale = tl.load(value_scales + scaled, mask=visible, other=0.0) * _SCALE_UNIT
-            weight *= tl.expand_dims(value_scale, -2)
+            value_scale = tl.load(value_scales + scale_index, mask=visible, other=0.0)
+            weight *= tl.expand_dims(value_scale * _SCALE_UNIT, -2)
         result = result * tl.expand_dims(shrink, -1) + tl.dot(
             weight.to(query.dtype), v, input_precision="tf32x3"
         )
@@ -204,7 +211,7 @@ def _paged_attention(
 
 
 def _tile(block_frames: int, heads: int, rows: int, dtype: torch.dtype) -> _Tile:
-    """Chooses the wide tile if it gives a large GPU enough programs."""
+    """Returns the wide tile if its programs fill a large GPU, and a narrow tile otherwise."""
     if tiles.fills_gpu((triton.cdiv(block_frames, _WIDE.queries), heads, rows)):
         return _WIDE
     return _NARROW_FLOAT32 if dtype == torch.float32 else _NARROW
@@ -217,16 +224,16 @@ def paged_attention(
     sin: torch.Tensor,
     table: torch.Tensor,
 ) -> torch.Tensor:
-    """Computes attention of every block over its pages. The keys and values of the block itself
-    must be in their page already.
+    """Computes attention of every block to the keys and values in its pages. The keys and values of
+    the block itself must be stored before, as `project_heads` does.
 
     Args:
-        queries: (branches * blocks, block_frames, width) contiguous; the first heads * dim_head of
-            the width are the queries, so that joined projections can be passed as they are.
+        queries: (branches * blocks, block_frames, width), contiguous. The first heads * dim_head
+            channels are the queries, so the result of a joined projection can be passed as it is.
         view, cos, sin, table: see `project_heads`.
 
     Returns:
-        (branches * blocks, block_frames, heads * dim_head), zeros in padding.
+        (branches * blocks, block_frames, heads * dim_head). Padding frames are zero.
     """
     assert queries.is_contiguous()
     pages, block_frames, heads, dim_head = view.data.shape[2:]

@@ -1,7 +1,9 @@
-"""Programmatic dependent launch: a kernel is launched while the kernel before it still runs, and
-waits for its end before it reads results or writes. So the launches of short kernels overlap.
+"""Programmatic dependent launch: a kernel is launched while the earlier kernel still runs.
 
-No GPU has shown a gain yet, so only a benchmark enables it. It needs compute capability 9.0.
+The later kernel waits for the end of the earlier one before it reads its results, and before it
+writes anything. So the launch of a short kernel overlaps with the kernel before it. This needs
+compute capability 9.0. No GPU has shown a gain yet, so only section first_audio of the GPU report
+enables it, to measure it.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ def enable() -> None:
 
 @triton.jit
 def wait_for_earlier_kernel():
-    """Lets the next kernel be launched, and waits for the end of the kernel before.
+    """Lets the GPU launch the next kernel, and waits for the end of the earlier kernel.
 
-    Before it, a kernel may read only what the host wrote, such as tables.
+    Before this call, a kernel must not write, and may read only what the host wrote, such as the
+    block table.
     """
     if ENABLED:
         tl.extra.cuda.gdc_launch_dependents()

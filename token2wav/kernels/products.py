@@ -1,5 +1,9 @@
-"""Linear layers with the operations on their results: GELU, or norms of heads, the rotation, and
-the storing of keys and values. Both take one launch, or with many rows a product of cuBLAS.
+"""Linear layers fused with the operations on their results: GELU, or the norms of heads, the
+rotation, and the storing of keys and values.
+
+A kernel of this file computes each of these layers in one launch. For large products in float16,
+cuBLAS is faster: then GELU with tanh is part of the launch of cuBLAS, and the other operations take
+a second launch.
 """
 
 from __future__ import annotations
@@ -28,26 +32,28 @@ from token2wav.kernels.key_values import store_vectors
 from token2wav.kernels.norms import NormVectors
 from token2wav.kernels.tiles import ProductSize
 
-# Tile of blocks whose pages have one scale: as many rows as a block, and these outputs and inputs.
-_OF_BLOCK = tiles.Tile(rows=0, outputs=64, inputs=32, warps=4, stages=3)
-# Tile of results of cuBLAS, which are only normalized, rotated and stored.
-_STORED = tiles.Tile(rows=16, outputs=128, inputs=16, warps=4, stages=1)
-# Rows from which cuBLAS multiplies float16, by the least inputs of a product. For 200 rows of 1,024
-# inputs it took 5.2 us on an H200, and these kernels 7.5 with GELU and 10.4 with norms and stores;
-# for 6,400 rows it reached 641 TFLOP/s, and these kernels 373 and 402. For 256 inputs the second
-# launch is expected to cost more than it saves (lab/launches/table.py). No GPU has measured cuBLAS
-# inside a layer yet, so section first_audio of the GPU report also measures these kernels alone.
+# Tile for pages with one scale for each head (float8). It has as many rows as a block.
+_BLOCK_TILE = tiles.Tile(rows=0, outputs=64, inputs=32, warps=4, stages=3)
+# Tile for results of cuBLAS. The kernel only normalizes, rotates and stores them.
+_STORING_TILE = tiles.Tile(rows=16, outputs=128, inputs=16, warps=4, stages=1)
+# Least numbers of rows with which cuBLAS computes a product in float16, by the least number of
+# inputs: any number of rows of 1,024 inputs or more, and 800 rows or more of 512 inputs or more.
+# For 200 rows of 1,024 inputs cuBLAS took 5.2 us on an H200. These kernels took 7.5 us with GELU,
+# and 10.4 us with rotation and stores. For 6,400 rows cuBLAS reached 641 TFLOP/s, and these kernels
+# 373 and 402. For 256 inputs, the second launch is expected to cost more than it saves
+# (lab/launches/table.py). No GPU has measured cuBLAS inside a layer yet. Sections products and
+# first_audio of the GPU report measure it, and these kernels alone.
 library_rows = {1024: 1, 512: 800}
-# Rows from which torch computes the exact GELU after a product of cuBLAS. An own tile holds few
-# rows, because the error function needs many registers.
+# Least number of rows with which cuBLAS computes a product, and torch the exact GELU of the result.
+# A tile of the kernel holds few rows, because the error function needs many registers.
 _EXACT_GELU_ROWS = 1600
 
 
 def _by_library(x: torch.Tensor, rows: int) -> bool:
-    """Returns whether cuBLAS computes the product of a layer with x (..., inputs)."""
-    bounds = library_rows.items()
+    """Returns whether cuBLAS computes the product of x (..., inputs) and the weight of a layer."""
     return x.dtype == torch.float16 and any(
-        x.shape[-1] >= inputs and rows >= least for inputs, least in bounds
+        x.shape[-1] >= least_inputs and rows >= least_rows
+        for least_inputs, least_rows in library_rows.items()
     )
 
 
@@ -122,7 +128,7 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
 
     Args:
         x: (..., inputs) in the dtype of the layer, contiguous.
-        tanh: whether GELU is approximated with tanh.
+        tanh: whether GELU is approximated by tanh.
     """
     assert x.is_contiguous()
     assert layer.weight.is_contiguous()
@@ -130,9 +136,9 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
     rows = x.numel() // inputs
     if not tanh and x.dtype == torch.float16 and rows >= _EXACT_GELU_ROWS:
         return F.gelu(layer(x))
-    # On a CPU the function has no tanh.
+    # On a CPU, `_addmm_activation` computes the exact GELU.
     if tanh and x.device.type != "cpu" and _by_library(x, rows):
-        # cuBLAS applies GELU with tanh to its sums in float32.
+        # cuBLAS applies GELU with tanh to the sums, in float32, in the same launch.
         flat = x.flatten(0, -2)
         out = torch._addmm_activation(layer.bias, flat, layer.weight.T, use_gelu=True)
         return out.unflatten(0, x.shape[:-1])
@@ -168,7 +174,7 @@ def _normed_heads(
     HEADS_OF_TILE: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """Computes norm(x) * (1 + scale) + shift of every head."""
+    """Normalizes every head to norm(x) * (1 + scale) + shift."""
     heads = tl.reshape(vectors, (ROWS, HEADS_OF_TILE, DIM))
     centred = heads - (tl.sum(heads, axis=2) / DIM)[:, :, None]
     deviation = tl.sqrt(tl.sum(centred * centred, axis=2) / DIM + epsilon)
@@ -179,9 +185,9 @@ def _normed_heads(
 @triton.jit(do_not_specialize=(*OF_A_BATCH, "rows"))
 def _project_heads(
     x,  # (branches * blocks * BLOCK_FRAMES, INPUTS)
-    weight,  # (3 * HEADS * DIM, INPUTS) of queries, keys and values; None if x is `MULTIPLIED`
+    weight,  # (3 * HEADS * DIM, INPUTS) of queries, keys and values; None if `MULTIPLIED`
     bias,
-    query_shift,  # (DIM,) of the norm of a head, or None for no norm
+    query_shift,  # (DIM,) vector of the norm of each query, or None for no norms
     query_scale,
     key_shift,
     key_scale,
@@ -189,7 +195,7 @@ def _project_heads(
     queries,  # (branches * blocks * BLOCK_FRAMES, HEADS * DIM)
     keys,  # (branches, pages, BLOCK_FRAMES, HEADS, DIM) of a layer
     values,
-    key_scales,
+    key_scales,  # see `_paged_attention`
     value_scales,
     cos,  # (blocks, BLOCK_FRAMES, DIM), equal in each pair of channels
     sin,
@@ -205,17 +211,18 @@ def _project_heads(
     ROWS_OF_TILE: tl.constexpr,
     HEADS_OF_TILE: tl.constexpr,  # a power of 2 that divides HEADS
     INPUTS_OF_TILE: tl.constexpr,
-    BY_BLOCK: tl.constexpr,  # whether the rows of a tile are those of a block
-    MULTIPLIED: tl.constexpr,  # whether x is the product already, (rows, 3 * HEADS * DIM)
+    BY_BLOCK: tl.constexpr,  # whether a tile has the rows of one block
+    MULTIPLIED: tl.constexpr,  # whether x is the product of cuBLAS, (rows, 3 * HEADS * DIM)
 ):
     wait_for_earlier_kernel()
-    at = tl.arange(0, ROWS_OF_TILE)
-    row = tl.program_id(0) * (BLOCK_FRAMES if BY_BLOCK else ROWS_OF_TILE) + at
-    first_head = tl.program_id(1) * HEADS_OF_TILE  # of queries, then of keys, then of values
+    row_of_tile = tl.arange(0, ROWS_OF_TILE)
+    row = tl.program_id(0) * (BLOCK_FRAMES if BY_BLOCK else ROWS_OF_TILE) + row_of_tile
+    # Counts the heads of the queries, then of the keys, then of the values.
+    first_head = tl.program_id(1) * HEADS_OF_TILE
     output = tl.arange(0, HEADS_OF_TILE * DIM)
     if MULTIPLIED:
-        at_x = row.to(tl.int64)[:, None] * (3 * HEADS * DIM) + first_head * DIM + output[None, :]
-        result = tl.load(x + at_x, mask=(row < rows)[:, None], other=0.0)
+        element = row.to(tl.int64)[:, None] * (3 * HEADS * DIM) + first_head * DIM + output[None, :]
+        result = tl.load(x + element, mask=(row < rows)[:, None], other=0.0)
     else:
         result = _multiply(
             x,
@@ -243,7 +250,7 @@ def _project_heads(
         ).to(queries.dtype.element_ty)
     row_mask = row < rows
     if BY_BLOCK:
-        row_mask = row_mask & (at < BLOCK_FRAMES)
+        row_mask = row_mask & (row_of_tile < BLOCK_FRAMES)
     if first_head < HEADS:
         offset = row.to(tl.int64)[:, None] * (HEADS * DIM) + first_head * DIM + output[None, :]
         tl.store(queries + offset, result, mask=row_mask[:, None])
@@ -257,7 +264,7 @@ def _project_heads(
         page += branch * pages
         vectors = result.to(tl.float32)
         if first_head == HEADS:  # head 0 of the keys is rotated
-            # Interleaved pairs: (even, odd) turns into (-odd, even). Both have the same angle.
+            # Each pair of neighbouring channels (even, odd) is rotated by one angle.
             pair = tl.arange(0, HEADS_OF_TILE * DIM // 2)
             angle = (block * BLOCK_FRAMES + frame)[:, None] * DIM + 2 * pair[None, :]
             pair_mask = row_mask[:, None] & (pair < DIM // 2)[None, :]
@@ -310,18 +317,18 @@ def project_heads(
     norms: tuple[NormVectors, NormVectors] | None = None,
 ) -> torch.Tensor:
     """Projects x to queries, keys and values. Stores the keys and values of the valid frames of
-    every block in its own page, with head 0 of the keys rotated.
+    every block in the own page of the block, with head 0 of the keys rotated.
 
     Args:
         x: (branches * blocks, block_frames, inputs) in the dtype of the weights, contiguous; rows
-            of a branch are neighbours.
+            are branch by branch.
         projections: weight (3 * heads * dim_head, inputs) and bias of queries, keys and values.
-        view: view of a layer; so do the values.
-        cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0, equal in each
-            pair of channels.
+        view: keys and values of a layer in the cache.
+        cos, sin: (blocks, block_frames, dim_head) cosine and sine of the rotary angles of head 0 in
+            float32, equal in each pair of channels.
         table: block table of the batch, see `execution/block_table.py`.
-        norms: norms over dim_head of each head of the queries, and of the keys, with one epsilon;
-            None for no norms.
+        norms: norm of each head of the queries, and norm of each head of the keys, over dim_head
+            and with the same epsilon; None for no norms.
 
     Returns:
         (branches * blocks, block_frames, heads * dim_head) queries, not rotated.
@@ -337,21 +344,21 @@ def project_heads(
     rows, inputs = x.numel() // x.shape[-1], x.shape[-1]
 
     size = ProductSize(rows, 3 * heads * dim_head, inputs, x.dtype)
-    # Scales of whole pages need all frames of a block in one tile.
+    # A scale of a whole page needs all frames of the block in one tile.
     by_block = view.scales is not None and view.scales.shape[3] == 1
     multiplied = _by_library(x, rows)
     if multiplied:
         x, weight, bias = F.linear(x, weight, bias), None, None
     if by_block:
-        step, tile = block_frames, replace(_OF_BLOCK, rows=triton.next_power_of_2(block_frames))
+        tile = replace(_BLOCK_TILE, rows=triton.next_power_of_2(block_frames))
     elif multiplied:
-        step, tile = _STORED.rows, _STORED
+        tile = _STORING_TILE
     else:
         tile = tiles.choose("heads", size, x.device)
-        step = tile.rows
-    # A power of 2, as a tile and the size of a head are.
+    rows_of_program = block_frames if by_block else tile.rows
+    # A power of 2, because the outputs of a tile and dim_head are powers of 2.
     heads_of_tile = math.gcd(heads, max(1, tile.outputs // dim_head))
-    _project_heads[triton.cdiv(rows, step), 3 * heads // heads_of_tile](
+    _project_heads[triton.cdiv(rows, rows_of_program), 3 * heads // heads_of_tile](
         x,
         weight,
         bias,

@@ -1,4 +1,6 @@
-"""Rotation of the first head of queries and keys, in the result of their joined projection."""
+"""Rotary positions (RoPE) of the first head of queries and keys, in place in the result of the
+joined projection to queries, keys and values.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ _TILE_ROWS, _WARPS = 16, 2
 
 @triton.jit
 def _pairs(values, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Splits values (ROWS, WIDTH) into those with an even and with an odd index."""
+    """Splits values (ROWS, WIDTH) into the even and the odd columns."""
     return tl.split(tl.reshape(values, (ROWS, WIDTH // 2, 2)))
 
 
@@ -34,7 +36,7 @@ def _rotate_first_heads(
     values = tl.load(projected + channel, mask=inside, other=0.0).to(tl.float32)
     c = tl.load(cos + row * DIM + channel, mask=inside, other=0.0)
     s = tl.load(sin + row * DIM + channel, mask=inside, other=0.0)
-    # Interleaved pairs: (even, odd) turns into (-odd, even). Both have the same angle.
+    # Each pair of neighbouring channels (even, odd) is rotated by one angle.
     even, odd = _pairs(values, TILE_ROWS, DIM_UP)
     c, _ = _pairs(c, TILE_ROWS, DIM_UP)
     s, _ = _pairs(s, TILE_ROWS, DIM_UP)
@@ -43,10 +45,10 @@ def _rotate_first_heads(
 
 
 def rotate_first_heads(projected: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotates head 0 of queries and keys in place, as `rotate_first_head` of networks/dit.py.
+    """Rotates head 0 of queries and keys in place, as `rotate_first_head` of networks/dit.py does.
 
     Args:
-        projected: (..., 3 * inner) contiguous: queries, keys and values.
+        projected: (..., 3 * inner), contiguous: queries, keys and values.
         cos, sin: (..., dim_head) float32, contiguous, equal in each pair of channels.
     """
     assert projected.is_contiguous()

@@ -1,11 +1,19 @@
-"""Step function of a DiT on Triton-language kernels, for CUDA graphs. A layer has eight launches of
-kernels and cuBLAS, or seven where kernels compute all products (`kernels/products.py`).
+"""Step function of a DiT on Triton-language kernels, for CUDA graphs.
 
 The arithmetic equals `DiT.velocity`. Operations are fused where torch would write a result and read
-it again: gate, sum, norm and modulation; the projection, rotation, rounding and storing of keys and
-values; a product and its GELU; the copies of the past for attention; and guidance, Euler step and
-the product of the new state. The part of the first layer's input that depends on conditions is
-computed once for all ODE steps.
+it again:
+
+- gate, sum, norm and modulation
+- rotation, rounding and storing of keys and values, and their projection unless cuBLAS computes it
+- a product and its GELU
+- guidance, Euler step, and the product of the new state
+
+Attention reads the past in its pages, without a copy. The part of the first layer's input that
+depends on conditions is computed once for all ODE steps.
+
+With the published sizes in float16, a layer has eight launches: four products of cuBLAS, of which
+one includes GELU, the kernel that stores keys and values, attention, and twice gate, sum and norm.
+Where a kernel computes the projection (`kernels/products.py`), a layer has seven.
 """
 
 from __future__ import annotations
@@ -59,7 +67,7 @@ class CosyVoice3KernelStep(StepFunction):
         conditional = estimator.project_conditions(batch.mu, batch.speakers, batch.cond)
         conditions = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
         conditions[0] = conditional
-        # an unconditional row has zero conditions, so only the bias is left
+        # The conditions of the unconditional branch are zero, so only the bias is left.
         conditions[1:] = embedding.proj.bias
         rope = estimator.rope(frame_positions(batch.table, batch.block_frames))
         velocity = partial(self._velocity, batch, rope)
@@ -95,15 +103,15 @@ def velocity_of_layers(
     """Computes the velocity (rows, frames, bands) from the input of the first layer.
 
     Args:
-        x: (rows, frames, dim) float32, contiguous: the input without `added`. It is replaced.
-        added: (rows, frames, dim) second part of the input; None for zeros.
+        x: (rows, frames, dim) float32, contiguous: first part of the input. It is overwritten.
+        added: (rows, frames, dim) second part of the input, which is added to x; None for zeros.
         modulation: modulation of one ODE time, see `DiT.modulation`.
         attend: computes the output of attention (rows, frames, dim) from the index of a layer and
             its normalized input.
     """
     blocks, out = modulation
-    # Of every layer: shift, scale and gate of attention, then of the feed-forward layer. Of the
-    # final norm: scale and shift.
+    # Every layer has shift, scale and gate of attention, and then of the feed-forward layer. The
+    # final norm has scale and shift.
     vectors = [row[0].unbind() for row in blocks]
     out_scale, out_shift = out[0].unbind()
     next_norms = [(shift, scale) for shift, scale, *_ in vectors[1:]] + [(out_shift, out_scale)]

@@ -1,8 +1,11 @@
-"""Velocity of a DiT under guided attention on Triton-language kernels, for CUDA graphs. A layer has
-nine launches.
+"""Velocity of a DiT under guided attention on Triton-language kernels, for CUDA graphs.
 
-The arithmetic equals `DiT.velocity`. Attention itself is torch's, because windows have no pages and
-each layer has its own mask.
+The arithmetic equals `DiT.velocity`. Torch computes attention itself, because windows have no pages
+and each layer has its own mask.
+
+In float16 a layer has eight launches: four products of cuBLAS, of which one includes GELU, the
+kernel of the rotation, attention, and twice gate, sum and norm. Torch may also copy the mask or the
+result of attention. On the device `meta` it copies the result, so lab/launches counts nine.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from token2wav.networks.estimator import Modulation, Rope, attended
 
 
 class KernelVelocity:
-    """Velocity of windows on kernels."""
+    """Velocity of the windows of a batch, on kernels."""
 
     def __init__(self, estimator: DiT) -> None:
         self._estimator = estimator
