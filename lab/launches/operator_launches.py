@@ -38,7 +38,8 @@ _WRITE_ROWS = {aten.index_copy_, aten.index_put_, aten.scatter_}
 # Operators that count as another one, which has the same arguments.
 _LIKE = {aten._addmm_activation: aten.addmm}
 # Operators that decompose into others on `meta`, but are one kernel on CUDA.
-WHOLE = {aten.scaled_dot_product_attention}
+_ATTENTION = aten.scaled_dot_product_attention
+WHOLE = {_ATTENTION, aten.rms_norm}
 
 
 def launches_of(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> list[Launch]:
@@ -69,7 +70,7 @@ def launches_of(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) ->
         kind,
         inner,
         from_host=any(tensor.device.type == "cpu" and tensor.dim() for tensor in inputs),
-        attention=packet in WHOLE,
+        attention=packet is _ATTENTION,
     )
     return [first, *[Launch(first.name, 0.0)] * (_count(packet, args) - 1)]
 
@@ -85,7 +86,7 @@ def _count(packet: Any, args: Any) -> int:
 
 def _inner_us(packet: Any, args: Any, result: torch.Tensor, operations: float) -> float:
     """Returns the expected time inside of a product, a convolution or attention of a library."""
-    if packet in WHOLE:
+    if packet is _ATTENTION:
         iterations = -(-args[1].shape[-2] // _KEYS_AT_ONCE)
         return (1 + iterations) * table().rates.latency_us
     if not operations:
