@@ -53,7 +53,7 @@ _ALIGNMENT = 16
 _HALO_TILE = tl.constexpr(1024)  # elements of a halo that a program copies at once
 
 # Arguments that differ from layer to layer or from batch to batch, and on which no wide load
-# depends; see `OF_A_BATCH` of attention.py.
+# depends; see `OF_A_BATCH` of block_table.py.
 OF_A_LAYER = ("streams", "rate", "extra", "slope", "delay", "branches", "row_limit")
 
 
