@@ -1,5 +1,6 @@
 """One kernel launch, and the times that it takes on one H200: the least time, and the time that is
-expected. Both are computed from rates, and no GPU has confirmed them.
+expected. Both are computed from rates. A GPU has confirmed them for CosyVoice3 only
+(`lab/tests/test_launch_times.py`).
 
 The *least* time is that of an empty launch, of the bytes, or of the operations, whichever is
 longest. A launch that reads all of its inputs once, at full speed, would reach it. The *expected*

@@ -2,8 +2,8 @@
 and the expected time that they take on one H200.
 
 The code itself is counted on torch's device `meta`, without a GPU: every model at its published
-size, in float16, as a GPU runs it. Times are computed from rates (`launch.py`), and no GPU has
-confirmed them.
+size, in float16, as a GPU runs it. Times are computed from rates (`launch.py`). A GPU has confirmed
+them for CosyVoice3 only.
 
     .venv/bin/python -m lab.launches.table                              # two minutes
     .venv/bin/python -m lab.launches.table --families CosyVoice3 Mimi --streams 1 --spoken 0
