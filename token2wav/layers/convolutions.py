@@ -173,7 +173,9 @@ def _windows(x: torch.Tensor, kernel: int, dilation: int = 1) -> torch.Tensor:
         return x.transpose(1, 2)
     reach = (kernel - 1) * dilation
     windows = x.unfold(2, reach + 1, 1)[..., ::dilation]  # (B, C, windows, kernel)
-    return windows.permute(0, 2, 3, 1).flatten(2)
+    rows = windows.permute(0, 2, 3, 1).flatten(2)
+    # Rows may overlap in memory. cuBLAS would copy them, and add the bias in a launch of its own.
+    return rows if x.device.type == "cpu" else rows.contiguous()
 
 
 def _windows_weight(weight: torch.Tensor, stride: int, groups: int = 1) -> torch.Tensor:
