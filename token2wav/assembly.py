@@ -45,8 +45,7 @@ from token2wav.exported.run import ExportedVocoder, signals_of
 from token2wav.families.family import Family, StageParts
 from token2wav.layers.convolutions import round_products
 from token2wav.layers.packed_linear import pack_linears
-from token2wav.layers.snake import SnakeLayer
-from token2wav.layers.streaming import WaveformNetwork
+from token2wav.layers.streaming import Streaming, WaveformNetwork
 from token2wav.networks.bigvgan import AntiAliased
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
@@ -311,9 +310,10 @@ class Assembly:
             if network.packs_linears:
                 pack_linears(network, self.context.runtime.decoder_precision)
             round_products(network, self.context.runtime.decoder_precision)
-        self._set_snake_kernels(network)
         longest_hop = self.config.hops(self.stream)[1]
         kernels = self.pool is not None and gpu_runs_kernels(self.context.device)
+        if kernels:
+            _set_kernels(network)
         special_stage = self.family.own_stage(
             StageParts(self.config, name, network, noise, solvers, longest_hop, self.pool, kernels)
         )
@@ -322,20 +322,6 @@ class Assembly:
         if name == "flow":
             return self._flow_stage(network, noise, solvers, provisional_tables)
         return self._vocoder_stage(name, network, noise)
-
-    def _set_snake_kernels(self, network: nn.Module) -> None:
-        """Lets the Snake activations of a network run on a kernel, where kernels run."""
-        layers = [layer for layer in network.modules() if isinstance(layer, SnakeLayer)]
-        if not layers or self.pool is None or not gpu_runs_kernels(self.context.device):
-            return
-        from token2wav.kernels.anti_aliased import anti_aliased
-        from token2wav.kernels.snake import snake_signal
-
-        for layer in layers:
-            layer.kernel = snake_signal
-        for module in network.modules():
-            if isinstance(module, AntiAliased):
-                module.kernel = anti_aliased
 
     def _schedules(self, flow: Any) -> tuple[dict[int, EulerSolver], dict[int, OdeTables]]:
         """Makes the solvers of a flow, and the tables for its provisional chunks, both by number of
@@ -461,6 +447,20 @@ class Assembly:
         sizes = kernel_sizes(vocoder.lookahead_frames, self.config, hops)
         log.info("the vocoder runs on kernels in %d CUDA graphs", len(sizes))
         return partial(kernel_pieces, plan, sizes, self.pool)
+
+
+def _set_kernels(network: nn.Module) -> None:
+    """Lets the layers of a network read their context, and anti-aliased activations compute, on
+    kernels.
+    """
+    from token2wav.kernels.anti_aliased import anti_aliased
+    from token2wav.kernels.context import MOST_REACH, with_context
+
+    for module in network.modules():
+        if isinstance(module, AntiAliased):
+            module.kernel = anti_aliased
+        elif isinstance(module, Streaming) and (0, *module.state_shape)[-1] <= MOST_REACH:
+            module.context_kernel = with_context
 
 
 def _read_network(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from token2wav.layers.convolutions import StreamConv
+from token2wav.layers.convolutions import StreamConv, StreamConvTranspose
 from token2wav.layers.streaming import OFFLINE, ON_TIME, Delay, StreamModule, StreamStep, Timing
 
 
@@ -88,7 +88,7 @@ def placed(layers: Iterable[nn.Module], timing: Timing = ON_TIME) -> Timing:
 def run(layers: Iterable[nn.Module], x: torch.Tensor, step: StreamStep) -> torch.Tensor:
     pointwise: nn.Module | None = None  # module without `place` that was not computed yet
     for layer in layers:
-        if pointwise is not None and not isinstance(layer, StreamConv):
+        if pointwise is not None and not isinstance(layer, StreamConv | StreamConvTranspose):
             x, pointwise = pointwise(x), None
         if not isinstance(layer, StreamModule):
             pointwise = layer

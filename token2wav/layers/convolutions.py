@@ -115,8 +115,11 @@ class StreamConv(nn.Conv1d, Streaming):
     def forward(
         self, x: torch.Tensor, step: StreamStep = OFFLINE, activation: Activation | None = None
     ) -> torch.Tensor:
+        # A product has channels last; cuDNN convolves groups and strides in the order of the axes.
+        order = products_on_gpu and self.groups == 1 and self.stride[0] == 1
+        right = self.right or None
         return super().forward(
-            step.with_context(self, x, self.left, self.right or None, activation=activation)
+            step.with_context(self, x, self.left, right, activation=activation, channels_last=order)
         )
 
     def _conv_forward(
@@ -265,10 +268,18 @@ class Overlap(Streaming):
         )
         return self.output
 
-    def with_context(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        return step.with_context(
-            self, x, self.pad, self.pad, "replicate" if self.pad else "constant"
-        )
+    def with_context(
+        self,
+        x: torch.Tensor,
+        step: StreamStep,
+        activation: Activation | None = None,
+        *,
+        channels_last: bool,
+    ) -> torch.Tensor:
+        if activation and not self.context_kernel:
+            x, activation = activation(x), None
+        mode = "replicate" if self.pad else "constant"
+        return step.with_context(self, x, self.pad, self.pad, mode, activation, channels_last)
 
     def complete_outputs(self, y: torch.Tensor, inputs: int, step: StreamStep) -> torch.Tensor:
         """Selects the outputs y (B, C, T) of the convolution that no later input changes. `inputs`
@@ -318,8 +329,10 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
     def output(self) -> Timing:
         return self.overlap.output
 
-    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:  # type: ignore[override]
-        x = self.overlap.with_context(x, step)
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, step: StreamStep = OFFLINE, activation: Activation | None = None
+    ) -> torch.Tensor:
+        x = self.overlap.with_context(x, step, activation, channels_last=products_on_gpu)
         if self._is_product(x):
             return self._as_product(x, step)
         y = F.conv_transpose1d(

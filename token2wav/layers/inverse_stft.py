@@ -54,7 +54,8 @@ class OverlapAdd(StreamModule):
     def add(self, frames: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Converts frames (B, C, T) to samples (B, 1, hop * T) without the cut samples."""
         x = torch.cat((frames, torch.ones_like(frames[:, :1])), dim=1)
-        x, hop = for_cudnn(self.overlap.with_context(x, step)), self.overlap.stride
+        x = for_cudnn(self.overlap.with_context(x, step, channels_last=False))
+        hop = self.overlap.stride
         audio = F.conv_transpose1d(x[:, :-1], self.kernels, stride=hop)
         weight = F.conv_transpose1d(x[:, -1:], self.weights, stride=hop)
         audio, weight = (

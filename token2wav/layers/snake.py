@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
-from token2wav.layers.streaming import FreezableLayer
+from token2wav.layers.streaming import Curve, FreezableLayer
 
 _EPS = 1e-9  # added to β, as in the public code
 
 
-class SnakeLayer(FreezableLayer):
-    """Base of Snake activations.
-
-    Attributes:
-        kernel: function that computes the activation of a frozen layer in one launch, with the
-            arguments of `snake_signal` in kernels/snake.py; None for operators of torch.
-    """
-
-    kernel: Callable[..., torch.Tensor] | None = None
-
-
-class Snake(SnakeLayer):
+class Snake(FreezableLayer):
     """Snake activation x + sin²(αx) / β with one α and β per channel.
 
     Args:
@@ -51,9 +38,11 @@ class Snake(SnakeLayer):
         self.frequency = alpha[:, None]
         self.inverse = 1 / (beta[:, None] + _EPS)
 
+    @property
+    def curve(self) -> Curve:
+        return Curve(self.frequency, self.inverse)
+
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Computes x (B, channels, T) to the same shape, and also writes it to `out` if given."""
-        if self.kernel is not None:
-            return self.kernel(x, self.frequency, self.inverse, out)
         sine = torch.sin(x * self.frequency)
         return torch.addcmul(x, sine, sine * self.inverse, out=out)

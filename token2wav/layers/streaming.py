@@ -20,7 +20,7 @@ are returned. A whole sequence needs neither state nor delay.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -32,9 +32,26 @@ from token2wav.config.windows import Windows
 
 
 class Activation(Protocol):
-    """Elementwise function. It returns the result, and also writes it to `out` if that is given."""
+    """Elementwise function. It returns the result, and also writes it to `out` if that is given. If
+    a kernel can compute it, it has an attribute `curve`.
+    """
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
+
+
+class Curve(NamedTuple):
+    """Activation as a kernel computes it: Snake of the first channels, another one of the others.
+
+    Attributes:
+        frequency, inverse: contiguous coefficients of Snake, one for each of its channels.
+        slope: slope of LeakyReLU for the other channels.
+        elu: whether the other channels have ELU.
+    """
+
+    frequency: torch.Tensor | None = None
+    inverse: torch.Tensor | None = None
+    slope: float | None = None
+    elu: bool = False
 
 
 class StateSpec(NamedTuple):
@@ -90,8 +107,12 @@ class Streaming(StreamModule):
         state_shape: shape of the state of one stream; empty for a layer without state.
         state_in_place: whether a step changes only a part of the state, where it is stored. A store
             may then pass a list with the state of each stream instead of one tensor (`StateStore`).
+        context_kernel: function that computes the input of the layer with its context in one
+            launch, with the arguments of `with_context` in kernels/context.py; None for operators
+            of torch.
     """
 
+    context_kernel: Callable[..., torch.Tensor] | None = None
     input: Timing
     output: Timing
     state_shape: tuple[int, ...] = ()
@@ -261,6 +282,7 @@ class StreamStep:
         right: int | None = None,
         mode: str = "constant",
         activation: Activation | None = None,
+        channels_last: bool | None = None,
     ) -> torch.Tensor:
         """Returns the input of a layer with its context: the state of the layer in front, and
         padding at both ends of a stream. The end of the result becomes the new state.
@@ -270,7 +292,10 @@ class StreamStep:
             right: positions of padding at the end of a stream, as `left` at the start; None if the
                 layer reads no later positions, so that the values there have no effect.
             activation: writes its result into the returned tensor, which saves a copy.
+            channels_last: memory order of the result of a kernel; None for that of x.
         """
+        if layer.context_kernel and mode == "constant" and x.dtype == torch.float32:
+            return self._on_kernel(layer, x, left, right, activation, channels_last)
         if self.state is None:
             x = activation(x) if activation else x
             return padded(x, left, right or 0, mode) if left or right else x
@@ -312,6 +337,40 @@ class StreamStep:
         if not self.frames_past_end:
             self.save_state(layer, x[:, :, x.shape[2] - reach :])
         return x
+
+    def _on_kernel(
+        self,
+        layer: Streaming,
+        x: torch.Tensor,
+        left: int,
+        right: int | None,
+        activation: Activation | None,
+        channels_last: bool | None,
+    ) -> torch.Tensor:
+        curve = getattr(activation, "curve", None)
+        if activation and curve is None:
+            x = activation(x)
+        before, after, state, span = left, right or 0, None, None
+        if self.state is not None:
+            before = after = 0
+            if layer.state_shape:
+                before, state = layer.state_shape[-1], self.state[layer]
+                begin, stop = self.span(layer, x.shape[2])
+                span = begin, x.shape[2] if right is None else stop
+        if curve is None and not before + after:
+            return x
+        assert layer.context_kernel is not None
+        return layer.context_kernel(
+            x,
+            before,
+            after,
+            curve,
+            state,
+            span,
+            first=self.first,
+            last=self.frames_past_end > 0,
+            channels_last=channels_last,
+        )
 
     def span(self, layer: Streaming, length: int) -> tuple[int, int]:
         """Returns the part of the input of a layer, of the length of this step, that belongs to the

@@ -82,7 +82,7 @@ class Upsample(LowPass, StreamModule):
         self.overlap = Overlap(channels, FILTER_TAPS, RATIO, cut=cut, pad=pad)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        x = for_cudnn(self.overlap.with_context(x, step))
+        x = for_cudnn(self.overlap.with_context(x, step, channels_last=False))
         y = F.conv_transpose1d(x, RATIO * self.of(x), stride=RATIO, groups=x.shape[1])
         return self.overlap.complete_outputs(y, x.shape[2], step)
 

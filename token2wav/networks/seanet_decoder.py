@@ -16,7 +16,7 @@ from torch import nn
 from token2wav.layers.combine import Chain, Residual, placed
 from token2wav.layers.convolutions import StreamConvTranspose, causal_conv
 from token2wav.layers.feed_forward import FeedForward
-from token2wav.layers.streaming import StreamStep, WaveformNetwork
+from token2wav.layers.streaming import Curve, StreamStep, WaveformNetwork
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
 from token2wav.published.codec_sizes import SeanetSizes
 
@@ -78,5 +78,7 @@ def _residual_unit(channels: int, dilation: int, sizes: SeanetSizes) -> Residual
 
 
 class ELU(nn.Module):
+    curve = Curve(elu=True)
+
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return F.elu(x) if out is None else torch.ops.aten.elu.out(x, out=out)

@@ -213,6 +213,7 @@ class BlockStep(StreamStep):
         right: int | None = None,
         mode: str = "constant",
         activation: Activation | None = None,
+        channels_last: bool | None = None,
     ) -> torch.Tensor:
         """Returns the input (rows, C, T) of a causal layer with the positions before each block."""
         assert self.state is not None

@@ -15,11 +15,12 @@ from token2wav.families.nanocodec import NanoCodecSizes
 from token2wav.layers.combine import Chain, Mean, Residual, placed, run
 from token2wav.layers.convolutions import StreamConvTranspose, causal_conv
 from token2wav.layers.scalar_codes import ScalarCodes
-from token2wav.layers.snake import SnakeLayer
 from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
+    Curve,
     Delay,
+    FreezableLayer,
     StreamModule,
     StreamStep,
     Timing,
@@ -67,7 +68,7 @@ class NanoCodec(WaveformNetwork):
         return self._bounded(run(self._order, values, step))
 
 
-class HalfSnake(SnakeLayer):
+class HalfSnake(FreezableLayer):
     """Snake x + sin²(αx) / α for the first half of the channels, LeakyReLU for the second half.
 
     Of an odd number, the middle channel belongs to the second half.
@@ -83,9 +84,11 @@ class HalfSnake(SnakeLayer):
     def freeze(self) -> None:
         self.inverse = 1 / (self.alpha.detach() + _SNAKE_EPS)
 
+    @property
+    def curve(self) -> Curve:
+        return Curve(self.alpha, self.inverse, _LEAKY_SLOPE)
+
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if self.kernel is not None and self.inverse is not None:
-            return self.kernel(x, self.alpha, self.inverse, out, _LEAKY_SLOPE)
         half = self.alpha.shape[1]
         sine = torch.sin(x[:, :half] * self.alpha)
         if self.inverse is None:  # in training, which needs operations with a gradient

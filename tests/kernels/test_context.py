@@ -1,0 +1,208 @@
+"""The kernel of inputs with their context equals torch, in both memory orders, and networks stream
+on it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from testkit.models.bigvgan import SMALL, random_bigvgan
+from testkit.models.codec_models import drawn_tokens
+from testkit.models.folders import write_folder
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, assembly
+from token2wav.cache.states import StateStore
+from token2wav.execution.cuda_graphs import SWITCH, GraphSummary
+from token2wav.families.nanocodec.network import HalfSnake
+from token2wav.kernels import context
+from token2wav.layers.convolutions import StreamConv, causal_conv, centred_conv
+from token2wav.layers.snake import Snake
+from token2wav.layers.streaming import (
+    OFFLINE,
+    Curve,
+    FreezableLayer,
+    StreamStep,
+    Timing,
+    WaveformNetwork,
+    is_channels_last,
+    state_specs,
+)
+from token2wav.networks.seanet_decoder import ELU
+from token2wav.published.registry import read_config
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+STREAMS, CHANNELS = 2, 37  # more than one tile of channels
+# Libraries round the sine differently, by two units in the last place at most. A GPU fuses the sum
+# with the product. Results are near 1.
+CLOSE = 1e-6
+ACTIVATIONS: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "Snake": lambda: Snake(CHANNELS, beta=True, log_scale=True),
+    "Snake and LeakyReLU": lambda: HalfSnake(CHANNELS),
+    "ELU": ELU,
+}
+# Frames of each step, and those past the end. Steps are shorter and longer than states and tiles.
+STEPS = [(12, 0), (1, 0), (4, 0), (70, 0), (2, 0), (25, 20)]
+
+
+def an_activation(name: str) -> Any:
+    """Makes an activation; no kernel computes SiLU."""
+    activation = nn.SiLU() if name == "SiLU" else ACTIVATIONS[name]()
+    if isinstance(activation, FreezableLayer):
+        activation.requires_grad_(False).to(DEVICE)
+        for parameter in activation.parameters():
+            parameter.copy_(0.5 + torch.rand_like(parameter))
+        activation.freeze()
+    return activation
+
+
+def a_signal(positions: int, channels_last: bool) -> torch.Tensor:
+    """Returns a signal (STREAMS, CHANNELS, positions) in the middle of a longer one."""
+    shape = (positions + 5, CHANNELS) if channels_last else (CHANNELS, positions + 5)
+    x = 3 * torch.randn(STREAMS, *shape, device=DEVICE)
+    return (x.transpose(1, 2) if channels_last else x)[:, :, 3 : 3 + positions]
+
+
+def on_kernel(network: nn.Module) -> Any:
+    network = copy.deepcopy(network)
+    assembly._set_kernels(network)
+    return network
+
+
+def states_of(network: nn.Module) -> Any:
+    return StateStore({"layers": state_specs(network)}, DEVICE).rows("layers", STREAMS).views
+
+
+def check_states(states: Any, expected: Any, close: float) -> None:
+    for state, value in zip(states.values(), expected.values(), strict=True):
+        torch.testing.assert_close(state, value, atol=close, rtol=close, equal_nan=True)
+
+
+def with_context(
+    conv: StreamConv, x: torch.Tensor, step: StreamStep, activation: Any, order: bool | None = None
+) -> torch.Tensor:
+    return step.with_context(
+        conv, x, conv.left, conv.right or None, activation=activation, channels_last=order
+    )
+
+
+@pytest.mark.parametrize("into", [None, False, True], ids=["order of x", "axes", "channels last"])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        causal_conv(CHANNELS, 1, 6),
+        centred_conv(CHANNELS, 1, 11, dilation=5),
+        causal_conv(CHANNELS, 1, 65),
+    ],
+    ids=["5", "50, ahead too", "64"],
+)
+def test_streams(conv: StreamConv, name: str, channels_last: bool, into: bool | None) -> None:
+    conv.place(Timing(3, -2))
+    layers = conv, on_kernel(conv)
+    activation = an_activation(name)
+    close = 0.0 if name == "none" else CLOSE
+    states = [states_of(layer) for layer in layers]
+    for index, (frames, past_end) in enumerate(STEPS):
+        x = a_signal(frames, channels_last)
+        expected, result = (
+            with_context(
+                layer, x, StreamStep(state, index == 0, frames, past_end), activation, into
+            )
+            for layer, state in zip(layers, states, strict=True)
+        )
+        torch.testing.assert_close(result, expected, atol=close, rtol=close)
+        assert is_channels_last(result) == (channels_last if into is None else into)
+        check_states(states[1], states[0], close)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, of infinity and NaN
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "SiLU"])
+@pytest.mark.parametrize("positions", [67, 1])
+@pytest.mark.parametrize("conv", [causal_conv(CHANNELS, 1, 1), centred_conv(CHANNELS, 1, 7)])
+def test_whole_sequences(conv: StreamConv, positions: int, name: str, channels_last: bool) -> None:
+    x, activation = a_signal(positions, channels_last), an_activation(name)
+    special = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0], device=DEVICE)
+    x[0, :, :1] = special.repeat(CHANNELS)[:CHANNELS, None]
+    expected, result = (
+        with_context(layer, x, OFFLINE, activation) for layer in (conv, on_kernel(conv))
+    )
+    torch.testing.assert_close(result, expected, atol=CLOSE, rtol=CLOSE, equal_nan=True)
+    assert is_channels_last(result) == channels_last or positions == 1
+
+
+@pytest.mark.parametrize(("most", "off"), [(10, 4e-7), (1e4, 4e-7), (1e9, 2)])
+def test_square_of_the_sine(most: float, off: float) -> None:
+    """It is off by 3e-7, where the sine of float32 is off by 1e-7."""
+    x = 2 * torch.rand(1, 1, 4096, device=DEVICE) - 1
+    factor, one = torch.full((1, 1), most, device=DEVICE), torch.ones(1, 1, device=DEVICE)
+    result = context.with_context(x, curve=Curve(factor, one))
+    assert (result - (x + (x * factor).double().sin().square())).abs().max() <= off
+
+
+@pytest.mark.parametrize("name", ["nanocodec", "snac", "mimi", "bigvgan"])
+def test_networks_stream_on_the_kernel(name: str, tmp_path: Path) -> None:
+    network: Any
+    if name == "bigvgan":
+        network = random_bigvgan(SMALL).to(DEVICE)
+    else:
+        folder = write_folder(name, tmp_path)
+        network = assembly.load_network(folder, read_config(folder), "decoder").to(DEVICE)
+    assert isinstance(network, WaveformNetwork)
+    networks = network, on_kernel(network)
+    states = [states_of(each) for each in networks]
+    first, lookahead = network.first_frames, network.lookahead_frames
+    for index, (frames, past_end) in enumerate(
+        [(first + 3, 0), (1, 0), (7, 0), (lookahead, lookahead)]
+    ):
+        size = STREAMS, network.input_channels, frames
+        x = torch.randn(size) if name == "bigvgan" else torch.randint(4, size, dtype=torch.int32)
+        if not frames:
+            continue
+        expected, result = (
+            each(x.to(DEVICE), StreamStep(state, index == 0, frames, past_end))
+            for each, state in zip(networks, states, strict=True)
+        )
+        assert (result - expected).abs().max() <= 1e-5 * expected.std()
+        check_states(states[1], states[0], 1e-5)
+
+
+def test_codecs_run_on_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = RuntimeConfig(device=DEVICE.type)
+    folder, stream = write_folder("nanocodec", tmp_path), StreamConfig(lookahead_frames=0)
+    launched: list[torch.Size] = []
+
+    def counted(x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        launched.append(x.shape)
+        return kernel(x, *rest, **options)
+
+    kernel = context.with_context
+    monkeypatch.setattr(context, "with_context", counted)
+    monkeypatch.setenv(SWITCH, "0")
+    reference = Token2Wav.load(folder, stream=stream, runtime=runtime)
+    tokens = drawn_tokens(reference.config, 20)
+    expected = reference.synthesize(tokens)
+    assert not launched
+    if DEVICE.type == "cpu":  # as on a GPU, where each length is a CUDA graph
+        no_graphs = SimpleNamespace(
+            capture=lambda function, **_: function, summary=GraphSummary(), lock=nullcontext()
+        )
+        monkeypatch.setattr(assembly, "graphs_enabled", lambda device: True)
+        monkeypatch.setattr(assembly, "GraphPool", lambda device: no_graphs)
+        monkeypatch.setattr(assembly, "gpu_runs_kernels", lambda device: True)
+    monkeypatch.delenv(SWITCH)
+    model = Token2Wav.load(folder, stream=stream, runtime=runtime)
+    audio = model.synthesize(tokens)
+    assert launched
+    assert np.abs(audio - expected).max() <= 1e-5 * expected.std()
