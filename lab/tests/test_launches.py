@@ -38,8 +38,8 @@ LAUNCHES: dict[str, dict[str, int]] = {
 }
 # Launches of a later chunk of a codec: outside and decoder, of one stream and of 64 streams.
 CODECS: dict[str, list[tuple[int, int]]] = {
-    "Qwen3-TTS": [(9, 478), (9, 490)],
-    "Qwen3-Omni": [(9, 460), (9, 472)],
+    "Qwen3-TTS": [(9, 393), (9, 405)],
+    "Qwen3-Omni": [(9, 375), (9, 387)],
     "Mimi": [(9, 312), (9, 312)],
     "Pocket TTS": [(9, 122), (9, 122)],
     "NanoCodec": [(7, 365), (7, 365)],
@@ -50,10 +50,10 @@ CODECS: dict[str, list[tuple[int, int]]] = {
     "SNAC 44.1 kHz": [(7, 198), (7, 222)],
     "MOSS": [(9, 1937), (9, 1937)],
     "EAR-TTS": [(7, 103), (7, 103)],
-    "LFM2-Audio": [(9, 332), (9, 332)],
-    "Audex": [(9, 469), (9, 469)],
-    "VibeVoice": [(7, 548), (7, 548)],
-    "Audio8": [(9, 492), (9, 513)],
+    "LFM2-Audio": [(9, 217), (9, 217)],
+    "Audex": [(9, 344), (9, 344)],
+    "VibeVoice": [(7, 288), (7, 288)],
+    "Audio8": [(9, 407), (9, 428)],
     "VoxCPM2": [(7, 145), (7, 145)],
 }
 # Stages with the same number of launches for any number of streams.
