@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 from benchmarks.gpu.first_audio import first_audio_key, first_packet
-from benchmarks.gpu.settings import Rows, Settings
+from benchmarks.gpu.settings import LeftOut, Row, Rows, Settings
 from testkit.models.sized import TEMPLATE, public_configs
 from token2wav import StreamConfig, Token2Wav, assembly
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.layers.streaming import WaveformNetwork
 from token2wav.published.registry import read_config
+
+# Cache of a model: 73 of the largest pages, of which 16 streams and their voice need 51. A share of
+# the free memory would leave no room for the next model, if this one is still in memory.
+_CACHE_MIB = 8192
 
 
 def flows(folder: Path, settings: Settings) -> Rows:
@@ -23,16 +30,42 @@ def flows(folder: Path, settings: Settings) -> Rows:
     The models have their published sizes and random weights.
     """
     for name in settings.flows:
-        tiny = settings.size == "tiny"
-        config = read_config(TEMPLATE.parent) if tiny else public_configs()[name]
-        began = time.monotonic()
-        model = _with_random_weights(config, settings)
-        graphs = model.summary.graphs
-        loaded = {"load_s": round(time.monotonic() - began, 1), "graphs": graphs.graphs}
-        yield f"{name}: the model", lambda loaded=loaded: loaded  # type: ignore[misc]
+        flow = _Flow(name, settings)
+        yield f"{name}: the model", flow.make
         for streams in settings.flow_streams:
-            key = f"{name}: {first_audio_key(streams)}"
-            yield key, partial(first_packet, model, settings, streams)
+            yield f"{name}: {first_audio_key(streams)}", partial(flow.first_audio, streams)
+
+
+class _Flow:
+    """Flow whose model is made when a row needs it, so that the model before it is gone by then,
+    and that a model which cannot be made does not end the section.
+    """
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self._name, self._settings = name, settings
+        self._model: Token2Wav | None = None
+        self._failed = False
+
+    def make(self) -> Row:
+        if self._failed:
+            raise LeftOut("the model was not made")
+        self._failed = True
+        gc.collect()
+        if self._settings.on_gpu:
+            torch.cuda.empty_cache()
+        tiny = self._settings.size == "tiny"
+        config = read_config(TEMPLATE.parent) if tiny else public_configs()[self._name]
+        began = time.monotonic()
+        self._model = _with_random_weights(config, self._settings)
+        self._failed = False
+        took_s = round(time.monotonic() - began, 1)
+        return {"load_s": took_s, "graphs": self._model.summary.graphs.graphs}
+
+    def first_audio(self, streams: int) -> Row:
+        if self._model is None:  # or another process made it
+            self.make()
+        assert self._model is not None
+        return first_packet(self._model, self._settings, streams)
 
 
 def _with_random_weights(config: ModelConfig, settings: Settings) -> Token2Wav:
@@ -43,6 +76,7 @@ def _with_random_weights(config: ModelConfig, settings: Settings) -> Token2Wav:
         return network.eval().requires_grad_(False)
 
     stream = StreamConfig()
+    runtime = settings.runtime(cache_mib=settings.cache_mib or _CACHE_MIB)
     with patch.object(assembly, "load_network", network):
-        stages = assembly.assemble(Path("no folder"), config, stream, settings.runtime())
+        stages = assembly.assemble(Path("no folder"), config, stream, runtime)
     return Token2Wav(config, stages, stream, "random weights")

@@ -15,21 +15,23 @@ import sys
 import threading
 import time
 import venv
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import distribution
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.gpu import engines, server
+from benchmarks.gpu import engines, flows, server
 from benchmarks.gpu.settings import RESULTS, LeftOut, Row, Rows, Settings
-from benchmarks.gpu.worker import Results, run_section
+from benchmarks.gpu.worker import Results, _measured, run_section
 from benchmarks.load.clients import Load
 from testkit.models.golden import ROOT, TINY
 from testkit.patience import PATIENCE_SECONDS, until
@@ -292,6 +294,38 @@ def test_section_server_goes_on_with_the_next_load(
     before = iter([{}, {"problem": "the process ended with SIGKILL"}])
     measured = gone_on(rows, lambda key: next(before, None))
     assert [row["clients"] for row in measured.values()] == [3, 4]
+
+
+def test_section_flows_has_one_model_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that cannot be made, or whose rows another process measured, costs no other model."""
+    made: list[weakref.ref[Mock]] = []
+
+    def make(*_: object) -> Mock:
+        assert all(model() is None for model in made), "a model before is still in memory"
+        model = Mock()
+        model.summary.graphs = SimpleNamespace(graphs=3)
+        made.append(weakref.ref(model))
+        if len(made) == 1:
+            raise RuntimeError("no memory")
+        return model
+
+    monkeypatch.setattr(flows, "_with_random_weights", make)
+    monkeypatch.setattr(flows, "first_packet", lambda model, settings, streams: {"ms": streams})
+    settings = replace(small(tmp_path)[0], flows=("A", "B", "C", "D"), flow_streams=(1, 2))
+    rows, measured = flows.flows(TINY, settings), dict[str, Row]()
+    with contextlib.suppress(StopIteration):
+        key, measure = next(rows)
+        while True:
+            # another process measured A, and ended before the last row of C
+            done = key.startswith("A") or key in ("C: the model", "C: 1 streams, first audio")
+            measured[key] = {} if done else _measured(measure)
+            key, measure = rows.send(measured[key])
+    assert len(made) == 3
+    assert measured["B: the model"] == {"problem": "RuntimeError: no memory"}
+    assert measured["B: 2 streams, first audio"] == {"left_out": "the model was not made"}
+    assert [measured[f"{name}: 2 streams, first audio"] for name in "CD"] == [{"ms": 2}] * 2
 
 
 def holders(path: Path) -> list[Path]:
