@@ -45,23 +45,27 @@ def test_a_decoder_precision_needs_a_gpu_and_a_torch_that_have_it(
 
 
 @pytest.mark.parametrize(
-    ("capability", "dim_head", "compiler", "run"),
+    ("capability", "dim_head", "release", "compiler", "run"),
     [
-        ((9, 0), 64, True, True),
-        ((7, 5), 64, True, False),
-        ((9, 0), 48, True, False),
-        ((9, 0), 64, False, False),
+        ((9, 0), 64, "3.5.0", True, True),
+        ((9, 0), 64, "3.10.0+git1a2b", True, True),
+        ((7, 5), 64, "3.5.0", True, False),
+        ((9, 0), 48, "3.5.0", True, False),
+        ((9, 0), 64, "3.4.1", True, False),
+        ((9, 0), 64, "3.5.0", False, False),
     ],
 )
 def test_kernels_run_where_gpu_and_model_allow(
     capability: tuple[int, int],
     dim_head: int,
+    release: str,
     compiler: bool,
     run: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driver = pytest.importorskip("triton.runtime").driver
+    monkeypatch.setattr("triton.__version__", release)
 
     def compiled() -> object:
         if not compiler:
@@ -74,3 +78,4 @@ def test_kernels_run_where_gpu_and_model_allow(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert kernels_run(torch.device("cpu"), dim_head) == run
     assert ("Failed to find C compiler" in caplog.text) == (not compiler)
+    assert ("or later, but this is 3.4.1" in caplog.text) == (release == "3.4.1")

@@ -63,6 +63,7 @@ _PROVISIONAL_CHUNK = 2
 _CAPTURED_PAST = (4, 8, 16, 32, 64)
 _CAPTURED_STREAMS = (1, 2, 4)
 _LEAST_CAPABILITY = (8, 0)  # first compute capability with matrix units for TF32
+_LEAST_TRITON = (3, 5)  # first release that multiplies matrices of float64, for the F0 predictor
 FLOAT8_CAPABILITY = (8, 9)  # first compute capability that converts float8; Triton needs it
 _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, because the tiles of a kernel need them
 
@@ -275,8 +276,17 @@ def gpu_runs_kernels(device: torch.device) -> bool:
 
 
 def _triton_compiles() -> bool:
+    import triton
     from triton.runtime import driver
 
+    if tuple(map(int, triton.__version__.split(".")[:2])) < _LEAST_TRITON:
+        log.warning(
+            "the model runs without kernels: they need the Triton language %d.%d or later, but "
+            "this is %s; install a later torch",
+            *_LEAST_TRITON,
+            triton.__version__,
+        )
+        return False
     try:
         # This call compiles a small library. A container may lack the compiler or headers for it.
         driver.active.get_current_device()

@@ -94,8 +94,8 @@ def kernels() -> Finding:
 
     if not gpu_runs_kernels(torch.device("cuda", 0)):
         return warning(
-            f"{release}, but models run without kernels: they need compute capability 8.0, a C "
-            "compiler (gcc or clang) and the headers of Python"
+            f"{release}, but models run without kernels: they need release 3.5, compute "
+            "capability 8.0, a C compiler (gcc or clang) and the headers of Python"
         )
     return ok(release)
 
