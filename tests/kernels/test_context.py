@@ -44,6 +44,9 @@ STREAMS, CHANNELS = 2, 37  # more than one tile of channels
 # Libraries round the sine differently, by two units in the last place at most. A GPU fuses the sum
 # with the product. Results are near 1.
 CLOSE = 1e-6
+# Of whole networks, relative to the spread of their audio: 5e-6 in the interpreter. On a GPU the
+# products of both memory orders, and of pieces of other lengths, add up their sums in other orders.
+CLOSE_AUDIO = 1e-5 if DEVICE.type == "cpu" else 5e-5
 ACTIVATIONS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "Snake": lambda: Snake(CHANNELS, beta=True, log_scale=True),
@@ -174,8 +177,8 @@ def test_networks_stream_on_the_kernel(name: str, tmp_path: Path) -> None:
             each(x.to(DEVICE), StreamStep(state, index == 0, frames, past_end))
             for each, state in zip(networks, states, strict=True)
         )
-        assert (result - expected).abs().max() <= 1e-5 * expected.std()
-        check_states(states[1], states[0], 1e-5)
+        assert (result - expected).abs().max() <= CLOSE_AUDIO * expected.std()
+        check_states(states[1], states[0], CLOSE_AUDIO)
 
 
 def test_codecs_run_on_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,4 +208,4 @@ def test_codecs_run_on_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     model = Token2Wav.load(folder, stream=stream, runtime=runtime)
     audio = model.synthesize(tokens)
     assert launched
-    assert np.abs(audio - expected).max() <= 1e-5 * expected.std()
+    assert np.abs(audio - expected).max() <= CLOSE_AUDIO * expected.std()
