@@ -175,8 +175,8 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     ],
     2: [
         ("products", 40, {}),
-        ("first_audio", 25, {"batches": (1,), "products": "kernels"}),
-        ("first_audio", 25, {"batches": (1,), "products": "dependent"}),
+        ("first_audio", 40, {"batches": (1,), "products": "kernels"}),
+        ("first_audio", 40, {"batches": (1,), "products": "dependent"}),
         (
             "baselines",
             200,
