@@ -7,14 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from benchmarks.gpu.settings import RESULTS
 from lab.tiles.table import choices, measured, text
-from token2wav.kernels.tiles import TABLE, TileTable
+from token2wav.kernels.tiles import TABLE, Product, Tile, TileTable
 
 COMMITTED = json.loads(TABLE.read_text())
 FACTS = {"gpu": "a GPU", "date": "2026-01-02", "size": "full", "precision": "float16"}
@@ -71,6 +73,21 @@ def test_measured_times_and_rates_replace_the_table() -> None:
 def test_results_without_measurements_are_refused(content: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         measured(COMMITTED, content)
+
+
+@pytest.mark.parametrize("product", ["gelu", "gelu_exact"])
+def test_no_library_computes_a_product_that_is_timed(
+    product: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many rows as on a GPU. A rehearsal has few."""
+    # Not imported above, because tests of kernels set a variable before they import Triton.
+    from lab.tiles.products import LAUNCHES, TINY, with_tile
+
+    monkeypatch.setattr("token2wav.kernels.products._gelu_product", MagicMock())
+    launch = LAUNCHES[product](TINY, 6400, torch.float16)
+    with with_tile(Tile(64, 16, 32, 4, 2)) as launched:
+        launch()
+    assert [size.rows for size in launched] == [6400]
 
 
 def test_the_program_times_every_tile_that_it_can(tmp_path: Path) -> None:
