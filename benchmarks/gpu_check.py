@@ -62,16 +62,16 @@ def parts_of(number: int, settings: Settings, overrides: dict[str, Any]) -> list
     """Returns the sections of a slice with their settings.
 
     Settings of the user (`overrides`) override the changes of the slice. A rehearsal takes only
-    `setting` from these changes.
+    `setting` and `products` from these changes.
     """
-    full = settings.size == "full"
+    full, rehearsed = settings.size == "full", ("setting", "products")
     return [
         (
             name,
             seconds,
             replace(
                 settings,
-                **{key: value for key, value in changes.items() if full or key == "setting"},
+                **{key: value for key, value in changes.items() if full or key in rehearsed},
                 **overrides,
             ),
         )
