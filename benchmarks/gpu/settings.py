@@ -179,15 +179,15 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
         ("first_audio", 40, {"batches": (1,), "products": "dependent"}),
         (
             "baselines",
-            200,
+            190,
             {"batches": (1, 8, 32, 64), "histories": (2.0, 10.0), "hops": (25,), "repeat_s": 2.0},
         ),
-        ("qwen3_tts", 120, {"batches": (1, 32, 64)}),
-        ("parity", 60, {"setting": "lean"}),
-        ("parity", 60, {}),
+        ("qwen3_tts", 110, {"batches": (1, 32, 64)}),
+        ("parity", 50, {"setting": "lean"}),
+        ("parity", 50, {}),
     ],
     3: [
-        ("flows", 110, {"repeats": 10}),
+        ("flows", 130, {"repeats": 10}),
         ("streams", 80, {"setting": "lean", "streams_from": 300}),
         ("chunks", 60, {"batches": (1,), "repeat_s": 2.0}),
         (
@@ -198,6 +198,6 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
         ),
         ("chunks", 80, {"batches": (16, 64), "repeat_s": 2.0}),
         ("drift", 40, {}),
-        ("tests", 110, {}),
+        ("tests", 90, {}),
     ],
 }
