@@ -21,18 +21,18 @@ from token2wav.stages.piece_sizes import kernel_sizes
 from token2wav.stages.waveform import likely_pieces
 
 # Nodes of a CUDA graph of the encoder, and of one ODE step, by family. They are the launches that
-# `lab.launches.table` counts at the published sizes, which change with the layers of a model. A
-# graph has the same nodes for any size of its batch.
+# `lab.launches.table` counts for one stream at the published sizes, which change with the layers of
+# a model. A graph of a large batch has up to an eighth more.
 _FLOW_NODES = {
-    "cosyvoice3": (34, 161),
+    "cosyvoice3": (34, 183),
     "cosyvoice2": (274, 471),
     "chatterbox": (274, 471),
     "stepaudio2": (274, 179),
-    "streamflow": (53, 798),
-    "qwen25_omni": (53, 3146),  # four evaluations in a step
+    "streamflow": (53, 223),
+    "qwen25_omni": (53, 846),  # four evaluations in a step
 }
 _HIFT_NODES = 61
-_BIGVGAN_NODES = 342  # for each upsampling layer
+_BIGVGAN_NODES = 101  # for each upsampling layer
 # Memory of a node. A user of driver 470 saw 63 to 66 KB for each node of an empty kernel
 # (https://forums.developer.nvidia.com/t/244901). Newer drivers are said to need less.
 NODE_BYTES = 64 << 10

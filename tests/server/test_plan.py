@@ -219,7 +219,7 @@ def test_600_lean_streams_of_20_seconds_fit_into_139_gigabytes(
     plan = json.loads(capsys.readouterr().out)
     assert plan["streams"] >= 600
     assert plan["memory"]["graphs"] > 2**30
-    assert plan["graphs"].startswith("estimated for 21,")
+    assert plan["graphs"].startswith("estimated for 24,")
     assert plan["chunks"] == 64 + 8  # and first chunks that interrupt the batch
 
 
