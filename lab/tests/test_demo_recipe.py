@@ -49,7 +49,7 @@ HOP = 480
 
 
 def run_recipe(package: str, folder: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", f"examples.{package}.recipe", "--budget", "small"]
+    command = [sys.executable, "-m", f"lab.{package}.recipe", "--budget", "small"]
     command += ["--data", str(folder / "data"), "--out", str(folder / "model"), *arguments]
     subprocess.run(command, cwd=ROOT, check=True, timeout=1800)
 
