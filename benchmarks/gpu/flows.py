@@ -37,8 +37,8 @@ def flows(folder: Path, settings: Settings) -> Rows:
 
 
 class _Flow:
-    """Flow whose model is made when a row needs it, so that the model before it is gone by then,
-    and that a model which cannot be made does not end the section.
+    """Flow of the section. The first row that needs the model makes it. Then the model of the flow
+    before is gone, and a model that fails costs the rows of its own flow only.
     """
 
     def __init__(self, name: str, settings: Settings) -> None:

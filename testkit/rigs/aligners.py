@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from testkit.rigs import plugins
 from token2wav_gateway.words.aligners import Aligner, WholeAligner, Word, begin
 
-# An aligner does what its name says for texts with "bad", and aligns other texts letter by letter.
+# An aligner fails as its name says for texts with "bad", and aligns other texts letter by letter.
 _CODE = """
 import ctypes, os, subprocess, sys, time
 

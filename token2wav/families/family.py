@@ -1,8 +1,7 @@
 """Interface of a family of models: its networks, their weights and their noise.
 
-A family reads configurations, and makes networks with weights. Device, backend, CUDA graphs and
-cache size are no part of it: `assembly.py` puts the networks on a device and makes the stages that
-run them.
+A family reads configurations, and makes networks with weights. `assembly.py` chooses device,
+backend, CUDA graphs and cache size, puts the networks on the device, and makes their stages.
 """
 
 from __future__ import annotations
@@ -66,13 +65,13 @@ class Family(ABC):
 
     A flow decoder has two stages. The network of the stage `flow` is a `Flow` with an `Estimator`.
     The network of the stage `vocoder` is a `WaveformNetwork`. A codec decoder has one stage,
-    `decoder`. Its network is a `WaveformNetwork` whose input bands are codes.
+    `decoder`. The network is a `WaveformNetwork`, and its input bands are codes.
 
     Attributes:
         torch_only: name of the feature that no other backend than torch supports, for messages;
             empty if the networks can be exported.
-        paged_flow: whether the flow runs in the shared stage, which stores its past in pages. A
-            family whose `own_stage` makes a flow stage sets False.
+        paged_flow: whether the flow runs in the shared stage, which stores its past in pages. False
+            if `own_stage` makes a flow stage.
         reference: reference loop; None if the family has none.
     """
 

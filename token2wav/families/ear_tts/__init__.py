@@ -36,7 +36,7 @@ WEIGHTS = WeightNames(
 
 @dataclass(frozen=True, kw_only=True)
 class EarTtsSizes(CodecSizes):
-    """Sizes of the codec. Fields are those of the published configuration.
+    """Sizes of the codec. The fields have the names of the published configuration.
 
     Attributes:
         channel_mult, rates: factors of channels and of upsampling, in the order of the encoder.

@@ -51,7 +51,7 @@ Kind = Literal["conv", "full_attention", "sliding_attention"]
 
 @dataclass(frozen=True, kw_only=True)
 class Lfm2AudioSizes(CodecSizes):
-    """Sizes of the detokenizer. Fields and defaults are those of `Lfm2Config` in `transformers`.
+    """Sizes of the detokenizer, with the names and defaults of `Lfm2Config` in `transformers`.
     The fields after `rope_theta` are constants in the public code.
 
     Attributes:

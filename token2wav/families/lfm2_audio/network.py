@@ -26,7 +26,7 @@ _Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 class Lfm2AudioDecoder(WaveformNetwork):
-    """Decoder from codes to audio: each frame of codes becomes several positions of an LFM2, whose
+    """Decoder from codes to audio: each frame of codes becomes several positions of an LFM2. Its
     outputs are log-magnitudes and phases of an inverse STFT.
 
     Modules have the names of the published weights.

@@ -78,7 +78,7 @@ LayerIndices = Annotated[tuple[Annotated[int, Bounds(0, 255)], ...], Length(256)
 
 @dataclass(frozen=True)
 class DitSection:
-    """Section `dit_config`. Fields and defaults are those of `transformers`.
+    """Section `dit_config`, with the names and defaults of `transformers`.
 
     Attributes:
         look_ahead_layers, look_backward_layers: layers, counted from 0, in which a block also
@@ -176,7 +176,7 @@ class DitSection:
 
 @dataclass(frozen=True)
 class BigVGANSection:
-    """Section `bigvgan_config`. Fields and defaults are those of `transformers`."""
+    """Section `bigvgan_config`, with the names and defaults of `transformers`."""
 
     mel_dim: bounded.Width = 80
     upsample_initial_channel: bounded.Width = 1536
