@@ -57,7 +57,7 @@ def _choose_products(settings: Settings) -> None:
             raise LeftOut("dependent launches need a GPU of compute capability 9.0")
         import_module("token2wav.kernels.dependent_launch").enable()
     products: Any = import_module("token2wav.kernels.products")
-    products.library_rows = {}
+    products.cublas_rows = {}
 
 
 def first_audio_key(streams: int) -> str:

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.dependent:
         dependent_launch.enable()
-        products.library_rows = {}
+        products.cublas_rows = {}
     for target in options.targets:
         capability, _, storages = target.partition(":")
         driver.set_active(AbsentGPU(int(capability)))

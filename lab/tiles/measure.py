@@ -67,8 +67,8 @@ def products(folder: Path, settings: Settings) -> Rows:
         row: Row = {"product": product, "rows": rows}
         with torch.inference_mode(), torch.device(settings.device):
             calls = [timed.LAUNCHES[product](sizes, rows, torch.float16) for _ in range(layers)]
-            for name, library_rows in ways.items():
-                with patch.object(kernels, "library_rows", library_rows):
+            for name, cublas_rows in ways.items():
+                with patch.object(kernels, "cublas_rows", cublas_rows):
                     row[name] = round(launch_us(calls, settings, 10.0), 2)
         return row
 

@@ -156,7 +156,7 @@ def with_tile(tile: Tile) -> Iterator[list[ProductSize]]:
         launched.append(size)
         return tiles.fitted(tile, size.outputs)
 
-    by_kernels = patch.multiple(products, library_rows={}, _EXACT_GELU_ROWS=sys.maxsize)
+    by_kernels = patch.multiple(products, cublas_rows={}, _EXACT_GELU_ROWS=sys.maxsize)
     with patch.object(tiles, "choose", choose), by_kernels:
         yield launched
 

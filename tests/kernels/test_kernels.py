@@ -114,7 +114,7 @@ def test_product_with_gelu(
     ],
 )
 def test_product_with_gelu_by_a_library(approximate: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "library_rows", {1: 1})
+    monkeypatch.setattr(products, "cublas_rows", {1: 1})
     monkeypatch.setattr(products, "_EXACT_GELU_ROWS", 1)
     monkeypatch.delattr(tl, "dot")  # no kernel multiplies
     layer = torch.nn.Linear(72, 152, device=DEVICE).half().requires_grad_(False)
@@ -201,7 +201,7 @@ def test_projected_keys_and_values_in_pages(
 def test_products_of_a_library_in_pages(
     storage: Storage, heads: int, bias: bool, norms: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "library_rows", {40: 2 * ROWS * BLOCK})
+    monkeypatch.setattr(products, "cublas_rows", {40: 2 * ROWS * BLOCK})
     monkeypatch.delattr(tl, "dot")  # the kernel multiplies nothing
     check_heads(storage, heads, torch.float16, bias=bias, norms=norms)
 

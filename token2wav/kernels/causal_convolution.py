@@ -24,7 +24,7 @@ from token2wav.kernels.block_table import (
     VALID,
     rows_of,
 )
-from token2wav.kernels.convolution import Precision, halved, rounded, rounded_weights
+from token2wav.kernels.convolution import Precision, rounded_product, rounded_weights
 from token2wav.kernels.convolution_state import keep_last_inputs, store_state
 from token2wav.kernels.norms import NormVectors, normalized, row_width
 from token2wav.kernels.past import Past
@@ -95,12 +95,7 @@ def _causal_convolution(
                 mask=channel_mask[:, None] & (output < OUTPUTS)[None, :],
                 other=0.0,
             )
-            if PRECISION == "float16":
-                result += tl.dot(halved(inputs), weight)
-            else:
-                if PRECISION == "tf32":
-                    inputs = rounded(inputs)
-                result += tl.dot(inputs, weight, input_precision=PRECISION)
+            result += rounded_product(inputs, weight, PRECISION)
         result += tl.load(bias + output, mask=output < OUTPUTS, other=0.0)[None, :]
     tl.store(
         out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :],

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 
 from token2wav.kernels import tiles
+from token2wav.networks.estimator import Estimator
 
 Activation = Literal["none", "snake", "leaky", "elu"]
 Precision = Literal["tf32", "tf32x3", "ieee", "float16"]
@@ -70,6 +71,18 @@ def halved(values):
     """Rounds float32 to float16. A number beyond the range becomes the largest one; NaN stays."""
     near = tl.minimum(tl.maximum(values, -65504.0), 65504.0)
     return tl.where(values == values, near, values).to(tl.float16)
+
+
+@triton.jit
+def rounded_product(inputs, weight, PRECISION: tl.constexpr):
+    """Computes the product of inputs, which it rounds to a precision, and rounded weights."""
+    if PRECISION == "float16":
+        result = tl.dot(halved(inputs), weight)
+    else:
+        if PRECISION == "tf32":
+            inputs = rounded(inputs)
+        result = tl.dot(inputs, weight, input_precision=PRECISION)
+    return result
 
 
 @triton.jit
@@ -660,6 +673,11 @@ def rounded_weights(weights: torch.Tensor, precision: Precision) -> torch.Tensor
         most = torch.finfo(torch.float16).max
         return weights.clamp(-most, most).half().contiguous()
     return tf32(weights) if precision == "tf32" else weights.contiguous()
+
+
+def precision_of(estimator: Estimator) -> Precision:
+    """Returns the arithmetic of the convolutions of an estimator."""
+    return precision_beside(estimator.cache_type, half_inputs=estimator.half_convolution_inputs)
 
 
 def precision_beside(dtype: torch.dtype, *, half_inputs: bool = False) -> Precision:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from token2wav.kernels.activations import mish
 from token2wav.kernels.block_table import BEFORE, CHUNK, OF_A_BATCH, VALID, rows_of
-from token2wav.kernels.convolution import Precision, halved, rounded, rounded_weights
+from token2wav.kernels.convolution import Precision, rounded_product, rounded_weights
 from token2wav.kernels.convolution_state import store_state
 
 # On an H200 a first chunk takes 22 us with its state; tiles of 16 and 32 rows take 28 and 32 us.
@@ -71,12 +71,7 @@ def _convolve(
             )
             entry = ((tap * GROUPS + group) * WIDTH + channel)[None, :] * WIDTH + channel[:, None]
             weight = tl.load(weights + entry, mask=real[:, None] & real[None, :], other=0.0)
-            if PRECISION == "float16":
-                result += tl.dot(halved(inputs), weight)
-            else:
-                if PRECISION == "tf32":
-                    inputs = rounded(inputs)
-                result += tl.dot(inputs, weight, input_precision=PRECISION)
+            result += rounded_product(inputs, weight, PRECISION)
     result = mish(result)
     element = (rows + frame)[:, None] * (GROUPS * WIDTH) + group_channel[None, :]
     tl.store(out + element, result, mask=(frame < BLOCK_FRAMES)[:, None] & real[None, :])

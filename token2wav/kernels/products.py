@@ -43,17 +43,17 @@ _STORING_TILE = tiles.Tile(rows=16, outputs=128, inputs=16, warps=4, stages=1)
 # 373 and 402. For 256 inputs, the second launch is expected to cost more than it saves
 # (lab/launches/table.py). No GPU has measured cuBLAS inside a layer yet. Sections products and
 # first_audio of the GPU report measure it, and these kernels alone.
-library_rows = {1024: 1, 512: 800}
+cublas_rows = {1024: 1, 512: 800}
 # Least number of rows with which cuBLAS computes a product, and torch the exact GELU of the result.
 # A tile of the kernel holds few rows, because the error function needs many registers.
 _EXACT_GELU_ROWS = 1600
 
 
-def _by_library(x: torch.Tensor, rows: int) -> bool:
+def _by_cublas(x: torch.Tensor, rows: int) -> bool:
     """Returns whether cuBLAS computes the product of x (..., inputs) and the weight of a layer."""
     return x.dtype == torch.float16 and any(
         x.shape[-1] >= least_inputs and rows >= least_rows
-        for least_inputs, least_rows in library_rows.items()
+        for least_inputs, least_rows in cublas_rows.items()
     )
 
 
@@ -137,7 +137,7 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
     if not tanh and x.dtype == torch.float16 and rows >= _EXACT_GELU_ROWS:
         return F.gelu(layer(x))
     # On a CPU, `_addmm_activation` computes the exact GELU.
-    if tanh and x.device.type != "cpu" and _by_library(x, rows):
+    if tanh and x.device.type != "cpu" and _by_cublas(x, rows):
         # cuBLAS applies GELU with tanh to the sums, in float32, in the same launch.
         flat = x.flatten(0, -2)
         out = torch._addmm_activation(layer.bias, flat, layer.weight.T, use_gelu=True)
@@ -346,7 +346,7 @@ def project_heads(
     size = ProductSize(rows, 3 * heads * dim_head, inputs, x.dtype)
     # A scale of a whole page needs all frames of the block in one tile.
     by_block = view.scales is not None and view.scales.shape[3] == 1
-    multiplied = _by_library(x, rows)
+    multiplied = _by_cublas(x, rows)
     if multiplied:
         x, weight, bias = F.linear(x, weight, bias), None, None
     if by_block:

@@ -20,7 +20,7 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.step import StepFunction
 from token2wav.kernels.causal_convolution import CausalConvolution, NormedConvolution
-from token2wav.kernels.convolution import Precision, precision_beside
+from token2wav.kernels.convolution import Precision, precision_of
 from token2wav.kernels.euler import integrate
 from token2wav.kernels.norms import NormVectors, added_norm
 from token2wav.kernels.past import Past
@@ -48,9 +48,7 @@ class CosyVoice2KernelStep(StepFunction):
     def __init__(self, estimator: UNet, tables: OdeTables, cache: PagedKVCache) -> None:
         super().__init__(estimator, tables, cache)
         down, *middle, up = estimator.blocks()
-        precision = precision_beside(
-            estimator.cache_type, half_inputs=estimator.half_convolution_inputs
-        )
+        precision = precision_of(estimator)
         self._down, self._up = _Block(down, precision), _Block(up, precision)
         self._middle = [_Block(block, precision) for block in middle]
         self._after_down, self._after_up = (

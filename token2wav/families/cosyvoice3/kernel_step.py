@@ -29,7 +29,7 @@ from token2wav.execution.batch import Batch
 from token2wav.execution.block_table import frame_positions
 from token2wav.execution.step import StepFunction
 from token2wav.kernels.attention import paged_attention
-from token2wav.kernels.convolution import precision_beside
+from token2wav.kernels.convolution import precision_of
 from token2wav.kernels.euler import integrate
 from token2wav.kernels.norms import gated_norm, modulated_norm
 from token2wav.kernels.position_convolution import PositionConvolution
@@ -53,9 +53,7 @@ class CosyVoice3KernelStep(StepFunction):
         self._projections = [block.attn.projections() for block in self._blocks]
         positions = estimator.input_embed.conv_pos_embed
         assert positions is not None
-        precision = precision_beside(
-            estimator.cache_type, half_inputs=estimator.half_convolution_inputs
-        )
+        precision = precision_of(estimator)
         self._convolutions = [
             PositionConvolution(conv[0], precision)  # type: ignore[arg-type]
             for conv in (positions.conv1, positions.conv2)

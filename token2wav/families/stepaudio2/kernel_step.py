@@ -19,7 +19,7 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.step import StepFunction
 from token2wav.kernels.causal_convolution import CausalConvolution, NormedConvolution
-from token2wav.kernels.convolution import Precision, precision_beside
+from token2wav.kernels.convolution import Precision, precision_of
 from token2wav.kernels.euler import integrate
 from token2wav.kernels.norms import NormVectors, gated_norm, modulated_norm
 from token2wav.kernels.past import Past
@@ -44,9 +44,7 @@ class StepAudio2KernelStep(StepFunction):
     def __init__(self, estimator: StepAudioDiT, tables: OdeTables, cache: PagedKVCache) -> None:
         super().__init__(estimator, tables, cache)
         blocks: list[StepAudioLayer] = list(estimator.blocks)  # type: ignore[arg-type]
-        precision = precision_beside(
-            estimator.cache_type, half_inputs=estimator.half_convolution_inputs
-        )
+        precision = precision_of(estimator)
         self._layers = [_Layer(block, precision) for block in blocks]
         self._out: nn.Linear = estimator.final_layer["linear"]  # type: ignore[assignment]
 
