@@ -11,6 +11,7 @@ import torch
 from testkit.models.golden import TINY
 from token2wav import RuntimeConfig
 from token2wav.backends import LoadContext, choose, kernels_run
+from token2wav.config.settings import DecoderPrecision
 from token2wav.errors import ConfigError
 
 
@@ -24,24 +25,18 @@ def test_float8_needs_a_gpu_that_converts_it(monkeypatch: pytest.MonkeyPatch) ->
     choose(LoadContext(TINY, runtime, torch.device("cuda")), ("flow", "vocoder"))
 
 
-def test_a_decoder_precision_needs_a_gpu_and_a_torch_that_have_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("precision", ["float16x3", "float16"])
+def test_a_decoder_precision_needs_a_torch_that_has_it(
+    precision: DecoderPrecision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, capability = torch.device("cuda"), (7, 5)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    halves, thirds = (
-        LoadContext(TINY, RuntimeConfig(decoder_precision=precision), gpu)
-        for precision in ("float16", "tf32x3")
-    )
-    with pytest.raises(ConfigError, match=r"tf32x3 needs .* 8\.0 or more, but cuda has 7\.5"):
-        choose(thirds, ("decoder",))
-    choose(thirds, ("flow", "vocoder"))  # of codecs only
-    choose(halves, ("decoder",))
-    capability = (8, 0)
-    choose(thirds, ("decoder",))
+    runtime = RuntimeConfig(decoder_precision=precision)
+    gpu, cpu = (LoadContext(TINY, runtime, torch.device(name)) for name in ("cuda", "cpu"))
+    choose(gpu, ("decoder",))
     monkeypatch.setattr(torch.ops.aten.mm, "overloads", lambda: ["default", "out"])
-    with pytest.raises(ConfigError, match=r"float16 needs torch 2\.8 or later on a GPU"):
-        choose(halves, ("decoder",))
+    with pytest.raises(ConfigError, match=rf"{precision} needs torch 2\.8 or later on a GPU"):
+        choose(gpu, ("decoder",))
+    choose(gpu, ("flow", "vocoder"))  # of codecs only
+    choose(cpu, ("decoder",))
 
 
 @pytest.mark.parametrize(

@@ -147,33 +147,24 @@ def choose(context: LoadContext, stages: Sequence[StageName], *, torch_only: str
 def _check_storage(context: LoadContext) -> None:
     """Raises ConfigError if kernels on the device cannot read the storage type of the settings."""
     if context.runtime.cache_storage == "float8":
-        _check_capability(context.device, FLOAT8_CAPABILITY, "cache_storage: float8", "int8")
+        device = context.device
+        if device.type == "cuda" and (
+            (capability := torch.cuda.get_device_capability(device)) < FLOAT8_CAPABILITY
+        ):
+            least, found = (f"{major}.{minor}" for major, minor in (FLOAT8_CAPABILITY, capability))
+            raise ConfigError(
+                f"runtime.cache_storage: float8 needs a GPU of compute capability {least} or more, "
+                f"but {device} has {found}; set int8"
+            )
 
 
 def _check_decoder_precision(context: LoadContext) -> None:
     """Raises ConfigError if a GPU or its torch cannot multiply as the settings say."""
-    precision, device = context.runtime.decoder_precision, context.device
-    if precision == "tf32x3":
-        _check_capability(device, _LEAST_CAPABILITY, "decoder_precision: tf32x3", "float32")
-    on_gpu = device.type == "cuda"
-    if precision == "float16" and on_gpu and "dtype" not in torch.ops.aten.mm.overloads():
+    precision, on_gpu = context.runtime.decoder_precision, context.device.type == "cuda"
+    if precision != "float32" and on_gpu and "dtype" not in torch.ops.aten.mm.overloads():
         raise ConfigError(
-            "runtime.decoder_precision: float16 needs torch 2.8 or later on a GPU, but this is "
-            f"torch {torch.__version__}; set float32"
-        )
-
-
-def _check_capability(
-    device: torch.device, least: tuple[int, int], setting: str, other: str
-) -> None:
-    """Raises ConfigError if a GPU has a lower compute capability than a setting needs."""
-    if device.type != "cuda":
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < least:
-        raise ConfigError(
-            f"runtime.{setting} needs a GPU of compute capability {least[0]}.{least[1]} or more, "
-            f"but {device} has {capability[0]}.{capability[1]}; set {other}"
+            f"runtime.decoder_precision: {precision} needs torch 2.8 or later on a GPU, but this "
+            f"is torch {torch.__version__}; set float32"
         )
 
 

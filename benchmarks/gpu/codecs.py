@@ -20,7 +20,7 @@ from token2wav.voice import voice_for
 
 _PACKETS_BEFORE = 10  # not timed: the first ones are shorter, and an idle GPU lowers its clock
 PROFILED = ("qwen3_tts", "nanocodec")  # slower on an H200 than their number of operations explains
-ROUNDED: tuple[DecoderPrecision, ...] = ("tf32x3", "float16")
+ROUNDED: tuple[DecoderPrecision, ...] = ("float16x3", "float16")
 
 
 def codecs(folder: Path, settings: Settings) -> Rows:

@@ -52,7 +52,7 @@ end_after_silence_s: 3, mark: mine,
 runtime: {device: "cuda:1", backend: torch, engines: made, precision: float16, workers: 3, \
 cache_mib: 512,
           cache_storage: int8, pause_batch_ms: 20, pause_token_ms: 0.5, \
-decoder_precision: tf32x3}
+decoder_precision: float16x3}
 limits:
     streams: 3
     stream_tokens: 20
@@ -79,7 +79,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
             mark="mine",
             reference=True,
         ),
-        RuntimeConfig("cuda:1", "torch", "made", "float16", 3, 512, "int8", 20, 0.5, "tf32x3"),
+        RuntimeConfig("cuda:1", "torch", "made", "float16", 3, 512, "int8", 20, 0.5, "float16x3"),
         LimitConfig(3, 20, 2.5, 2, batch_streams=5, player_buffer_seconds=0.1),
         FrontConfig("native"),
         voices=(str(tmp_path / "anna.safetensors"), "/voices/bob.safetensors"),

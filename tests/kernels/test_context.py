@@ -21,15 +21,18 @@ from testkit.models.codec_models import drawn_tokens
 from testkit.models.folders import write_folder
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, assembly
 from token2wav.cache.states import StateStore
+from token2wav.config.settings import DecoderPrecision
 from token2wav.execution.cuda_graphs import SWITCH, GraphSummary
 from token2wav.families.nanocodec.network import HalfSnake
 from token2wav.kernels import context
 from token2wav.layers.convolutions import StreamConv, causal_conv, centred_conv
+from token2wav.layers.packed_linear import PARTS, PackedWeight
 from token2wav.layers.snake import Snake
 from token2wav.layers.streaming import (
     OFFLINE,
     Curve,
     FreezableLayer,
+    KernelContext,
     StreamStep,
     Timing,
     WaveformNetwork,
@@ -129,6 +132,36 @@ def test_streams(conv: StreamConv, name: str, channels_last: bool, into: bool | 
         check_states(states[1], states[0], close)
 
 
+@pytest.mark.parametrize("precision", PARTS)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    "conv",
+    [
+        causal_conv(CHANNELS, 1, 1),
+        causal_conv(CHANNELS, 1, 6),
+        centred_conv(CHANNELS, 1, 11, dilation=5),
+    ],
+    ids=["1", "6", "11, dilated"],
+)
+def test_windows(conv: StreamConv, channels_last: bool, precision: DecoderPrecision) -> None:
+    conv.place(Timing(3, -2))
+    [taps], [dilation] = conv.kernel_size, conv.dilation
+    right, weight = conv.right or None, PackedWeight(torch.randn(1, 1, device=DEVICE), precision)
+    states = [states_of(conv) for _ in range(2)]
+    for index, (frames, past_end) in enumerate([*STEPS, (40, 0)]):
+        x = a_signal(frames, channels_last)
+        step, other = (StreamStep(state, index == 0, frames, past_end) for state in states)
+        if index == len(STEPS):
+            step = other = OFFLINE
+        joined = weight.rounded(step.with_context(conv, x, conv.left, right), 1)
+        expected = joined.unfold(2, (taps - 1) * dilation + 1, 1)[..., ::dilation]
+        found = other.kernel_context(conv, frames, conv.left, right)
+        rows = context.windows(x, found, None, taps, dilation, precision)
+        assert rows.dtype == joined.dtype
+        assert torch.equal(rows.unflatten(2, (taps, -1)), expected.permute(0, 2, 3, 1))
+        check_states(states[1], states[0], 0.0)
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, of infinity and NaN
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("name", [*ACTIVATIONS, "SiLU"])
@@ -150,7 +183,7 @@ def test_square_of_the_sine(most: float, off: float) -> None:
     """It is off by 3e-7, where the sine of float32 is off by 1e-7."""
     x = 2 * torch.rand(1, 1, 4096, device=DEVICE) - 1
     factor, one = torch.full((1, 1), most, device=DEVICE), torch.ones(1, 1, device=DEVICE)
-    result = context.with_context(x, curve=Curve(factor, one))
+    result = context.with_context(x, KernelContext(), Curve(factor, one))
     assert (result - (x + (x * factor).double().sin().square())).abs().max() <= off
 
 

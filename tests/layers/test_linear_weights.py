@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -11,33 +12,39 @@ from torch.nn import functional
 
 from testkit.utterances import off
 from token2wav.config.settings import DecoderPrecision
-from token2wav.kernels.convolution import tf32
-from token2wav.layers.packed_linear import PackedCopy, PackedWeight
+from token2wav.layers.packed_linear import INPUT_SCALE, SMALL_SCALE, PackedCopy, PackedWeight
 from token2wav.layers.projections import join_projections
 
 ROUNDING = 5e-5  # float32 sums of up to 300 products, up to 60 in size, in another order
 
 
-# Bits of the mantissa of an operand that its parts keep, rounded to the nearest or cut off.
-KEPT_BITS: dict[DecoderPrecision, int] = {"tf32x3": 20, "float16": 11}
+# Bits that an input keeps, the least input that keeps them, and the largest input.
+KEPT: dict[DecoderPrecision, tuple[int, float, float]] = {
+    "float16x3": (22, 2.0**-10, 2.0**4 * 65_504),
+    "float16": (11, 2.0**-14, 65_504),
+}
 
 
-@pytest.mark.parametrize("precision", KEPT_BITS)
-def test_parts_of_an_operand_keep_its_bits(precision: DecoderPrecision) -> None:
-    weight = PackedWeight(torch.randn(3, 4), precision)
-    # from the smallest normal float16 to above 1, with all signs
-    x = torch.logspace(-4, 4, 1000) * (1 + torch.rand(1000)) * torch.randn(1000).sign()
-    parts = weight.split(x)
-    assert len(parts) == (2 if precision == "tf32x3" else 1)
-    error = (sum(parts) - x).abs() / x.abs()
-    bound = 2.0 ** -KEPT_BITS[precision]
-    assert bound / 8 < error.max() <= bound
-    if precision == "tf32x3":  # each part has the bits of TF32
-        assert all(torch.equal(part, tf32(part)) for part in parts)
+@pytest.mark.parametrize("precision", KEPT)
+def test_rounded_inputs_keep_their_bits(precision: DecoderPrecision) -> None:
+    weight, (bits, least, most) = PackedWeight(torch.randn(3, 4), precision), KEPT[precision]
+    exponents = torch.linspace(math.log2(least) - 20, math.log2(most) - 1, 10_000)
+    x = 2**exponents * (1 + torch.rand(10_000)) * torch.randn(10_000).sign()
+    x[0] = most
+    rounded = weight.rounded(x[:, None]).double()
+    assert rounded.isfinite().all()
+    if precision == "float16x3":
+        small, large, again = rounded.T
+        assert torch.equal(large, again)
+        result = (large + small / SMALL_SCALE) / INPUT_SCALE
+    else:
+        result = rounded[:, 0]
+    error = (result - x).abs() / x.abs().clamp(least)
+    assert 2.0**-bits / 8 < error.max() <= 2.0**-bits
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("precision", KEPT_BITS)
+@pytest.mark.parametrize("precision", KEPT)
 def test_products_of_rounded_operands(precision: DecoderPrecision, bias: bool) -> None:
     weight, rows = torch.randn(11, 300), torch.randn(2, 5, 300)
     added = torch.randn(11) if bias else None
@@ -49,11 +56,10 @@ def test_products_of_rounded_operands(precision: DecoderPrecision, bias: bool) -
         assert off(product, exact) > 10 * ROUNDING
     assert product.dtype == torch.float32
     assert off(product, rounded) <= ROUNDING
-    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_a_new_weight_is_packed_anew() -> None:
-    packed, rows = PackedCopy(lambda weight: weight.T), torch.randn(2, 3)
+    packed, rows = PackedCopy(lambda weight: weight.T, 1), torch.randn(2, 3)
     for one in (packed, copy.deepcopy(packed)):
         for weight in (torch.randn(3, 4), torch.randn(3, 5)):
             assert one.of(weight) is one.of(weight)

@@ -26,7 +26,7 @@ _LEAST_FIRST_TOKENS = 5
 
 
 Steps = Annotated[int, Bounds(1, MOST_STEPS)]
-DecoderPrecision = Literal["float32", "tf32x3", "float16"]
+DecoderPrecision = Literal["float32", "float16x3", "float16"]
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class RuntimeConfig:
         engines: folder of the exported graphs; empty for `engines` in the model folder.
         precision: dtype of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
         decoder_precision: rounding of the operands of a codec decoder's products, whose sums are
-            always float32 (docs/parity.md). `tf32x3` makes each product of three TF32 products.
+            always float32 (docs/parity.md). `float16x3` makes a product of three of float16.
             `float16` halves the operands, and needs torch 2.8 on a GPU. A CPU has the same error
             and no gain. Convolutions of a flow and its vocoder on kernels follow `precision`: with
             float16 they round to TF32, or to float16 if this setting is `float16` too, and ignore

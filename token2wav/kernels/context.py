@@ -1,5 +1,6 @@
 """Input of a streaming layer with its context, in one launch: the state of the layer, the input
-after its activation, and the new state (`StreamStep.with_context`).
+after its activation, and the new state (`StreamStep.with_context`). The same kernel writes the
+windows of this input, which are the rows of a product, and rounds them.
 
 Operators of torch need a launch for each of these. The strides of the input and of the result are
 arguments of the kernel, so either may be in the order of its axes or have its channels last.
@@ -11,14 +12,17 @@ import torch
 import triton
 import triton.language as tl
 
+from token2wav.config.settings import DecoderPrecision
 from token2wav.kernels.activations import snake
-from token2wav.layers.streaming import Curve, is_channels_last
+from token2wav.layers.packed_linear import INPUT_SCALE, PARTS, SMALL_SCALE
+from token2wav.layers.streaming import Curve, KernelContext, is_channels_last
 
 MOST_REACH = 64  # positions of a state, which one program holds in registers
 _SHORT_REACH = 16  # shorter states need no binary of their own
 _TILE = 32  # channels and positions; 96 channels and the like fill their tiles
 _WARPS = 8
-_NO_CURVE = Curve()
+_NO_CURVE, _NO_CONTEXT = Curve(), KernelContext()
+_INPUT_SCALE, _SMALL_SCALE = tl.constexpr(INPUT_SCALE), tl.constexpr(SMALL_SCALE)
 
 
 @triton.jit
@@ -37,6 +41,36 @@ def _activated(x, frequency, inverse, channel, snakes, slope, ELU: tl.constexpr)
     return result
 
 
+@triton.jit
+def _store_in_windows(
+    at,  # address of the values in the window that begins at their position
+    values,
+    present,
+    position,  # of the values in the input with its context
+    windows,
+    part_stride,
+    taps,
+    tap_stride,  # from a tap of a window to the tap before it in the next window
+    dilation,
+    PARTS: tl.constexpr,
+):
+    """Stores values in all windows that they belong to, rounded as `PackedWeight.rounded`."""
+    if PARTS == 3:
+        scaled = values * _INPUT_SCALE
+        large = scaled.to(tl.float16)
+        small = ((scaled - large.to(tl.float32)) * _SMALL_SCALE).to(tl.float16)
+    for tap in range(taps):
+        window = position - tap * dilation
+        mask = present & (window >= 0) & (window < windows)
+        if PARTS == 3:
+            tl.store(at, small, mask=mask)
+            tl.store(at + part_stride, large, mask=mask)
+            tl.store(at + 2 * part_stride, large, mask=mask)
+        else:
+            tl.store(at, values.to(at.dtype.element_ty), mask=mask)
+        at += tap_stride
+
+
 @triton.jit(
     do_not_specialize=("state_stream", "before", "begin", "stop", "positions", "first", "last"),
     do_not_specialize_on_alignment=("state",),
@@ -52,10 +86,15 @@ def _with_context(
     inverse,
     snakes,  # channels with Snake, the first ones
     slope,  # of LeakyReLU for the other channels; None if they have none
-    out,  # (streams, channels, before + positions), strided
+    out,  # (streams, taps * PARTS * channels, windows), strided
     out_stream,
     out_channel,
     out_time,
+    windows,
+    part_stride,  # channels * out_channel
+    taps,
+    tap_stride,  # PARTS * part_stride - dilation * out_time
+    dilation,
     channels,
     before,  # positions of the context
     begin,  # the first time of x that belongs to the streams
@@ -63,6 +102,7 @@ def _with_context(
     positions,  # after the context; zeros where x does not belong to the streams
     first,  # whether streams begin here; zeros are then read in place of the state
     last,  # whether streams end here, so that the state is not replaced
+    PARTS: tl.constexpr,
     ELU: tl.constexpr,
     REACH: tl.constexpr,  # a power of two, at least `before`; 0 if that is 0
     TILE: tl.constexpr,
@@ -81,15 +121,37 @@ def _with_context(
     mask = present & (time >= begin) & (time < stop)
     values = tl.load(x + start.to(tl.int64) * x_time + lane * x_time, mask=mask, other=0.0)
     values = _activated(values, frequency, inverse, channel, snakes, slope, ELU)
-    later = out + (start + before).to(tl.int64) * out_time
-    tl.store(later + lane * out_time, values, mask=present & (time < positions))
+    at = out + (start + before).to(tl.int64) * out_time + lane * out_time
+    _store_in_windows(
+        at,
+        values,
+        present & (time < positions),
+        before + time,
+        windows,
+        part_stride,
+        taps,
+        tap_stride,
+        dilation,
+        PARTS,
+    )
     if REACH:  # noqa: SIM102, decided when the kernel is compiled
         if tile == 0:
             slot = tl.arange(0, REACH)[None, :]
             held = present & (slot < before)
             old = state + stream * state_stream + channel * before + slot
             stored = held & (first == 0)
-            tl.store(out + slot * out_time, tl.load(old, mask=stored, other=0.0), mask=held)
+            _store_in_windows(
+                out + slot * out_time,
+                tl.load(old, mask=stored, other=0.0),
+                held,
+                slot,
+                windows,
+                part_stride,
+                taps,
+                tap_stride,
+                dilation,
+                PARTS,
+            )
             if last == 0:
                 # The new state is the end of the result. If x is shorter, it begins with a part of
                 # the old state.
@@ -107,30 +169,62 @@ def _with_context(
 
 def with_context(
     x: torch.Tensor,
-    before: int = 0,
-    after: int = 0,
+    context: KernelContext,
     curve: Curve | None = None,
-    state: torch.Tensor | None = None,
-    span: tuple[int, int] | None = None,
     *,
-    first: bool = True,
-    last: bool = True,
     channels_last: bool | None = None,
 ) -> torch.Tensor:
     """Returns x (B, C, T) after its activation with its context (B, C, before + T + after), and
     replaces the state of streams that continue.
 
     Args:
-        before, after: positions of context, at most `MOST_REACH` before x. They are zeros, except
-            for those of the state.
+        context: at most `MOST_REACH` positions before x.
         curve: activation of x.
-        state: (B, C, before) positions before x; the last `before` positions of the result are the
-            new state. None to compute whole sequences.
-        span: part of x that belongs to the streams (`StreamStep.span`). Zeros replace the rest.
-        first, last: whether streams begin with this step, or end with it.
         channels_last: memory order of the result; None for that of x.
     """
+    streams, channels, times = x.shape
+    length = context.before + times + context.after
+    if is_channels_last(x) if channels_last is None else channels_last:
+        out = x.new_empty(streams, length, channels).transpose(1, 2)
+    else:
+        out = x.new_empty(streams, channels, length)
+    _write(x, context, curve, out)
+    return out
+
+
+def windows(
+    x: torch.Tensor,
+    context: KernelContext = _NO_CONTEXT,
+    curve: Curve | None = None,
+    taps: int = 1,
+    dilation: int = 1,
+    precision: DecoderPrecision = "float32",
+) -> torch.Tensor:
+    """Returns the windows (B, windows, taps * parts * C) of what `with_context` returns, rounded by
+    `PackedWeight.rounded`.
+    """
+    streams, channels, times = x.shape
+    reach, parts = (taps - 1) * dilation, PARTS[precision]
+    count = context.before + times + context.after - reach
+    if precision == "float32" and taps == 1 and curve is None and count == times:
+        return x.transpose(1, 2)
+    dtype = torch.float32 if precision == "float32" else torch.float16
+    rows = x.new_empty(streams, count, taps * parts * channels, dtype=dtype)
+    _write(x, context, curve, rows.transpose(1, 2), taps, dilation, parts)
+    return rows
+
+
+def _write(
+    x: torch.Tensor,
+    context: KernelContext,
+    curve: Curve | None,
+    out: torch.Tensor,
+    taps: int = 1,
+    dilation: int = 1,
+    parts: int = 1,
+) -> None:
     (streams, channels, times), curve = x.shape, curve or _NO_CURVE
+    before, after, state, span, first, last = context
     positions = times + after
     begin, stop = span or (0, times)
     assert x.dtype == torch.float32
@@ -139,11 +233,8 @@ def with_context(
     else:
         assert not after
         assert state.stride()[1:] == (before, 1)
-    if is_channels_last(x) if channels_last is None else channels_last:
-        out = x.new_empty(streams, before + positions, channels).transpose(1, 2)
-    else:
-        out = x.new_empty(streams, channels, before + positions)
     tiles = max(1, triton.cdiv(positions, _TILE))
+    part_stride = channels * out.stride(1)
     _with_context[tiles, triton.cdiv(channels, _TILE), streams](
         x,
         *x.stride(),
@@ -155,6 +246,11 @@ def with_context(
         curve.slope,
         out,
         *out.stride(),
+        out.shape[2],
+        part_stride,
+        taps,
+        parts * part_stride - dilation * out.stride(2),
+        dilation,
         channels,
         before,
         begin,
@@ -162,9 +258,9 @@ def with_context(
         positions,
         int(first),
         int(last),
+        PARTS=parts,
         ELU=curve.elu,
         REACH=triton.next_power_of_2(max(before, _SHORT_REACH)) if before else 0,
         TILE=_TILE,
         num_warps=_WARPS,
     )
-    return out

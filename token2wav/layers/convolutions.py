@@ -15,10 +15,12 @@ from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     Activation,
+    KernelContext,
     Streaming,
     StreamModule,
     StreamStep,
     Timing,
+    curve_of,
     is_channels_last,
     padded,
 )
@@ -99,7 +101,7 @@ class StreamConv(nn.Conv1d, Streaming):
             inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups, bias=bias
         )
         self.left, self.right = left, right
-        self.packed = PackedCopy(lambda weight: weight.transpose(1, 2).flatten(1))
+        self.packed = PackedCopy(lambda weight: weight.transpose(1, 2).flatten(1), kernel)
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         self.input, self.output = timing, self.window.output(timing)
@@ -115,9 +117,15 @@ class StreamConv(nn.Conv1d, Streaming):
     def forward(
         self, x: torch.Tensor, step: StreamStep = OFFLINE, activation: Activation | None = None
     ) -> torch.Tensor:
+        right, [taps], [dilation] = self.right or None, self.kernel_size, self.dilation
+        one_by_one = self.groups == 1 and self.stride[0] == 1
+        if one_by_one and _has_window_kernel(self, x, self.weight, taps):
+            context = step.kernel_context(self, x.shape[2], self.left, right)
+            weight = self.packed.of(self.weight), self.bias
+            y = _kernel_product(self, x, context, activation, *weight, taps, dilation)
+            return y.transpose(1, 2)
         # A product has channels last; cuDNN convolves groups and strides in the order of the axes.
-        order = products_on_gpu and self.groups == 1 and self.stride[0] == 1
-        right = self.right or None
+        order = products_on_gpu and one_by_one
         return super().forward(
             step.with_context(self, x, self.left, right, activation=activation, channels_last=order)
         )
@@ -162,12 +170,46 @@ def _product(
     window_bytes = len(x) * x.shape[1] * kernel * x.element_size()
     most = max(1, _MOST_WINDOW_BYTES // window_bytes)
     most = count if kernel == 1 else most
-    operands = weight.split(x)
+    x = weight.rounded(x, 1)
     products = []
     for at in range(0, count, most):
-        rows = [_windows(part[:, :, at : at + most + reach], kernel, dilation) for part in operands]
+        rows = _windows(x[:, :, at : at + most + reach], kernel, dilation)
         products.append(weight.multiply(rows, bias))
     return products[0] if len(products) == 1 else torch.cat(products, dim=1)
+
+
+def _has_window_kernel(
+    layer: Streaming, x: torch.Tensor, weight: torch.Tensor, kernel: int
+) -> bool:
+    """Returns whether a kernel writes the windows of x (B, C, T) for a product."""
+    fits = x[0].numel() * kernel * x.element_size() <= _MOST_WINDOW_BYTES
+    return layer.window_kernel is not None and fits and _multiplies(x, weight)
+
+
+def _kernel_product(
+    layer: Streaming,
+    x: torch.Tensor,
+    context: KernelContext,
+    activation: Activation | None,
+    weight: PackedWeight,
+    bias: torch.Tensor | None,
+    kernel: int,
+    dilation: int = 1,
+) -> torch.Tensor:
+    """Computes the product (B, windows, outputs) of all windows of x (B, C, T) after its activation
+    with its context. The kernel of the layer writes the windows.
+    """
+    assert layer.window_kernel is not None
+    x, curve = curve_of(x, activation)
+    most = _MOST_WINDOW_BYTES // (x[0].numel() * kernel * x.element_size())
+    products = []
+    for at in range(0, len(x), most):
+        streams = slice(at, at + most)
+        rows = layer.window_kernel(
+            x[streams], context.of(streams), curve, kernel, dilation, weight.precision
+        )
+        products.append(weight.multiply(rows, bias))
+    return products[0] if len(products) == 1 else torch.cat(products)
 
 
 def _windows(x: torch.Tensor, kernel: int, dilation: int = 1) -> torch.Tensor:
@@ -323,7 +365,9 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
             start = {"halves": surplus // 2, "end": 0, "both": surplus}[cut]
             end = surplus - start if cut == "halves" else surplus
         self.overlap = Overlap(inputs, kernel, stride, cut=start, cut_end=end)
-        self.packed = PackedCopy(partial(_windows_weight, stride=stride, groups=groups))
+        self._window = -(-kernel // stride)  # inputs of `stride` outputs
+        arrange = partial(_windows_weight, stride=stride, groups=groups)
+        self.packed = PackedCopy(arrange, self._window)
 
     @property
     def output(self) -> Timing:
@@ -332,6 +376,13 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
     def forward(  # type: ignore[override]
         self, x: torch.Tensor, step: StreamStep = OFFLINE, activation: Activation | None = None
     ) -> torch.Tensor:
+        length, ends = x.shape[2], self._window - 1
+        on_time = self.groups == 1 and not self.overlap.pad
+        if on_time and _has_window_kernel(self.overlap, x, self.weight, self._window):
+            context = step.kernel_context(self.overlap, length, ends, ends)
+            weight = self.packed.of(self.weight), self._product_bias
+            products = _kernel_product(self.overlap, x, context, activation, *weight, self._window)
+            return self._outputs(products, length, step)
         x = self.overlap.with_context(x, step, activation, channels_last=products_on_gpu)
         if self._is_product(x):
             return self._as_product(x, step)
@@ -355,29 +406,36 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         """Computes all complete outputs from x (B, inputs, T) as a product of windows. A window has
         one input for each stride of the kernel, and gives `stride` outputs.
         """
-        in_order, [kernel], [stride] = is_channels_last(x), self.kernel_size, self.stride
-        window, count = -(-kernel // stride), x.shape[2]
+        in_order, ends, length = is_channels_last(x), self._window - 1, x.shape[2]
         if step.state is None:
-            x = padded(x, window - 1, window - 1, "constant")
+            x = padded(x, ends, ends, "constant")
         weight = self.packed.of(self.weight)
         if self.groups > 1:
-            products = self._grouped_product(weight, x, window)
+            products = self._grouped_product(weight, x)
         else:
-            bias = None if self.bias is None else self.bias.repeat(stride)
-            products = _product(weight, x, bias, window)
-        y = products.reshape(len(x), -1, self.out_channels).transpose(1, 2)
-        if step.state is None:
-            last = (count - 1) * stride + kernel - self.overlap.cut_end
-            y = y[:, :, self.overlap.cut : last]
+            products = _product(weight, x, self._product_bias, self._window)
+        y = self._outputs(products, length, step)
         return y if in_order or _always_multiplies(x, self.packed) else y.contiguous()
 
-    def _grouped_product(self, weight: PackedWeight, x: torch.Tensor, window: int) -> torch.Tensor:
+    @property
+    def _product_bias(self) -> torch.Tensor | None:
+        return None if self.bias is None else self.bias.repeat(self.stride[0])
+
+    def _outputs(self, products: torch.Tensor, inputs: int, step: StreamStep) -> torch.Tensor:
+        """Returns the complete outputs (B, outputs, T) in the products (B, windows, ...)."""
+        y = products.reshape(len(products), -1, self.out_channels).transpose(1, 2)
+        if step.state is None:
+            last = (inputs - 1) * self.stride[0] + self.kernel_size[0] - self.overlap.cut_end
+            y = y[:, :, self.overlap.cut : last]
+        return y
+
+    def _grouped_product(self, weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
         """Computes the products (B, windows, stride, outputs) of the windows of x (B, inputs, T)
         with the weights of all groups.
         """
         groups, [stride] = self.groups, self.stride
         # (groups, B * windows, window * inputs of a group)
-        windows = x.unflatten(1, (groups, -1)).unfold(3, window, 1)
+        windows = x.unflatten(1, (groups, -1)).unfold(3, self._window, 1)
         rows = windows.permute(1, 0, 3, 4, 2).flatten(3).flatten(1, 2)
         bias = None
         if self.bias is not None:

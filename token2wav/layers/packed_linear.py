@@ -9,8 +9,8 @@ weight once. This module uses two operators that torch provides for its own comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +21,16 @@ from token2wav.config.settings import DecoderPrecision
 
 _ROWS = 16  # oneDNN chooses the layout for this many rows; other numbers are as fast
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-_TF32_BITS = -1 << 13  # of a float32
+
+# `float16x3`: a number is the sum of two float16 numbers, which have 11 bits each. A product of two
+# numbers is made of three products; the one of both small parts is too small to count.
+#
+# The scales are powers of two, so they round nothing. Inputs are scaled down, so that 65,504, the
+# largest float16, stands for a million. Their small part is scaled up, so that it has 11 bits too:
+# inputs above 0.001 keep 22 bits, and smaller ones have an error of at most 2^-32.
+INPUT_SCALE, SMALL_SCALE = 2.0**-4, 2.0**11
+_WEIGHT_BITS = 15  # the largest weight is scaled to less than 2^15
+PARTS: dict[DecoderPrecision, int] = {"float32": 1, "float16x3": 3, "float16": 1}
 
 
 class PackedWeight:
@@ -33,81 +42,69 @@ class PackedWeight:
     Args:
         weight: (outputs, inputs), or (groups, outputs, inputs) for a product of each group, which
             is float32 only.
+        taps: pieces of a row of inputs, each of which `rounded` returned.
     """
 
-    def __init__(self, weight: torch.Tensor, precision: DecoderPrecision = "float32") -> None:
+    def __init__(
+        self, weight: torch.Tensor, precision: DecoderPrecision = "float32", taps: int = 1
+    ) -> None:
         weight = weight.detach().contiguous()
-        self._precision, self._grouped = precision, weight.dim() == 3
+        self.precision, self._grouped = precision, weight.dim() == 3
         on_cpu = weight.device.type == "cpu"
         assert precision == "float32" or not self._grouped
         self._packed = _AVAILABLE and on_cpu and not self._grouped and precision == "float32"
+        self._scale = 1.0  # of the products
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
-        self._parts = self.split(weight)
+        elif precision == "float16":
+            weight = weight.half()
+        elif precision == "float16x3":
+            exponent = _WEIGHT_BITS - math.frexp(weight.abs().max().item())[1]
+            self._scale = 2.0**-exponent / INPUT_SCALE
+            scaled = weight.unflatten(1, (taps, -1)) * 2.0**exponent
+            large = scaled.half()
+            parts = large / SMALL_SCALE, (scaled - large).half(), large
+            weight = torch.cat(parts, dim=2).flatten(1)
+        self._weight = weight.float() if on_cpu and not self._packed else weight
 
-    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Rounds an operand, and returns its parts: one, or two for `tf32x3`, the larger first."""
-        if self._precision == "float32":
-            return (x,)
-        if self._precision == "float16":
-            # A number above 65,504 becomes infinite. The audio is then NaN, and its stream ends.
-            half = x.half()
-            return (half.float() if x.device.type == "cpu" else half,)
-        large = _tf32(x)
-        return large, _tf32(x - large)
+    def rounded(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Rounds inputs. `dim` is the axis of the inputs, on which `float16x3` has three parts."""
+        # A number above 65,504 becomes infinite. The audio is then NaN, and its stream ends.
+        if self.precision == "float16":
+            return x.half()
+        if self.precision == "float16x3":
+            scaled = x * INPUT_SCALE
+            large = scaled.half()
+            return torch.cat((((scaled - large) * SMALL_SCALE).half(), large, large), dim)
+        return x
 
     def product(self, rows: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the product of rows (..., inputs), plus a bias (outputs,), to (..., outputs)."""
-        return self.multiply(self.split(rows), bias)
+        return self.multiply(self.rounded(rows), bias)
 
-    def multiply(
-        self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Computes the product of rows of which `split` returned the parts.
+    def multiply(self, rows: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes the product of rows (..., inputs) that `rounded` returned.
 
         With groups, the rows are (groups, n, inputs), and the bias is (groups, 1, outputs).
         """
-        rows, weight = parts[0], self._parts[0]
         if self._packed:
             y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                rows.contiguous(), weight, bias, "none", [], ""
+                rows.contiguous(), self._weight, bias, "none", [], ""
             )
             return y
         if self._grouped:
-            columns = weight.transpose(1, 2)
+            columns = self._weight.transpose(1, 2)
             return torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias, rows, columns)
-        if rows.dtype == torch.float16:  # `F.linear` would round the results too
-            y = torch.mm(rows.flatten(0, -2), weight.T, out_dtype=torch.float32)
+        if self.precision == "float32":
+            return F.linear(rows, self._weight, bias)
+        if rows.device.type == "cpu":
+            y = F.linear(rows.float(), self._weight)
+        else:  # `F.linear` would round the results too
+            y = torch.mm(rows.flatten(0, -2), self._weight.T, out_dtype=torch.float32)
             y = y.unflatten(0, rows.shape[:-1])
-            return y if bias is None else y.add_(bias)
-        if self._precision == "tf32x3":
-            # The products with small parts come first, so that their sum is rounded least.
-            with _tf32_products():
-                y = F.linear(parts[1], weight, bias)
-                y += F.linear(rows, self._parts[1])
-                y += F.linear(rows, weight)
-            return y
-        return F.linear(rows, weight, bias)
-
-
-def _tf32(x: torch.Tensor) -> torch.Tensor:
-    """Rounds float32 towards 0, to 10 bits of mantissa, in one launch."""
-    return x.view(torch.int32).bitwise_and(_TF32_BITS).view(torch.float32)
-
-
-@contextmanager
-def _tf32_products() -> Iterator[None]:
-    """Lets cuBLAS multiply float32 in TF32. Operands that have no more bits lose nothing.
-
-    torch has this switch for the whole process only. A GPU computes one batch at a time, and a
-    captured graph keeps the kernels of its capture.
-    """
-    switch = torch.backends.cuda.matmul
-    before, switch.allow_tf32 = switch.allow_tf32, True
-    try:
-        yield
-    finally:
-        switch.allow_tf32 = before
+        if bias is not None:
+            return torch.add(bias, y, alpha=self._scale, out=y)
+        return y if self._scale == 1 else y.mul_(self._scale)
 
 
 class PackedCopy:
@@ -116,34 +113,45 @@ class PackedCopy:
     def __init__(
         self,
         arrange: Callable[[torch.Tensor], torch.Tensor],  # weight of the layer, to that of products
+        taps: int,
         precision: DecoderPrecision = "float32",
     ) -> None:
-        self._arrange, self.precision = arrange, precision
+        self._arrange, self._taps, self.precision = arrange, taps, precision
         self._copy: tuple[tuple[int, int], PackedWeight] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedCopy:
         """Returns a copy that packs anew, because torch cannot copy oneDNN's layout."""
-        return PackedCopy(self._arrange, self.precision)
+        return PackedCopy(self._arrange, self._taps, self.precision)
 
     def of(self, weight: torch.Tensor) -> PackedWeight:
         key = weight.data_ptr(), 0 if weight.is_inference() else weight._version
         copy = self._copy
         if copy is None or copy[0] != key:
-            self._copy = copy = key, PackedWeight(self._arrange(weight), self.precision)
+            weight = self._arrange(weight)
+            self._copy = copy = key, PackedWeight(weight, self.precision, self._taps)
         return copy[1]
 
 
 class PackedLinear(nn.Module):
     """Linear layer for inference. It keeps its weight in the packed layout or in rounded parts
     alone, which are no part of its `state_dict`.
+
+    Attributes:
+        window_kernel: as of `Streaming`. It rounds the inputs in one launch.
     """
+
+    window_kernel: Callable[..., torch.Tensor] | None = None
 
     def __init__(self, linear: nn.Linear, precision: DecoderPrecision = "float32") -> None:
         super().__init__()
         self._weight, self.bias = PackedWeight(linear.weight, precision), linear.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._weight.product(x, self.bias)
+        if self.window_kernel is None or self._weight.precision == "float32":
+            return self._weight.product(x, self.bias)
+        inputs = x.flatten(0, -2).T[None]  # as a stream of as many positions
+        [rows] = self.window_kernel(inputs, precision=self._weight.precision)
+        return self._weight.multiply(rows, self.bias).unflatten(0, x.shape[:-1])
 
 
 def pack_linears(network: nn.Module, precision: DecoderPrecision = "float32") -> None:

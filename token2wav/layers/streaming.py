@@ -54,6 +54,29 @@ class Curve(NamedTuple):
     elu: bool = False
 
 
+class KernelContext(NamedTuple):
+    """Context of the input x of a layer, as a kernel reads it.
+
+    Attributes:
+        before, after: positions before and after x. They are zeros, except for those of the state.
+        state: (B, C, before) positions before x; the last `before` positions of the result are the
+            new state. None to compute whole sequences.
+        span: part of x that belongs to the streams (`StreamStep.span`). Zeros replace the rest.
+        first, last: whether streams begin with this step, or end with it.
+    """
+
+    before: int = 0
+    after: int = 0
+    state: torch.Tensor | None = None
+    span: tuple[int, int] | None = None
+    first: bool = True
+    last: bool = True
+
+    def of(self, streams: slice) -> KernelContext:
+        """Returns the context of some streams of the batch."""
+        return self if self.state is None else self._replace(state=self.state[streams])
+
+
 class StateSpec(NamedTuple):
     """State of one layer for one stream. The name is the layer's name in its network."""
 
@@ -107,12 +130,13 @@ class Streaming(StreamModule):
         state_shape: shape of the state of one stream; empty for a layer without state.
         state_in_place: whether a step changes only a part of the state, where it is stored. A store
             may then pass a list with the state of each stream instead of one tensor (`StateStore`).
-        context_kernel: function that computes the input of the layer with its context in one
-            launch, with the arguments of `with_context` in kernels/context.py; None for operators
-            of torch.
+        context_kernel, window_kernel: functions that compute, in one launch, the input of the layer
+            with its context, and its windows: `with_context` and `windows` of kernels/context.py.
+            None for operators of torch.
     """
 
     context_kernel: Callable[..., torch.Tensor] | None = None
+    window_kernel: Callable[..., torch.Tensor] | None = None
     input: Timing
     output: Timing
     state_shape: tuple[int, ...] = ()
@@ -347,29 +371,30 @@ class StreamStep:
         activation: Activation | None,
         channels_last: bool | None,
     ) -> torch.Tensor:
-        curve = getattr(activation, "curve", None)
-        if activation and curve is None:
-            x = activation(x)
-        before, after, state, span = left, right or 0, None, None
-        if self.state is not None:
-            before = after = 0
-            if layer.state_shape:
-                before, state = layer.state_shape[-1], self.state[layer]
-                begin, stop = self.span(layer, x.shape[2])
-                span = begin, x.shape[2] if right is None else stop
-        if curve is None and not before + after:
+        x, curve = curve_of(x, activation)
+        context = self.kernel_context(layer, x.shape[2], left, right)
+        if curve is None and not context.before + context.after:
             return x
         assert layer.context_kernel is not None
-        return layer.context_kernel(
-            x,
-            before,
-            after,
-            curve,
-            state,
-            span,
+        return layer.context_kernel(x, context, curve, channels_last=channels_last)
+
+    def kernel_context(
+        self, layer: Streaming, length: int, left: int, right: int | None
+    ) -> KernelContext:
+        """Returns the context of the input of a layer, which has the length of this step. For the
+        other arguments see `with_context`.
+        """
+        if self.state is None:
+            return KernelContext(left, right or 0)
+        if not layer.state_shape:
+            return KernelContext()
+        begin, stop = self.span(layer, length)
+        return KernelContext(
+            layer.state_shape[-1],
+            state=self.state[layer],
+            span=(begin, length if right is None else stop),
             first=self.first,
             last=self.frames_past_end > 0,
-            channels_last=channels_last,
         )
 
     def span(self, layer: Streaming, length: int) -> tuple[int, int]:
@@ -388,6 +413,14 @@ class StreamStep:
 
 
 OFFLINE = StreamStep()
+
+
+def curve_of(x: torch.Tensor, activation: Activation | None) -> tuple[torch.Tensor, Curve | None]:
+    """Returns x and the curve that a kernel applies to it. If no kernel computes the activation,
+    returns the result of the activation, and None.
+    """
+    curve: Curve | None = getattr(activation, "curve", None)
+    return (activation(x) if activation and curve is None else x), curve
 
 
 def is_channels_last(x: torch.Tensor) -> bool:
