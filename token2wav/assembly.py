@@ -29,6 +29,7 @@ from token2wav.cache.encoder_cache import page_bytes
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.config.settings import DecoderPrecision
 from token2wav.errors import ConfigError
 from token2wav.execution.captured_sizes import CAPTURED_STREAMS
 from token2wav.execution.cuda_graphs import GraphPool, GraphSummary, graphs_enabled
@@ -306,12 +307,11 @@ class Assembly:
         provisional_tables: dict[int, OdeTables] = {}
         if name == "flow" and self.config.ode_steps:
             solvers, provisional_tables = self._schedules(network)
-        if name == "decoder":
-            if network.packs_linears:
-                pack_linears(network, self.context.runtime.decoder_precision)
-            round_products(network, self.context.runtime.decoder_precision)
-        longest_hop = self.config.hops(self.stream)[1]
         kernels = self.pool is not None and gpu_runs_kernels(self.context.device)
+        if name == "decoder" and network.packs_linears:
+            pack_linears(network, self.context.runtime.decoder_precision)
+        round_products(network, self._product_precision(name, kernels=kernels))
+        longest_hop = self.config.hops(self.stream)[1]
         if kernels:
             _set_kernels(network)
         special_stage = self.family.own_stage(
@@ -322,6 +322,14 @@ class Assembly:
         if name == "flow":
             return self._flow_stage(network, noise, solvers, provisional_tables)
         return self._vocoder_stage(name, network, noise)
+
+    def _product_precision(self, name: StageName, *, kernels: bool) -> DecoderPrecision:
+        """Returns the rounding of the operands of convolutions that torch multiplies."""
+        if name == "decoder":
+            return self.context.runtime.decoder_precision
+        if name == "vocoder" and kernels and self.context.precision == "float16":
+            return "float16" if self._half_convolution_inputs else "float16x3"
+        return "float32"
 
     def _schedules(self, flow: Any) -> tuple[dict[int, EulerSolver], dict[int, OdeTables]]:
         """Makes the solvers of a flow, and the tables for its provisional chunks, both by number of

@@ -4,10 +4,11 @@
 compiles for compute capabilities 8.0 and 9.0, and at 9.0 for two ways to keep pages. A model is
 assembled on torch's device `meta`, as on a GPU: each function that a GPU would capture as a graph
 runs once, and its kernels are compiled instead of launched. So types, constants and tile sizes are
-those of a server.
+those of a server. A codec has no pages; it is compiled with each rounding of its operands.
 
-The program prints a line for each binary: capability, model, kernel, storage, registers of a
-thread, bytes of its stack, shared memory of a program, instructions that load 16 bytes.
+The program prints a line for each binary: capability, model, kernel, storage (of a codec:
+`decoder_precision`), registers of a thread, bytes of its stack, shared memory of a program,
+instructions that load 16 bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from token2wav import StreamConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.execution.cuda_graphs import CudaGraph
 from token2wav.kernels import dependent_launch, products
+from token2wav.layers.packed_linear import PARTS
 
 STORAGES = {"float32": "float32", "float16": "auto", "int8": "int8", "float8": "float8"}
 # Codecs with signals in both orders, and with odd numbers of channels.
@@ -48,12 +50,14 @@ class _RunningGraphs(CountedGraphs):
         return super().capture(function)
 
 
-def binaries(config: ModelConfig, storage: Any) -> Iterator[Any]:
-    """Compiles the kernels of a model for the active GPU, and yields their binaries."""
+def binaries(config: ModelConfig, *choices: Any) -> Iterator[Any]:
+    """Compiles the kernels of a model for the active GPU, and yields their binaries. `choices` are
+    the last arguments of `counted_stages`.
+    """
     by_hash: dict[str, Any] = {}
     graphs = patch("lab.launches.counted_stages.CountedGraphs", _RunningGraphs)
     with LaunchCounter() as counter, graphs, compiling(by_hash):
-        counted_stages(counter, config, StreamConfig(), storage)
+        counted_stages(counter, config, StreamConfig(), *choices)
     yield from by_hash.values()
 
 
@@ -88,8 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         capability, _, storages = target.partition(":")
         driver.set_active(AbsentGPU(int(capability)))
         for model in options.models:
-            for storage in storages.split(","):
-                for binary in binaries(configs[model], STORAGES[storage]):
+            kept: dict[str, tuple[str, ...]] = {
+                name: (STORAGES[name],) for name in storages.split(",")
+            }
+            if model in CODECS:
+                kept = {name: ("auto", name) for name in PARTS}
+            for storage, choices in kept.items():
+                for binary in binaries(configs[model], *choices):
                     wide = len(_WIDE_LOAD.findall(binary.asm["ptx"]))
                     used = resources(binary.asm["cubin"])
                     name, shared = binary.metadata.name, binary.metadata.shared

@@ -22,6 +22,7 @@ from token2wav import RuntimeConfig, StreamConfig, assembly
 from token2wav.assembly import family_for
 from token2wav.backends import LoadContext
 from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.config.settings import DecoderPrecision
 from token2wav.execution.cuda_graphs import CudaGraph, GraphPool, GraphSummary
 from token2wav.layers.streaming import WaveformNetwork
 from token2wav.stages.cached_flow import CachedFlow
@@ -91,14 +92,22 @@ def counted_stages(
     config: ModelConfig,
     stream: StreamConfig,
     storage: Literal["auto", "float32", "int8", "float8"] = "auto",
+    decoder_precision: DecoderPrecision = "float32",
 ) -> Stages:
     """Makes the stages of a model on `meta`, in float16, with weights that have no values.
 
     Args:
         counter: counter, which must be active. It counts the chunks that the stages compute.
         storage: dtype of the cached keys and values.
+        decoder_precision: rounding of the operands of a codec.
     """
-    runtime = RuntimeConfig("auto", "torch", precision="float16", cache_storage=storage)
+    runtime = RuntimeConfig(
+        "auto",
+        "torch",
+        precision="float16",
+        cache_storage=storage,
+        decoder_precision=decoder_precision,
+    )
     context = LoadContext(Path("no folder"), runtime, META)
     with counter.collected(None), _assembled_on_meta(counter):
         stages = assembly.Assembly(context, config, stream).stages()

@@ -41,7 +41,7 @@ _SHORT_INPUT = 32  # inputs of a stream, for transposed convolutions
 # float32 convolutions at 4 to 8 TFLOP/s, and cuBLAS large float32 products at 51 (one H200). No GPU
 # has measured the products inside a decoder yet, so a benchmark may turn them off here.
 products_on_gpu = True
-_MOST_WINDOW_BYTES = 256 << 20  # copied for one product; the windows of longer signals are divided
+_MOST_WINDOW_BYTES = 512 << 20  # written for one product; longer signals need several products
 
 
 def for_cudnn(x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ weight once. This module uses two operators that torch provides for its own comp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,10 +25,10 @@ _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, 
 # numbers is made of three products; the one of both small parts is too small to count.
 #
 # The scales are powers of two, so they round nothing. Inputs are scaled down, so that 65,504, the
-# largest float16, stands for a million. Their small part is scaled up, so that it has 11 bits too:
-# inputs above 0.001 keep 22 bits, and smaller ones have an error of at most 2^-32.
+# largest float16, stands for a million, and weights are scaled up, to 4,094 at most. The small part
+# of inputs is scaled up, so that it has 11 bits too: inputs above 0.001 keep 22 bits, and smaller
+# ones have an error of at most 2^-32.
 INPUT_SCALE, SMALL_SCALE = 2.0**-4, 2.0**11
-_WEIGHT_BITS = 15  # the largest weight is scaled to less than 2^15
 PARTS: dict[DecoderPrecision, int] = {"float32": 1, "float16x3": 3, "float16": 1}
 
 
@@ -53,15 +52,12 @@ class PackedWeight:
         on_cpu = weight.device.type == "cpu"
         assert precision == "float32" or not self._grouped
         self._packed = _AVAILABLE and on_cpu and not self._grouped and precision == "float32"
-        self._scale = 1.0  # of the products
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
         elif precision == "float16":
             weight = weight.half()
         elif precision == "float16x3":
-            exponent = _WEIGHT_BITS - math.frexp(weight.abs().max().item())[1]
-            self._scale = 2.0**-exponent / INPUT_SCALE
-            scaled = weight.unflatten(1, (taps, -1)) * 2.0**exponent
+            scaled = weight.unflatten(1, (taps, -1)) / INPUT_SCALE
             large = scaled.half()
             parts = large / SMALL_SCALE, (scaled - large).half(), large
             weight = torch.cat(parts, dim=2).flatten(1)
@@ -98,13 +94,11 @@ class PackedWeight:
         if self.precision == "float32":
             return F.linear(rows, self._weight, bias)
         if rows.device.type == "cpu":
-            y = F.linear(rows.float(), self._weight)
-        else:  # `F.linear` would round the results too
-            y = torch.mm(rows.flatten(0, -2), self._weight.T, out_dtype=torch.float32)
-            y = y.unflatten(0, rows.shape[:-1])
-        if bias is not None:
-            return torch.add(bias, y, alpha=self._scale, out=y)
-        return y if self._scale == 1 else y.mul_(self._scale)
+            return F.linear(rows.float(), self._weight, bias)
+        # `F.linear` would round the results too
+        y = torch.mm(rows.flatten(0, -2), self._weight.T, out_dtype=torch.float32)
+        y = y.unflatten(0, rows.shape[:-1])
+        return y if bias is None else y.add_(bias)
 
 
 class PackedCopy:
