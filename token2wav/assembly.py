@@ -45,7 +45,7 @@ from token2wav.execution.device import (
 from token2wav.exported.run import ExportedVocoder, signals_of
 from token2wav.families.family import Family, StageParts
 from token2wav.layers.convolutions import round_products
-from token2wav.layers.packed_linear import PackedLinear, pack_linears
+from token2wav.layers.packed_linear import pack_linears
 from token2wav.layers.streaming import Streaming, WaveformNetwork
 from token2wav.networks.bigvgan import AntiAliased
 from token2wav.networks.hift import HiFT
@@ -467,8 +467,6 @@ def _set_kernels(network: nn.Module) -> None:
             module.kernel = anti_aliased
         elif isinstance(module, Streaming) and (0, *module.state_shape)[-1] <= MOST_REACH:
             module.context_kernel, module.window_kernel = with_context, windows
-        elif isinstance(module, PackedLinear):
-            module.window_kernel = windows
 
 
 def _read_network(

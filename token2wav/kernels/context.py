@@ -21,7 +21,7 @@ MOST_REACH = 64  # positions of a state, which one program holds in registers
 _SHORT_REACH = 16  # shorter states need no binary of their own
 _TILE = 32  # channels and positions; 96 channels and the like fill their tiles
 _WARPS = 8
-_NO_CURVE, _NO_CONTEXT = Curve(), KernelContext()
+_NO_CURVE = Curve()
 _INPUT_SCALE, _SMALL_SCALE = tl.constexpr(INPUT_SCALE), tl.constexpr(SMALL_SCALE)
 
 
@@ -72,7 +72,10 @@ def _store_in_windows(
 
 
 @triton.jit(
-    do_not_specialize=("state_stream", "before", "begin", "stop", "positions", "first", "last"),
+    do_not_specialize=(
+        *("state_stream", "windows", "dilation", "before"),
+        *("begin", "stop", "positions", "first", "last"),
+    ),
     do_not_specialize_on_alignment=("state",),
 )
 def _with_context(
@@ -194,11 +197,11 @@ def with_context(
 
 def windows(
     x: torch.Tensor,
-    context: KernelContext = _NO_CONTEXT,
-    curve: Curve | None = None,
-    taps: int = 1,
-    dilation: int = 1,
-    precision: DecoderPrecision = "float32",
+    context: KernelContext,
+    curve: Curve | None,
+    taps: int,
+    dilation: int,
+    precision: DecoderPrecision,
 ) -> torch.Tensor:
     """Returns the windows (B, windows, taps * parts * C) of what `with_context` returns, rounded by
     `PackedWeight.rounded`.

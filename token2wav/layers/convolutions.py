@@ -182,8 +182,13 @@ def _has_window_kernel(
     layer: Streaming, x: torch.Tensor, weight: torch.Tensor, kernel: int
 ) -> bool:
     """Returns whether a kernel writes the windows of x (B, C, T) for a product."""
-    fits = x[0].numel() * kernel * x.element_size() <= _MOST_WINDOW_BYTES
+    fits = _streams_at_once(x, kernel) > 0
     return layer.window_kernel is not None and fits and _multiplies(x, weight)
+
+
+def _streams_at_once(x: torch.Tensor, kernel: int) -> int:
+    """Returns the number of streams of x (B, C, T) whose windows fit into memory together."""
+    return _MOST_WINDOW_BYTES // max(1, x[0].numel() * kernel * x.element_size())
 
 
 def _kernel_product(
@@ -201,7 +206,7 @@ def _kernel_product(
     """
     assert layer.window_kernel is not None
     x, curve = curve_of(x, activation)
-    most = _MOST_WINDOW_BYTES // (x[0].numel() * kernel * x.element_size())
+    most = _streams_at_once(x, kernel)
     products = []
     for at in range(0, len(x), most):
         streams = slice(at, at + most)

@@ -127,31 +127,25 @@ class PackedCopy:
 
 
 class PackedLinear(nn.Module):
-    """Linear layer for inference. It keeps its weight in the packed layout or in rounded parts
-    alone, which are no part of its `state_dict`.
-
-    Attributes:
-        window_kernel: as of `Streaming`. It rounds the inputs in one launch.
+    """Linear layer for inference. It keeps its weight in the packed layout or in float16 alone,
+    which is no part of its `state_dict`.
     """
-
-    window_kernel: Callable[..., torch.Tensor] | None = None
 
     def __init__(self, linear: nn.Linear, precision: DecoderPrecision = "float32") -> None:
         super().__init__()
         self._weight, self.bias = PackedWeight(linear.weight, precision), linear.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.window_kernel is None or self._weight.precision == "float32":
-            return self._weight.product(x, self.bias)
-        inputs = x.flatten(0, -2).T[None]  # as a stream of as many positions
-        [rows] = self.window_kernel(inputs, precision=self._weight.precision)
-        return self._weight.multiply(rows, self.bias).unflatten(0, x.shape[:-1])
+        return self._weight.product(x, self.bias)
 
 
 def pack_linears(network: nn.Module, precision: DecoderPrecision = "float32") -> None:
     """Replaces all linear layers in float32 of a network by packed ones: on a CPU, or where their
-    operands are rounded.
+    operands are rounded. `float16x3` rounds none, because it reads more bytes of weights, and the
+    products of linear layers have few rows.
     """
+    if precision == "float16x3":
+        precision = "float32"
     for parent in list(network.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear and child.weight.dtype == torch.float32:
