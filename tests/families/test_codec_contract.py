@@ -190,6 +190,9 @@ PRECISIONS: dict[DecoderPrecision, tuple[float, float]] = {
 }
 
 
+WITHOUT_CONVOLUTIONS = "lfm2_audio", "moss", "moss_stereo"  # float16x3 rounds nothing else
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", CODECS)
 def test_a_decoder_precision_has_its_error(
@@ -203,7 +206,9 @@ def test_a_decoder_precision_has_its_error(
     expected, whole = (each.synthesize(tokens) for each in (exact, model))
     streamed = joined(chunks_of(model, portions(tokens, [3])))
     of_whole, of_stream = PRECISIONS[precision]
-    assert 0 < off(whole, expected) <= of_whole * expected.std()
+    unchanged = precision == "float16x3" and name in WITHOUT_CONVOLUTIONS
+    assert (off(whole, expected) == 0) == unchanged
+    assert off(whole, expected) <= of_whole * expected.std()
     assert off(streamed, whole) <= of_stream * expected.std()
     if precision == "float16":
         assert off(whole, expected) > 5 * PARITY * expected.std()
