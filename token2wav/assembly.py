@@ -446,7 +446,7 @@ class Assembly:
             return None
         # Triton-language kernels
         from token2wav.kernels.channels_last import HiFTPlan
-        from token2wav.kernels.convolution import precision_beside
+        from token2wav.kernels.rounding import precision_beside
         from token2wav.stages.kernel_pieces import kernel_pieces
 
         dtype = torch.float16 if self.context.precision == "float16" else torch.float32

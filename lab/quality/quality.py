@@ -305,7 +305,7 @@ class _RoundedProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        from token2wav.kernels.convolution import tf32  # needs the Triton language
+        from token2wav.kernels.rounding import tf32  # needs the Triton language
 
         if func in (torch.conv1d, torch.conv_transpose1d):
             x, weight, *rest = args

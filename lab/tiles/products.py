@@ -20,15 +20,10 @@ from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.execution.block_table import HEADER, Block
 from token2wav.kernels import products, tiles
 from token2wav.kernels.causal_convolution import CausalConvolution
-from token2wav.kernels.convolution import (
-    FAR,
-    Convolution,
-    PieceTensors,
-    Signal,
-    SignalLayout,
-)
+from token2wav.kernels.convolution import Convolution
 from token2wav.kernels.norms import NormVectors
 from token2wav.kernels.products import gelu_product, project_heads
+from token2wav.kernels.signals import FAR, PieceTensors, Signal, SignalLayout
 from token2wav.kernels.tiles import Product, ProductSize, Tile
 from token2wav.networks.unet import CausalConv
 

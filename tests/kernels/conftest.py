@@ -139,7 +139,7 @@ def fused_products(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def nan_in_new_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fills new signals with NaN."""
-    from token2wav.kernels.convolution import PieceTensors, Signal, SignalLayout
+    from token2wav.kernels.signals import PieceTensors, Signal, SignalLayout
 
     make = Signal.empty
 

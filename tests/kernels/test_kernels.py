@@ -17,10 +17,10 @@ from token2wav.config.settings import DecoderPrecision
 from token2wav.execution.block_table import HEADER, Block, frame_positions
 from token2wav.families.cosyvoice3 import kernel_step
 from token2wav.kernels import products
-from token2wav.kernels.convolution import Precision
 from token2wav.kernels.norms import NormVectors, added_norm, gated_norm, modulated_norm
 from token2wav.kernels.position_convolution import PositionConvolution
 from token2wav.kernels.products import gelu_product, project_heads
+from token2wav.kernels.rounding import Precision
 from token2wav.kernels.tiles import Product, Tile
 from token2wav.networks import dit
 

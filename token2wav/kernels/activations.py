@@ -66,3 +66,19 @@ def gelu(x, TANH: tl.constexpr):
     else:
         part = 0.5 * (1.0 + tl.erf(x * _SQRT_HALF))
     return x * part
+
+
+@triton.jit
+def activated(values, slopes, width, column, inside, slope, ACTIVATION: tl.constexpr):
+    """Applies an activation. `slopes` has the rows a, b, c of Snake: b x + c sin(a x) ** 2."""
+    if ACTIVATION == "snake":
+        scale = tl.load(slopes + column, mask=inside, other=0.0)[None, :]
+        straight = tl.load(slopes + width + column, mask=inside, other=0.0)[None, :]
+        gain = tl.load(slopes + 2 * width + column, mask=inside, other=0.0)[None, :]
+        sine = tl.sin(values * scale)
+        values = values * straight + sine * sine * gain
+    elif ACTIVATION == "leaky":
+        values = tl.where(values < 0, values * slope, values)
+    elif ACTIVATION == "elu":
+        values = tl.where(values < 0, tl.exp(values) - 1, values)
+    return values

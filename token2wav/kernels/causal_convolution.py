@@ -24,10 +24,10 @@ from token2wav.kernels.block_table import (
     VALID,
     rows_of,
 )
-from token2wav.kernels.convolution import Precision, rounded_product, rounded_weights
 from token2wav.kernels.convolution_state import keep_last_inputs, store_state
 from token2wav.kernels.norms import NormVectors, normalized, row_width
 from token2wav.kernels.past import Past
+from token2wav.kernels.rounding import Precision, rounded_product, rounded_weights
 from token2wav.networks.unet import CausalConv
 
 

@@ -2,7 +2,7 @@
 
 The plan is made from the layers of a network, which remains the reference. Kernel, dilation,
 stride, delay and state of a convolution come from its layer. A *signal* is the input of a layer,
-and its *halo* has the last rows of the previous piece (`kernels/convolution.py`). The halo is long
+and its *halo* has the last rows of the previous piece (`kernels/signals.py`). The halo is long
 enough for every layer that reads the signal. So layers that only delay a signal (`Delay`) need no
 code: a reader of a delayed signal reads earlier rows.
 
@@ -22,18 +22,10 @@ import triton
 from torch import nn
 
 from token2wav.kernels import source_filter
-from token2wav.kernels.convolution import (
-    Activation,
-    Convolution,
-    PieceTensors,
-    Precision,
-    Signal,
-    SignalLayout,
-    aligned,
-    fan_out,
-    mean,
-    rounded_weights,
-)
+from token2wav.kernels.branches import fan_out, mean
+from token2wav.kernels.convolution import Activation, Convolution
+from token2wav.kernels.rounding import Precision, rounded_weights
+from token2wav.kernels.signals import PieceTensors, Signal, SignalLayout, aligned
 from token2wav.layers.convolutions import StreamConv, StreamConvTranspose
 from token2wav.layers.streaming import StateSpec, Streaming
 from token2wav.networks.hift import HiFT

@@ -14,8 +14,8 @@ import triton.language as tl
 
 from token2wav.kernels.activations import mish
 from token2wav.kernels.block_table import BEFORE, CHUNK, OF_A_BATCH, VALID, rows_of
-from token2wav.kernels.convolution import Precision, rounded_product, rounded_weights
 from token2wav.kernels.convolution_state import store_state
+from token2wav.kernels.rounding import Precision, rounded_product, rounded_weights
 
 # On an H200 a first chunk takes 22 us with its state; tiles of 16 and 32 rows take 28 and 32 us.
 _TILE, _WARPS, _STAGES = 64, 4, 3

@@ -9,14 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from token2wav.kernels.convolution import (
+from token2wav.kernels.rounding import rounded
+from token2wav.kernels.signals import (
     COLUMNS,
     FRAMES,
     OFFSET,
     REMAINING,
     START,
     carry_halo,
-    rounded,
     store_rows,
 )
 

@@ -20,11 +20,11 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.step import StepFunction
 from token2wav.kernels.causal_convolution import CausalConvolution, NormedConvolution
-from token2wav.kernels.convolution import Precision, precision_of
 from token2wav.kernels.euler import integrate
 from token2wav.kernels.norms import NormVectors, added_norm
 from token2wav.kernels.past import Past
 from token2wav.kernels.products import gelu_product
+from token2wav.kernels.rounding import Precision, precision_of
 from token2wav.layers.projections import join_projections
 from token2wav.networks.ode import OdeTables
 from token2wav.networks.unet import (

@@ -29,11 +29,11 @@ from token2wav.execution.batch import Batch
 from token2wav.execution.block_table import frame_positions
 from token2wav.execution.step import StepFunction
 from token2wav.kernels.attention import paged_attention
-from token2wav.kernels.convolution import precision_of
 from token2wav.kernels.euler import integrate
 from token2wav.kernels.norms import gated_norm, modulated_norm
 from token2wav.kernels.position_convolution import PositionConvolution
 from token2wav.kernels.products import gelu_product, project_heads
+from token2wav.kernels.rounding import precision_of
 from token2wav.networks.dit import DiT, DiTBlock, DiTFeedForward
 from token2wav.networks.estimator import Modulation, Rope
 from token2wav.networks.ode import OdeTables
