@@ -47,6 +47,7 @@ from token2wav.families.family import Family, StageParts
 from token2wav.layers.convolutions import round_products
 from token2wav.layers.packed_linear import pack_linears
 from token2wav.layers.streaming import Streaming, WaveformNetwork
+from token2wav.layers.window_attention import WindowAttention
 from token2wav.networks.bigvgan import AntiAliased
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
@@ -458,13 +459,18 @@ class Assembly:
 
 
 def _set_kernels(network: nn.Module) -> None:
-    """Lets kernels write the inputs of a network's layers, and compute anti-aliased activations."""
+    """Lets kernels write the inputs of a network's layers, compute anti-aliased activations, and
+    attend in windows.
+    """
     from token2wav.kernels.anti_aliased import anti_aliased
     from token2wav.kernels.context import MOST_REACH, windows, with_context
+    from token2wav.kernels.window_attention import window_attention
 
     for module in network.modules():
         if isinstance(module, AntiAliased):
             module.kernel = anti_aliased
+        elif isinstance(module, WindowAttention):
+            module.state_kernel = window_attention
         elif isinstance(module, Streaming) and (0, *module.state_shape)[-1] <= MOST_REACH:
             module.context_kernel, module.window_kernel = with_context, windows
 

@@ -37,8 +37,9 @@ from token2wav.kernels import dependent_launch, products
 from token2wav.layers.packed_linear import PARTS
 
 STORAGES = {"float32": "float32", "float16": "auto", "int8": "int8", "float8": "float8"}
-# Codecs with signals in both orders, and with odd numbers of channels.
-CODECS = "SNAC", "NanoCodec"
+# Codecs with signals in both orders, with odd numbers of channels, and with attention whose heads
+# share their keys.
+CODECS = "SNAC", "NanoCodec", "Audio8"
 _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg\S* .*0x10")
 
 

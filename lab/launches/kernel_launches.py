@@ -83,6 +83,8 @@ def kernel_record(name: str, arguments: Mapping[str, Any], contents: Contents) -
         if isinstance(value, torch.Tensor) and key not in _HALOS
     }
     kernel = _Kernel(name, arguments, list(tensors.values()), contents)
+    if name == "_window_attention":
+        return kernel.on_rings()
     if any(ALL_PAGES in tensor.shape for tensor in kernel.tensors):
         return kernel.on_pages
     return kernel.on_pieces if "pieces" in arguments else kernel.plain()
@@ -144,6 +146,31 @@ class _Kernel:
             plain + len(_pages(rows)) * page_bytes,
             *_on_matrix_units(operations, dtype),
             self._attention_us(rows, page_bytes, positions, branches * heads),
+            attention=True,
+        )
+
+    def on_rings(self) -> Launch:
+        """Returns the launch of attention over rings, of streams that fill their windows."""
+        arguments, rings = self.arguments, self.arguments["rings"]
+        streams, count, window = (
+            len(arguments["offsets"]),
+            arguments["count"],
+            arguments["window"],
+        )
+        plain = sum(bytes_of(tensor) for tensor in self.tensors if tensor is not rings)
+        # keys and values of a window are read, those of the part are written
+        of_rings = streams * (window - 1 + count) * bytes_of(rings) / arguments["ring"]
+        queries = arguments["queries"]
+        operations = 4.0 * queries.numel() / arguments["times"] * count * window
+        iterations = 1 + -(-(window - 1) // arguments["KEYS"])
+        waits = _READS_BEFORE_RELATIVE + iterations * _READS_OF_RELATIVE_ITERATION / (
+            arguments["num_stages"] - 1
+        )
+        return Launch(
+            self.name,
+            plain * count / arguments["times"] + of_rings,
+            *_on_matrix_units(operations),
+            waits * table().rates.latency_us,
             attention=True,
         )
 

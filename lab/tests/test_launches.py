@@ -17,6 +17,8 @@ from lab.launches.table import counted_configs
 from testkit.models.published_codecs import codec_configs
 from testkit.models.sized import public_configs
 from token2wav import StreamConfig
+from token2wav.layers.streaming import StatesInPlace
+from token2wav.layers.window_attention import ring_length
 
 pytest.importorskip("triton")
 
@@ -38,22 +40,22 @@ LAUNCHES: dict[str, dict[str, int]] = {
 }
 # Launches of a later chunk of a codec: outside and decoder, of one stream and of 64 streams.
 CODECS: dict[str, list[tuple[int, int]]] = {
-    "Qwen3-TTS": [(9, 375), (9, 375)],
-    "Qwen3-Omni": [(9, 357), (9, 357)],
-    "Mimi": [(9, 302), (9, 302)],
-    "Pocket TTS": [(9, 114), (9, 114)],
+    "Qwen3-TTS": [(9, 264), (9, 264)],
+    "Qwen3-Omni": [(9, 246), (9, 246)],
+    "Mimi": [(9, 183), (9, 183)],
+    "Pocket TTS": [(9, 73), (9, 73)],
     "NanoCodec": [(7, 274), (7, 274)],
     "DAC": [(7, 102), (7, 147)],
     "DAC 24 kHz": [(14, 204), (15, 227)],
     "Higgs Audio": [(14, 248), (15, 248)],
     "SNAC": [(14, 341), (15, 346)],
     "SNAC 44.1 kHz": [(7, 193), (7, 204)],
-    "MOSS": [(9, 1937), (9, 1937)],
+    "MOSS": [(7, 1025), (7, 1025)],
     "EAR-TTS": [(7, 103), (7, 103)],
-    "LFM2-Audio": [(9, 217), (9, 217)],
-    "Audex": [(9, 344), (9, 344)],
+    "LFM2-Audio": [(9, 157), (9, 157)],
+    "Audex": [(9, 173), (9, 173)],
     "VibeVoice": [(7, 282), (7, 282)],
-    "Audio8": [(9, 389), (9, 389)],
+    "Audio8": [(9, 270), (9, 270)],
     "VoxCPM2": [(7, 139), (7, 139)],
 }
 # Stages with the same number of launches for any number of streams.
@@ -229,6 +231,26 @@ def test_kernels_are_counted_and_not_run() -> None:
     assert [entry.launch.name for entry in counted] == ["_modulated_norm", "_gated_norm"]
     sizes = [entry.launch.bytes for entry in counted]
     assert sizes == [4 * (2 * X.numel() + 2 * 8), 4 * (3 * X.numel() + 2 * 8)], "shift once"
+
+
+def test_attention_over_rings_reads_the_windows_of_all_streams() -> None:
+    """A step of 40 positions is two launches. The ring of the scratch slot stands for all rings."""
+    from token2wav.kernels.window_attention import window_attention
+
+    streams, times, heads, dim, window = 3, 40, 2, 64, 50
+    q = X.new_empty(streams, times, 2 * heads, dim)
+    k = X.new_empty(streams, times, heads, dim)
+    positions, angles = X.new_empty(1, times, dtype=torch.int64), X.new_empty(1, times, dim)
+    rings = X.new_empty(2, ring_length(window), heads, dim)
+    states = StatesInPlace(rings, X.new_empty(streams, dtype=torch.int64))
+    counted = launches(
+        lambda: window_attention(q, k, k, positions, (angles, angles), states, window)
+    )
+    for (launch, *_), count in zip(counted, (32, 8), strict=True):
+        part = 4 * (2 * q.numel() + k.numel() + angles.numel()) + 8 * (times + streams)
+        windows = streams * (window - 1 + count) * 2 * heads * dim * 4
+        assert launch.bytes == part * count / times + windows
+        assert launch.operations == 3 * 4 * streams * 2 * heads * dim * count * window
 
 
 def test_a_graph_is_recorded_once_and_counted_at_every_replay() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from tests.stages.conftest import parts
+from token2wav import assembly
+from token2wav.execution.cuda_graphs import GraphSummary
 from token2wav.execution.device import keep_arithmetic_exact
 
 __all__ = ["parts"]
@@ -149,3 +153,14 @@ def nan_in_new_signals(monkeypatch: pytest.MonkeyPatch) -> None:
         return signal
 
     monkeypatch.setattr(Signal, "empty", empty)
+
+
+def on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a CPU load models as a GPU does, where each length is a CUDA graph."""
+    if not torch.cuda.is_available():
+        no_graphs = SimpleNamespace(
+            capture=lambda function, **_: function, summary=GraphSummary(), lock=nullcontext()
+        )
+        monkeypatch.setattr(assembly, "graphs_enabled", lambda device: True)
+        monkeypatch.setattr(assembly, "GraphPool", lambda device: no_graphs)
+        monkeypatch.setattr(assembly, "gpu_runs_kernels", lambda device: True)

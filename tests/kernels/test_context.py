@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +18,12 @@ from testkit.models.bigvgan import SMALL, random_bigvgan
 from testkit.models.codec_models import drawn_tokens
 from testkit.models.folders import write_folder
 from testkit.models.golden import TINY
+from tests.kernels.conftest import on_kernels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, assembly
 from token2wav.backends import LoadContext
 from token2wav.cache.states import StateStore
 from token2wav.config.settings import DecoderPrecision
-from token2wav.execution.cuda_graphs import SWITCH, GraphSummary
+from token2wav.execution.cuda_graphs import SWITCH
 from token2wav.families.nanocodec.network import HalfSnake
 from token2wav.kernels import context
 from token2wav.layers import convolutions
@@ -227,17 +226,6 @@ def test_networks_stream_on_the_kernel(name: str, tmp_path: Path) -> None:
         )
         assert (result - expected).abs().max() <= CLOSE_AUDIO * expected.std()
         check_states(states[1], states[0], CLOSE_AUDIO)
-
-
-def on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a CPU load models as a GPU does, where each length is a CUDA graph."""
-    if DEVICE.type == "cpu":
-        no_graphs = SimpleNamespace(
-            capture=lambda function, **_: function, summary=GraphSummary(), lock=nullcontext()
-        )
-        monkeypatch.setattr(assembly, "graphs_enabled", lambda device: True)
-        monkeypatch.setattr(assembly, "GraphPool", lambda device: no_graphs)
-        monkeypatch.setattr(assembly, "gpu_runs_kernels", lambda device: True)
 
 
 @pytest.mark.parametrize("precision", PARTS)

@@ -44,12 +44,10 @@ class Layer(nn.Module):
         return self.qkv(x).unflatten(-1, (-1, DIM_HEAD)).split(self.heads, dim=2)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        in_place = step.state is not None and isinstance(step.state[self.attention], list)
-        positions = self.positions(x, step, in_place=in_place)
+        positions = self.positions(x, self.attention, step)
         angles = rotary_angles(positions.values, DIM_HEAD, 100.0)
         q, k, v = self.projected(x)
-        q, k = rotate(q, angles), rotate(k, angles)
-        return self.attention(q, k, v, positions, step).flatten(2)
+        return self.attention(q, k, v, positions, angles, step).flatten(2)
 
 
 @pytest.fixture(
@@ -75,7 +73,7 @@ def advance(
 ) -> torch.Tensor:
     rows, where = store.rows("layer", len(x)), torch.tensor(slots)
     store.read(where, rows)
-    states = store.states_of(slots, rows)
+    states = store.states_of(slots, torch.tensor(store.offsets(slots)), rows)
     y = layer(x, StreamStep(states, first=first, frames=x.shape[1]))
     store.write(where, rows)
     return y

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.layers.streaming import StateSpec
+from token2wav.layers.streaming import StatesInPlace, StateSpec
 
 # Slot that belongs to no stream. The padding rows of a batch read it and write to it. A state that
 # must not be kept, such as the state after a provisional chunk, is written to it.
@@ -53,8 +53,9 @@ class StateStore:
     new stream must overwrite or clear them.
 
     States of layers with `Streaming.state_in_place` may instead stay in a tensor of their own for
-    each slot, which a batch changes without a copy. This saves time on a CPU. A CUDA graph needs
-    the rows, because the addresses of its tensors are fixed.
+    each slot, which a batch changes without a copy. On a CPU their layers get these tensors. The
+    addresses of a CUDA graph are fixed, so a kernel in it reads the places of the states from a
+    tensor (`StatesInPlace`).
 
     Several threads may use the store, each for its own streams. If all slots are taken, the store
     grows: it copies its tensors into larger ones, and for a moment needs memory for both.
@@ -78,6 +79,7 @@ class StateStore:
             for layer, spec in specs.items()
             if in_place and getattr(layer, "state_in_place", False)
         }
+        self._layout_in_place = _Layout(self._in_place)
         self._layouts = {
             name: _Layout(
                 {layer: spec for layer, spec in specs.items() if layer not in self._in_place}
@@ -85,9 +87,7 @@ class StateStore:
             for name, specs in networks.items()
         }
         # States in place, by slot.
-        self._slot_states: dict[int, dict[nn.Module, torch.Tensor]] = {
-            SCRATCH_SLOT: self._new_states()
-        }
+        self._slot_states = {slot: self._new_states() for slot in range(slots)}
         self._tables = {name: self._zeros(name, slots) for name in networks}
         self._free = list(range(slots - 1, SCRATCH_SLOT, -1))
         self._slots = slots
@@ -109,17 +109,15 @@ class StateStore:
         return StateRows(network, tensors, self._layouts[network].views(tensors))
 
     def take(self) -> int:
-        states = self._new_states()
         with self._lock:
             if not self._free:
                 self._grow()
-            slot = self._free.pop()
-            self._slot_states[slot] = states
-            return slot
+            if self._free[-1] not in self._slot_states:
+                self._slot_states[self._free[-1]] = self._new_states()
+            return self._free.pop()
 
     def release(self, slot: int) -> None:
         with self._lock:
-            del self._slot_states[slot]
             self._free.append(slot)
 
     def clear(self, slot: int) -> None:
@@ -142,17 +140,38 @@ class StateStore:
             for dtype, table in self._tables[rows.network].items():
                 torch.index_select(table, 0, slots, out=rows.tensors[dtype])
 
-    def states_of(self, slots: Sequence[int], rows: StateRows) -> Mapping[nn.Module, Any]:
-        """Returns the view of the rows for each layer, or a list with the state of each stream in
-        place.
+    def offsets(self, slots: Sequence[int]) -> list[int]:
+        """Returns the distances of the states in place from those of the scratch slot, in elements.
+        They are the same for all layers.
+        """
+        if not self._in_place:
+            return [0] * len(slots)
+        layer = next(iter(self._in_place))
+        with self._lock:
+            states = [self._slot_states[slot][layer] for slot in (SCRATCH_SLOT, *slots)]
+        scratch, *places = [state.data_ptr() // state.element_size() for state in states]
+        return [place - scratch for place in places]
+
+    def states_of(
+        self, slots: Sequence[int], offsets: torch.Tensor, rows: StateRows
+    ) -> Mapping[nn.Module, Any]:
+        """Returns the view of the rows for each layer, or the states in place of the slots.
+
+        Args:
+            offsets: (B,) tensor on the device for the `offsets` of slots, which a kernel reads.
         """
         if not self._in_place:
             return rows.views
         with self._lock:
-            slot_states = [self._slot_states[slot] for slot in slots]
+            scratch, *slot_states = [self._slot_states[slot] for slot in (SCRATCH_SLOT, *slots)]
         return {
             **rows.views,
-            **{layer: [states[layer] for states in slot_states] for layer in self._in_place},
+            **{
+                layer: StatesInPlace(scratch[layer], offsets)
+                if getattr(layer, "state_kernel", None)
+                else [states[layer] for states in slot_states]
+                for layer in self._in_place
+            },
         }
 
     def write(self, slots: torch.Tensor, rows: StateRows) -> None:
@@ -165,11 +184,12 @@ class StateStore:
         return [table for tables in self._tables.values() for table in tables.values()]
 
     def _new_states(self) -> dict[nn.Module, torch.Tensor]:
-        """Allocates the states in place of one stream. Their layers write before they read."""
-        return {
-            layer: torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
-            for layer, spec in self._in_place.items()
+        """Allocates the states in place of one slot. Their layers write before they read."""
+        tensors = {
+            dtype: torch.empty(1, width, dtype=dtype, device=self._device)
+            for dtype, width in self._layout_in_place.widths.items()
         }
+        return {layer: view[0] for layer, view in self._layout_in_place.views(tensors).items()}
 
     def _zeros(self, network: str, count: int) -> dict[torch.dtype, torch.Tensor]:
         return {

@@ -85,6 +85,18 @@ class StateSpec(NamedTuple):
     dtype: torch.dtype
 
 
+class StatesInPlace(NamedTuple):
+    """States of one layer where they are stored, for its `Streaming.state_kernel`.
+
+    Attributes:
+        scratch: (*shape) state in the scratch slot.
+        offsets: (batch,) int64 distances from it to the state of each stream, in elements.
+    """
+
+    scratch: torch.Tensor
+    offsets: torch.Tensor
+
+
 class Timing(NamedTuple):
     """Timing of a signal.
 
@@ -130,6 +142,8 @@ class Streaming(StreamModule):
         state_shape: shape of the state of one stream; empty for a layer without state.
         state_in_place: whether a step changes only a part of the state, where it is stored. A store
             may then pass a list with the state of each stream instead of one tensor (`StateStore`).
+        state_kernel: function that computes a step on `StatesInPlace`: `window_attention` of
+            kernels/window_attention.py; None for operators of torch.
         context_kernel, window_kernel: functions that compute, in one launch, the input of the layer
             with its context, and its windows: `with_context` and `windows` of kernels/context.py.
             None for operators of torch.
@@ -137,6 +151,7 @@ class Streaming(StreamModule):
 
     context_kernel: Callable[..., torch.Tensor] | None = None
     window_kernel: Callable[..., torch.Tensor] | None = None
+    state_kernel: Callable[..., torch.Tensor] | None = None
     input: Timing
     output: Timing
     state_shape: tuple[int, ...] = ()
@@ -284,7 +299,8 @@ class StreamStep:
 
     Attributes:
         state: tensor (batch, *state_shape) for each layer that has a state, or a list with a tensor
-            for each stream (`Streaming.state_in_place`); None computes whole sequences.
+            for each stream or `StatesInPlace` (`Streaming.state_in_place`); None computes whole
+            sequences.
         frames: input frames of the network in this step.
         frames_past_end: trailing zero frames after the end of the streams. They flush the network's
             delay. 0 unless the streams end with this step.

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from token2wav.layers.streaming import OFFLINE, Streaming, StreamStep
+from token2wav.layers.streaming import OFFLINE, StatesInPlace, Streaming, StreamStep
 
 _BLOCK = 512  # queries of a whole sequence that are computed at once; bounds the mask's memory
 # Positions that are added to a window at once. A longer step is computed in parts.
@@ -52,7 +53,7 @@ class Positions:
     """Positions of a step in the streams, for all attention layers of a network."""
 
     values: torch.Tensor  # (B, T) int64 positions, or (1, T) if all rows are equal
-    parts: Sequence[StepPart] = ()  # of the step; none for whole sequences
+    parts: Sequence[StepPart] = ()  # of the step; none for whole sequences and for a kernel
 
 
 class PositionCounter(Streaming):
@@ -69,10 +70,10 @@ class PositionCounter(Streaming):
         return torch.int64
 
     def forward(
-        self, x: torch.Tensor, step: StreamStep = OFFLINE, *, in_place: bool = False
+        self, x: torch.Tensor, attention: WindowAttention, step: StreamStep = OFFLINE
     ) -> Positions:
-        """Returns the positions of x (B, T, C). `in_place` states whether the states of the
-        attention layers are in place, see `Streaming`.
+        """Returns the positions of x (B, T, C), for attention layers with a state like that of
+        `attention`.
         """
         values = torch.arange(x.shape[1], device=x.device)[None]
         if step.state is None:
@@ -82,9 +83,12 @@ class PositionCounter(Streaming):
         step.save_state(self, (values[:, -1:] + 1).expand(x.shape[0], 1))
         if torch.compiler.is_exporting():
             return Positions(values, [self._part_of_graph(values)])
+        rings = step.state[attention]
+        if isinstance(rings, StatesInPlace):
+            return Positions(values)
         starts = range(0, x.shape[1], _MOST_NEW)
         parts = [(start, min(start + _MOST_NEW, x.shape[1])) for start in starts]
-        if in_place:
+        if isinstance(rings, list):
             rows = values.expand(x.shape[0], -1)
             return Positions(
                 values, [self._part_of_each(rows[:, start:stop], start) for start, stop in parts]
@@ -192,14 +196,20 @@ class WindowAttention(Streaming):
         k: torch.Tensor,
         v: torch.Tensor,
         positions: Positions,
+        angles: tuple[torch.Tensor, torch.Tensor],
         step: StreamStep = OFFLINE,
     ) -> torch.Tensor:
-        """Computes attention of q (B, T, query heads, dim_head) over k and v (B, T, heads,
-        dim_head), in the shape of q. `positions` come from `PositionCounter`.
+        """Rotates q (B, T, query heads, dim_head) and k (B, T, heads, dim_head), and computes
+        attention over k and v (B, T, heads, dim_head), in the shape of q. `positions` come from
+        `PositionCounter`, and `angles` from `rotary_angles`.
         """
-        if step.state is None:
+        rings: Any = None if step.state is None else step.state[self]
+        if isinstance(rings, StatesInPlace):
+            assert self.state_kernel is not None
+            return self.state_kernel(q, k, v, positions.values, angles, rings, self.window)
+        q, k = rotate(q, angles), rotate(k, angles)
+        if rings is None:
             return self._whole(q, k, v)
-        rings = step.state[self]
         kv = torch.stack((k, v), dim=1)  # (B, 2, T, heads, dim_head)
         if torch.compiler.is_exporting():
             [part] = positions.parts

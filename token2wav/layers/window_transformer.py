@@ -20,7 +20,6 @@ from token2wav.layers.window_attention import (
     Positions,
     WindowAttention,
     rotary_angles,
-    rotate,
 )
 
 
@@ -71,14 +70,11 @@ class LayersInWindow(StreamModule):
         """Computes x (B, T, width) to the same shape."""
         before = self.positions.input.delay if step.first else 0
         x = x[:, before:]
-        positions = self.positions(x, step, in_place=self._in_place(step))
+        positions = self.positions(x, self._windows[0], step)
         angles = rotary_angles(positions.values, *self._rope)
         for layer in self.layers:
             x = layer(x, positions, angles, step)
         return F.pad(x, (0, 0, before, 0)) if before else x
-
-    def _in_place(self, step: StreamStep) -> bool:
-        return step.state is not None and isinstance(step.state[self._windows[0]], list)
 
 
 class WindowTransformer(LayersInWindow):
@@ -173,7 +169,7 @@ class WindowTransformerAttention(nn.Module):
         step: StreamStep,
     ) -> torch.Tensor:
         q, k, v = self.projected(x)
-        h = self.window(rotate(q, angles), rotate(k, angles), v, positions, step)
+        h = self.window(q, k, v, positions, angles, step)
         return self.o_proj(h.flatten(2))
 
     def projected(self, x: torch.Tensor) -> Iterable[torch.Tensor]:

@@ -178,19 +178,19 @@ class _Batch:
         )
         self.noise = torch.empty(streams * frames, network.frame_samples, device=device)
         self.audio = self.noise  # a placeholder until the first output
-        # Slots, noise factors and noise rows share one tensor, so that one copy brings them to the
-        # device.
-        self._numbers = torch.zeros(streams * (2 + frames), dtype=torch.int64, device=device)
-        self._slots = self._numbers[:streams]
-        self._noise_rows = self._numbers[2 * streams :]
+        # Slots, noise factors, offsets of states in place and noise rows share one tensor, so that
+        # one copy brings them to the device.
+        self._numbers = torch.zeros(streams * (3 + frames), dtype=torch.int64, device=device)
+        self._slots, noise_factor, self._offsets = self._numbers[: 3 * streams].view(3, streams)
+        self._noise_rows = self._numbers[3 * streams :]
         self._shape, self._network, self._states, self._rows = shape, network, states, rows
         self._noise_table = noise
         self._step = StreamStep(
-            rows.views,
+            states.states_of([SCRATCH_SLOT] * streams, self._offsets, rows),
             shape.first,
             frames,
             0 if shape.inside else network.lookahead_frames,
-            noise_factor=self._numbers[streams : 2 * streams],
+            noise_factor=noise_factor,
         )
         self._decode = decode if shape.inside and not shape.first else None
 
@@ -203,13 +203,15 @@ class _Batch:
         numbers[streams : streams + len(items)] = [
             item.stream.options.decoder_noise for item in items
         ]
-        states = self._states.states_of(numbers[:streams].tolist(), self._rows)
+        slots = numbers[:streams].tolist()
+        numbers[2 * streams : 3 * streams] = self._states.offsets(slots)
+        states = self._states.states_of(slots, self._offsets, self._rows)
         self._step = dataclasses.replace(self._step, state=states)
         with noise.lock if noise else nullcontext():
             if noise:
                 starts = np.zeros(streams, np.int64)
                 starts[: len(items)] = [item.start - noise.late for item in items]
-                numbers[2 * streams :] = noise.find(starts, self._shape.frames).ravel()
+                numbers[3 * streams :] = noise.find(starts, self._shape.frames).ravel()
             copy_to(self._numbers, numbers)
             if noise:
                 torch.index_select(noise.rows, 0, self._noise_rows, out=self.noise)
@@ -266,8 +268,7 @@ class WaveformStage(VocoderStage[_WaveformStream]):
             samples. All samples of a stream that is not longer than the look-ahead are
             extrapolated. `FrameChunk.next_frames` take the place of repeated frames; if there are
             enough, the samples are exact.
-        streams: streams whose states are allocated at once. Further streams allocate more. States
-            in place are allocated with each stream (`StateStore`).
+        streams: streams whose states are allocated at once. Further streams allocate more.
     """
 
     def __init__(
@@ -323,15 +324,14 @@ class WaveformStage(VocoderStage[_WaveformStream]):
             shapes = [*{*shapes, *repeated, *starts}]
         # States in place keep the values of provisional pieces, so streams with such pieces copy.
         # An exported graph takes the states of a batch as one tensor.
+        specs = state_specs(self._net)
+        on_kernel = any(getattr(layer, "state_kernel", None) for layer in specs)
         in_place = (
-            self._device.type == "cpu"
-            and not shapes
+            (on_kernel or (self._device.type == "cpu" and not shapes))
             and not self._extrapolated_samples
             and self._decode is None
         )
-        self.store = StateStore(
-            {_NETWORK: state_specs(self._net)}, self._device, slots, in_place=in_place
-        )
+        self.store = StateStore({_NETWORK: specs}, self._device, slots, in_place=in_place)
         self._lengths = sorted(
             {(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True
         )
