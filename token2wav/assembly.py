@@ -46,7 +46,7 @@ from token2wav.exported.run import ExportedVocoder, signals_of
 from token2wav.families.family import Family, StageParts
 from token2wav.layers.convolutions import round_products
 from token2wav.layers.packed_linear import pack_linears
-from token2wav.layers.streaming import Streaming, WaveformNetwork
+from token2wav.layers.streaming import ContextKernels, Streaming, WaveformNetwork
 from token2wav.layers.window_attention import WindowAttention
 from token2wav.networks.bigvgan import AntiAliased
 from token2wav.networks.hift import HiFT
@@ -463,7 +463,7 @@ def _set_kernels(network: nn.Module) -> None:
     attend in windows.
     """
     from token2wav.kernels.anti_aliased import anti_aliased
-    from token2wav.kernels.context import MOST_REACH, windows, with_context
+    from token2wav.kernels.context import MOST_REACH, depthwise, windows, with_context
     from token2wav.kernels.window_attention import window_attention
 
     for module in network.modules():
@@ -472,7 +472,7 @@ def _set_kernels(network: nn.Module) -> None:
         elif isinstance(module, WindowAttention):
             module.state_kernel = window_attention
         elif isinstance(module, Streaming) and (0, *module.state_shape)[-1] <= MOST_REACH:
-            module.context_kernel, module.window_kernel = with_context, windows
+            module.context_kernels = ContextKernels(with_context, windows, depthwise)
 
 
 def _read_network(

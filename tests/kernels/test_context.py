@@ -32,6 +32,7 @@ from token2wav.layers.packed_linear import PARTS, PackedWeight
 from token2wav.layers.snake import Snake
 from token2wav.layers.streaming import (
     OFFLINE,
+    ContextKernels,
     Curve,
     FreezableLayer,
     KernelContext,
@@ -165,6 +166,33 @@ def test_windows(conv: StreamConv, channels_last: bool, precision: DecoderPrecis
         check_states(states[1], states[0], 0.0)
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        causal_conv(CHANNELS, CHANNELS, 1, groups=CHANNELS),
+        centred_conv(CHANNELS, CHANNELS, 11, dilation=5, groups=CHANNELS, bias=False),
+        causal_conv(CHANNELS, CHANNELS, 65, groups=CHANNELS),
+    ],
+    ids=["1", "11, dilated, ahead too", "65"],
+)
+def test_depthwise_convolutions(conv: StreamConv, name: str, channels_last: bool) -> None:
+    conv.requires_grad_(False).to(DEVICE).place(Timing(3, -2))
+    layers, activation = (conv, on_kernel(conv)), an_activation(name)
+    states = [states_of(layer) for layer in layers]
+    for index, (frames, past_end) in enumerate([*STEPS, (40, 0)]):
+        x = a_signal(frames, channels_last)
+        expected, result = (
+            layer(x, StreamStep(state, index == 0, frames, past_end), activation)
+            if index < len(STEPS)
+            else layer(x, OFFLINE, activation)
+            for layer, state in zip(layers, states, strict=True)
+        )
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+        check_states(states[1], states[0], CLOSE)
+
+
 @pytest.mark.parametrize("missing_bytes", [0, 1])
 def test_streams_whose_windows_do_not_fit_together(
     missing_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -229,7 +257,7 @@ def test_networks_stream_on_the_kernel(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", PARTS)
-@pytest.mark.parametrize("codec", ["nanocodec", "mimi"])  # without linear layers, and with them
+@pytest.mark.parametrize("codec", ["nanocodec", "snac"])
 def test_codecs_run_on_the_kernel(
     codec: str, precision: DecoderPrecision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +272,7 @@ def test_codecs_run_on_the_kernel(
 
         return run
 
-    for name in ("with_context", "windows"):
+    for name in ContextKernels._fields:
         monkeypatch.setattr(context, name, counted(name, getattr(context, name)))
     monkeypatch.setenv(SWITCH, "0")
     reference = Token2Wav.load(folder, stream=stream, runtime=runtime)
@@ -255,7 +283,8 @@ def test_codecs_run_on_the_kernel(
     monkeypatch.delenv(SWITCH)
     model = Token2Wav.load(folder, stream=stream, runtime=runtime)
     audio = model.synthesize(tokens)
-    assert {"with_context", "windows"} == {*launched}
+    expected_kernels = {"with_context", "windows"} | ({"depthwise"} if codec == "snac" else set())
+    assert {*launched} == expected_kernels
     close = HALVED_AUDIO if precision == "float16" else CLOSE_AUDIO
     assert np.abs(audio - expected).max() <= close * expected.std()
 

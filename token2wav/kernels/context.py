@@ -1,12 +1,15 @@
 """Input of a streaming layer with its context, in one launch: the state of the layer, the input
 after its activation, and the new state (`StreamStep.with_context`). The same kernel writes the
-windows of this input, which are the rows of a product, and rounds them.
+windows of this input, which are the rows of a product, and rounds them. Another one computes a
+convolution of each channel (depthwise) from the same arguments.
 
 Operators of torch need a launch for each of these. The strides of the input and of the result are
 arguments of the kernel, so either may be in the order of its axes or have its channels last.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -20,6 +23,7 @@ from token2wav.layers.streaming import Curve, KernelContext, is_channels_last
 MOST_REACH = 64  # positions of a state, which one program holds in registers
 _SHORT_REACH = 16  # shorter states need no binary of their own
 _TILE = 32  # channels and positions; 96 channels and the like fill their tiles
+_STATE_ARGUMENTS = "state_stream", "before", "begin", "stop", "positions", "first", "last"
 _WARPS = 8
 _NO_CURVE = Curve()
 _INPUT_SCALE, _SMALL_SCALE = tl.constexpr(INPUT_SCALE), tl.constexpr(SMALL_SCALE)
@@ -39,6 +43,16 @@ def _activated(x, frequency, inverse, channel, snakes, slope, ELU: tl.constexpr)
         inverse = tl.load(inverse + channel, mask=curved, other=0.0)
         result = tl.where(curved, snake(x, frequency, inverse), result)
     return result
+
+
+@triton.jit
+def _replace_state(old, new, kept, positions, held):
+    """Replaces the state by the end of the input with its context. If x is shorter than the state,
+    positions `kept` of the old state are its beginning.
+    """
+    new = tl.where(kept, tl.load(old + positions, mask=kept, other=0.0), new)
+    tl.debug_barrier()  # until the whole old state was read
+    tl.store(old, new, mask=held)
 
 
 @triton.jit
@@ -72,10 +86,7 @@ def _store_in_windows(
 
 
 @triton.jit(
-    do_not_specialize=(
-        *("state_stream", "windows", "dilation", "before"),
-        *("begin", "stop", "positions", "first", "last"),
-    ),
+    do_not_specialize=(*_STATE_ARGUMENTS, "windows", "dilation"),
     do_not_specialize_on_alignment=("state",),
 )
 def _with_context(
@@ -156,18 +167,81 @@ def _with_context(
                 PARTS,
             )
             if last == 0:
-                # The new state is the end of the result. If x is shorter, it begins with a part of
-                # the old state.
                 skipped = positions - before
                 source = skipped + slot
                 read = held & (source >= begin) & (source < stop)
                 ending = x + skipped.to(tl.int64) * x_time + slot * x_time
                 new = tl.load(ending, mask=read, other=0.0)
                 new = _activated(new, frequency, inverse, channel, snakes, slope, ELU)
-                kept = stored & (source < 0)
-                new = tl.where(kept, tl.load(old + positions, mask=kept, other=0.0), new)
-                tl.debug_barrier()  # until the whole old state was read
-                tl.store(old, new, mask=held)
+                _replace_state(old, new, stored & (source < 0), positions, held)
+
+
+@triton.jit(
+    do_not_specialize=(*_STATE_ARGUMENTS, "outputs", "dilation"),
+    do_not_specialize_on_alignment=("state",),
+)
+def _depthwise(
+    x,  # (streams, channels, times), strided
+    x_stream,
+    x_channel,
+    x_time,
+    state,  # (streams, channels, before) positions before x
+    state_stream,
+    frequency,  # arguments of the activation, as of `_with_context`
+    inverse,
+    snakes,
+    slope,
+    weight,  # (channels, taps)
+    bias,  # (channels,); None for none
+    out,  # (streams, outputs, channels)
+    outputs,
+    taps,
+    dilation,
+    channels,
+    before,  # and the following, as of `_with_context`
+    begin,
+    stop,
+    positions,
+    first,
+    last,
+    ELU: tl.constexpr,
+    REACH: tl.constexpr,
+    TIMES: tl.constexpr,  # at least `before`, so that only the first program reads the state
+    TILE: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    channel = tl.program_id(1) * TILE + tl.arange(0, TILE)[:, None]
+    stream = tl.program_id(2).to(tl.int64)
+    x += stream * x_stream + channel.to(tl.int64) * x_channel
+    present = channel < channels
+    start = (tile * TIMES).to(tl.int64)
+    lane = tl.arange(0, TIMES)[None, :]
+    old = state + stream * state_stream + channel * before
+    result = tl.zeros((TILE, TIMES), tl.float32)
+    if bias is not None:
+        result += tl.load(bias + channel, mask=present, other=0.0)
+    for tap in range(taps):
+        position = start + lane + tap * dilation  # in the input with its context
+        time = position - before
+        read = present & (time >= begin) & (time < stop)
+        values = tl.load(x + time * x_time, mask=read, other=0.0)
+        values = _activated(values, frequency, inverse, channel, snakes, slope, ELU)
+        if REACH:
+            stored = present & (position < before) & (first == 0)
+            values += tl.load(old + position, mask=stored, other=0.0)
+        result += values * tl.load(weight + channel * taps + tap, mask=present, other=0.0)
+    at = out + (stream * outputs + start + lane) * channels + channel
+    tl.store(at, result, mask=present & (start + lane < outputs))
+    if REACH:  # noqa: SIM102, decided when the kernel is compiled
+        if (tile == 0) & (last == 0):
+            slot = tl.arange(0, REACH)[None, :]
+            held = present & (slot < before)
+            source = positions - before + slot
+            read = held & (source >= begin) & (source < stop)
+            new = tl.load(x + source.to(tl.int64) * x_time, mask=read, other=0.0)
+            new = _activated(new, frequency, inverse, channel, snakes, slope, ELU)
+            kept = held & (first == 0) & (source < 0)
+            _replace_state(old + slot, new, kept, positions, held)
 
 
 def with_context(
@@ -217,6 +291,41 @@ def windows(
     return rows
 
 
+def depthwise(
+    x: torch.Tensor,
+    context: KernelContext,
+    curve: Curve | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dilation: int,
+) -> torch.Tensor:
+    """Computes the convolution of each channel of what `with_context` returns.
+
+    Args:
+        weight: (C, 1, taps), contiguous.
+
+    Returns:
+        (B, C, outputs), with channels last.
+    """
+    (streams, channels, times), taps = x.shape, weight.shape[2]
+    outputs = context.before + times + context.after - (taps - 1) * dilation
+    out = x.new_empty(streams, outputs, channels)
+    _depthwise[max(1, triton.cdiv(outputs, MOST_REACH)), triton.cdiv(channels, _TILE), streams](
+        *_inputs(x, context, curve),
+        weight,
+        bias,
+        out,
+        outputs,
+        taps,
+        dilation,
+        channels,
+        *_ends(x, context),
+        **_constants(context, curve),
+        TIMES=MOST_REACH,
+    )
+    return out.transpose(1, 2)
+
+
 def _write(
     x: torch.Tensor,
     context: KernelContext,
@@ -226,27 +335,11 @@ def _write(
     dilation: int = 1,
     parts: int = 1,
 ) -> None:
-    (streams, channels, times), curve = x.shape, curve or _NO_CURVE
-    before, after, state, span, first, last = context
-    positions = times + after
-    begin, stop = span or (0, times)
-    assert x.dtype == torch.float32
-    if state is None:
-        state, first, last = x, True, True
-    else:
-        assert not after
-        assert state.stride()[1:] == (before, 1)
-    tiles = max(1, triton.cdiv(positions, _TILE))
+    streams, channels, times = x.shape
+    tiles = max(1, triton.cdiv(times + context.after, _TILE))
     part_stride = channels * out.stride(1)
     _with_context[tiles, triton.cdiv(channels, _TILE), streams](
-        x,
-        *x.stride(),
-        state,
-        state.stride(0),
-        curve.frequency,
-        curve.inverse,
-        0 if curve.frequency is None else curve.frequency.numel(),
-        curve.slope,
+        *_inputs(x, context, curve),
         out,
         *out.stride(),
         out.shape[2],
@@ -255,15 +348,40 @@ def _write(
         parts * part_stride - dilation * out.stride(2),
         dilation,
         channels,
-        before,
-        begin,
-        min(stop, times),
-        positions,
-        int(first),
-        int(last),
+        *_ends(x, context),
+        **_constants(context, curve),
         PARTS=parts,
-        ELU=curve.elu,
-        REACH=triton.next_power_of_2(max(before, _SHORT_REACH)) if before else 0,
-        TILE=_TILE,
-        num_warps=_WARPS,
     )
+
+
+def _inputs(x: torch.Tensor, context: KernelContext, curve: Curve | None) -> tuple[Any, ...]:
+    """Returns the first arguments of a kernel: x, the state, and the activation."""
+    assert x.dtype == torch.float32
+    state, curve = context.state, curve or _NO_CURVE
+    if state is None:
+        state = x
+    else:
+        assert not context.after
+        assert state.stride()[1:] == (context.before, 1)
+    snakes = 0 if curve.frequency is None else curve.frequency.numel()
+    coefficients = curve.frequency, curve.inverse, snakes, curve.slope
+    return x, *x.stride(), state, state.stride(0), *coefficients
+
+
+def _ends(x: torch.Tensor, context: KernelContext) -> tuple[int, ...]:
+    """Returns the last arguments of a kernel, from `before` to `last`."""
+    before, after, state, span, first, last = context
+    begin, stop = span or (0, x.shape[2])
+    whole = state is None
+    positions = x.shape[2] + after
+    return before, begin, min(stop, x.shape[2]), positions, int(first or whole), int(last or whole)
+
+
+def _constants(context: KernelContext, curve: Curve | None) -> dict[str, Any]:
+    before = context.before
+    return {
+        "ELU": curve is not None and curve.elu,
+        "REACH": triton.next_power_of_2(max(before, _SHORT_REACH)) if before else 0,
+        "TILE": _TILE,
+        "num_warps": _WARPS,
+    }

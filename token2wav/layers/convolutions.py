@@ -119,6 +119,12 @@ class StreamConv(nn.Conv1d, Streaming):
     ) -> torch.Tensor:
         right, [taps], [dilation] = self.right or None, self.kernel_size, self.dilation
         one_by_one = self.groups == 1 and self.stride[0] == 1
+        depthwise = self.groups == self.in_channels == self.out_channels and self.stride[0] == 1
+        if depthwise and self.context_kernels and _multiplies(x, self.weight):
+            x, curve = curve_of(x, activation)
+            context = step.kernel_context(self, x.shape[2], self.left, right)
+            kernel = self.context_kernels.depthwise
+            return kernel(x, context, curve, self.weight, self.bias, dilation)
         if one_by_one and _has_window_kernel(self, x, self.weight, taps):
             context = step.kernel_context(self, x.shape[2], self.left, right)
             weight = self.packed.of(self.weight), self.bias
@@ -183,7 +189,7 @@ def _has_window_kernel(
 ) -> bool:
     """Returns whether a kernel writes the windows of x (B, C, T) for a product."""
     fits = _streams_at_once(x, kernel) > 0
-    return layer.window_kernel is not None and fits and _multiplies(x, weight)
+    return layer.context_kernels is not None and fits and _multiplies(x, weight)
 
 
 def _streams_at_once(x: torch.Tensor, kernel: int) -> int:
@@ -204,13 +210,13 @@ def _kernel_product(
     """Computes the product (B, windows, outputs) of all windows of x (B, C, T) after its activation
     with its context. The kernel of the layer writes the windows.
     """
-    assert layer.window_kernel is not None
+    assert layer.context_kernels is not None
     x, curve = curve_of(x, activation)
     most = _streams_at_once(x, kernel)
     products = []
     for at in range(0, len(x), most):
         streams = slice(at, at + most)
-        rows = layer.window_kernel(
+        rows = layer.context_kernels.windows(
             x[streams], context.of(streams), curve, kernel, dilation, weight.precision
         )
         products.append(weight.multiply(rows, bias))
@@ -323,7 +329,7 @@ class Overlap(Streaming):
         *,
         channels_last: bool,
     ) -> torch.Tensor:
-        if activation and not self.context_kernel:
+        if activation and not self.context_kernels:
             x, activation = activation(x), None
         mode = "replicate" if self.pad else "constant"
         return step.with_context(self, x, self.pad, self.pad, mode, activation, channels_last)

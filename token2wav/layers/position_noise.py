@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
-from token2wav.layers.convolutions import for_cudnn
-from token2wav.layers.streaming import OFFLINE, FreezableLayer, Streaming, StreamStep
+from token2wav.layers.convolutions import StreamConv
+from token2wav.layers.streaming import (
+    OFFLINE,
+    ON_TIME,
+    FreezableLayer,
+    Streaming,
+    StreamStep,
+    Timing,
+)
 
 # Positions after which the noise repeats: 11 s at 24 kHz.
 _PERIOD = 1 << 18
@@ -35,9 +41,13 @@ class PositionNoise(Streaming, FreezableLayer):
 
     def __init__(self, channels: int, *, seed: int) -> None:
         super().__init__()
-        self.linear = nn.Conv1d(channels, channels, 1, bias=False)
+        self.linear = StreamConv(channels, channels, 1, bias=False)
         self.seed = seed
         self.register_buffer("table", None, persistent=False)  # (positions,), filled by `freeze`
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.linear.place(timing)
+        return super().place(timing)
 
     def freeze(self) -> None:
         self.table = noise_table(self.seed)
@@ -54,4 +64,4 @@ class PositionNoise(Streaming, FreezableLayer):
         noise = self.table[torch.remainder(positions, _PERIOD)]  # (T,) or (B, T)
         if step.noise_factor is not None:
             noise = noise * step.noise_factor[:, None]
-        return torch.addcmul(x, noise[..., None, :], self.linear(for_cudnn(x)))
+        return torch.addcmul(x, noise[..., None, :], self.linear(x, step))

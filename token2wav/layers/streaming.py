@@ -77,6 +77,14 @@ class KernelContext(NamedTuple):
         return self if self.state is None else self._replace(state=self.state[streams])
 
 
+class ContextKernels(NamedTuple):
+    """Functions of kernels/context.py with these names."""
+
+    with_context: Callable[..., torch.Tensor]
+    windows: Callable[..., torch.Tensor]
+    depthwise: Callable[..., torch.Tensor]
+
+
 class StateSpec(NamedTuple):
     """State of one layer for one stream. The name is the layer's name in its network."""
 
@@ -144,14 +152,12 @@ class Streaming(StreamModule):
             may then pass a list with the state of each stream instead of one tensor (`StateStore`).
         state_kernel: function that computes a step on `StatesInPlace`: `window_attention` of
             kernels/window_attention.py; None for operators of torch.
-        context_kernel, window_kernel: functions that compute, in one launch, the input of the layer
-            with its context, and its windows: `with_context` and `windows` of kernels/context.py.
-            None for operators of torch.
+        context_kernels: functions that compute, in one launch, the input of the layer with its
+            context, or what the layer makes of it; None for operators of torch.
     """
 
-    context_kernel: Callable[..., torch.Tensor] | None = None
-    window_kernel: Callable[..., torch.Tensor] | None = None
     state_kernel: Callable[..., torch.Tensor] | None = None
+    context_kernels: ContextKernels | None = None
     input: Timing
     output: Timing
     state_shape: tuple[int, ...] = ()
@@ -334,7 +340,7 @@ class StreamStep:
             activation: writes its result into the returned tensor, which saves a copy.
             channels_last: memory order of the result of a kernel; None for that of x.
         """
-        if layer.context_kernel and mode == "constant" and x.dtype == torch.float32:
+        if layer.context_kernels and mode == "constant" and x.dtype == torch.float32:
             return self._on_kernel(layer, x, left, right, activation, channels_last)
         if self.state is None:
             x = activation(x) if activation else x
@@ -391,8 +397,8 @@ class StreamStep:
         context = self.kernel_context(layer, x.shape[2], left, right)
         if curve is None and not context.before + context.after:
             return x
-        assert layer.context_kernel is not None
-        return layer.context_kernel(x, context, curve, channels_last=channels_last)
+        assert layer.context_kernels is not None
+        return layer.context_kernels.with_context(x, context, curve, channels_last=channels_last)
 
     def kernel_context(
         self, layer: Streaming, length: int, left: int, right: int | None
