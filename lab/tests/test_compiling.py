@@ -20,6 +20,7 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 # anywhere. A thread of `_anti_aliased` has one channel.
 NARROW = {
     "_anti_aliased",
+    "_depthwise",
     "_with_context",
     "_store_state",
     "_euler_step",
