@@ -20,9 +20,12 @@ PROMPT_TOKENS = 75
 STREAMS, SPOKEN_S = (1, 64), (0.0, 10.0)
 SUM = "sum"
 # Expected time of the host for a batch: of one stream, and of each further stream, in microseconds.
-# With empty graphs, flow and vocoder took 0.9 ms, and 0.08 ms for each further stream, on a core of
-# 2.5 GHz; a codec took 0.15 and 0.04 ms. A server with a GPU is assumed to be 1.3 times as fast.
-HOST_US = {"flow": (450, 40), "vocoder": (250, 20), "decoder": (120, 30)}
+# Measured on 2026-11-29 with empty graphs on an idle core of 2.6 GHz (AMD EPYC, Zen 5), as medians
+# of later chunks of 1 and 64 streams, without the time in which a CPU copies mel and audio. Mimi,
+# Qwen3-TTS, NanoCodec and MOSS took 62 and 9.6 us, the flow of CosyVoice2 and 3 took 175 and 43 us,
+# and their vocoder 107 and 17 us. One stream of a flow keeps an earlier, higher figure: without it,
+# its chunks are expected to take 17 % less than an H200 took, in place of 14 %.
+HOST_US = {"flow": (450, 40), "vocoder": (250, 20), "decoder": (62, 10)}
 _UNCACHED_HOPS = 4  # hops after which every chunk of a stage without a cache costs the same
 
 
