@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import Queue
@@ -28,13 +30,15 @@ class FakeTriton(SimpleNamespace):
     text of its error.
 
     Attributes:
-        models: models that a model can call, by name.
+        models: models that a model can call, by name. Each has one instance, which takes one
+            request at a time.
     """
 
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
     def __init__(self) -> None:
         super().__init__(models={})
+        self._instances: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     class TritonError(str):
         INVALID_ARG, NOT_FOUND, UNAVAILABLE, INTERNAL = (
@@ -70,7 +74,8 @@ class FakeTriton(SimpleNamespace):
         """Returns a request to another model."""
 
         def execute() -> Any:
-            [response] = self.models[model_name].execute([Request(dict(inputs))])
+            with self._instances[model_name]:
+                [response] = self.models[model_name].execute([Request(dict(inputs))])
             failed = isinstance(response, str)
             return SimpleNamespace(
                 has_error=lambda: failed,

@@ -57,12 +57,14 @@ class Call(NamedTuple):
         facts: arguments that JSON can express.
         arrays: arguments that are arrays, by name.
         ended: handles of streams that have ended, which are closed before the call.
+        opened: handle and options of each stream that is opened before the call.
     """
 
     method: str
     facts: Any
     arrays: Arrays
     ended: list[int]
+    opened: Sequence[Sequence[Any]] = ()
 
 
 def call_bytes(key: str, call: Call) -> NDArray[np.uint8]:
@@ -71,7 +73,7 @@ def call_bytes(key: str, call: Call) -> NDArray[np.uint8]:
     Args:
         key: secret of the server, by which a stage tells the ensemble from clients.
     """
-    facts = json.dumps([call.method, call.facts, call.ended])
+    facts = json.dumps([call.method, call.facts, call.ended, call.opened])
     return _bytes(request_frame(RequestFrame(0, 0, key, facts, call.arrays)))
 
 
@@ -80,8 +82,8 @@ def call_in(tensor: NDArray[np.uint8]) -> Call:
     frame = parse_request(bytearray(tensor))
     if not is_canary(str(frame.sequence_id)):
         raise InputError(CALL, "only the ensemble may call this model, not a client")
-    method, facts, ended = json.loads(frame.parameters)
-    return Call(method, facts, frame.inputs, ended)
+    method, facts, ended, opened = json.loads(frame.parameters)
+    return Call(method, facts, frame.inputs, ended, opened)
 
 
 def reply_bytes(outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:

@@ -47,24 +47,28 @@ _WORKERS = 2  # while the vocoder computes one batch, the flow computes another
 _NO_BACKEND = StageSummary("torch", "float32", "cpu")  # this process computes nothing
 
 
-class RemoteStage(Stage[None]):
+class RemoteStage(Stage[list[Any]]):
     """Stage that another model of Triton computes.
 
     Each call also has the streams that have ended, so no end is lost if a call fails, and the
     memory of these streams is free before a new one opens. A stage ignores the end of an
     unknown stream.
 
+    A model computes one call after another, so an opening waits for the batch of other streams. A
+    stage that does not use the voice therefore opens a stream together with its first chunk.
+
     Args:
         model: name of the model.
+        uses_voice: whether the stage computes prompts, so that an opening may fail.
 
     Attributes:
         is_reachable: whether calls are possible. Triton makes none before its models are loaded,
             and none for a model that it unloads.
     """
 
-    def __init__(self, model: str, key: str, withheld_samples: int) -> None:
+    def __init__(self, model: str, key: str, withheld_samples: int, *, uses_voice: bool) -> None:
         super().__init__()
-        self._model, self._key = model, key
+        self._model, self._key, self._uses_voice = model, key, uses_voice
         self._withheld_samples = withheld_samples
         self.is_reachable = False
         self._lock = threading.Lock()  # guards `_ended`
@@ -80,17 +84,19 @@ class RemoteStage(Stage[None]):
         # Chosen here, so that a stream can be ended after its reply was lost. Random, so that it
         # names no other stream in a process that Triton has started again.
         handle = secrets.randbits(62)
-        arrays = {name: getattr(voice, name) for name in FIELDS}
-        self._streams[handle] = None
-        try:
-            self._call("open", [handle, *astuple(options)], arrays)
-        except Token2WavError:
-            self.close(handle)
-            raise
+        self._streams[handle] = [handle, *astuple(options)]
+        if self._uses_voice:
+            arrays = {name: getattr(voice, name) for name in FIELDS}
+            try:
+                self._call("open", None, arrays, [handle])
+            except Token2WavError:
+                self.close(handle)
+                raise
         return handle
 
     def advance(self, batch: Sequence[tuple[int, Chunk]]) -> list[torch.Tensor]:
-        return results_in(self._call("advance", *batch_arguments(batch)))
+        handles = [handle for handle, _ in batch]
+        return results_in(self._call("advance", *batch_arguments(batch), handles))
 
     def close(self, handle: int) -> None:
         if handle in self._streams:
@@ -108,12 +114,15 @@ class RemoteStage(Stage[None]):
         if self._ended and self.is_reachable:
             self._call("close", None, {})
 
-    def _call(self, method: str, facts: Any, arrays: Arrays) -> Arrays:
+    def _call(self, method: str, facts: Any, arrays: Arrays, handles: Sequence[int] = ()) -> Arrays:
+        """Calls the stage, which first opens the streams of `handles` that it does not have."""
         if not self.is_reachable:
             raise LimitError(f"{self._model}: it is loaded or unloaded now; try again later")
+        opened = [opening for handle in handles if (opening := self.state(handle))]
+        self._streams.update((handle, []) for handle in handles)
         with self._lock:
             ended, self._ended = self._ended, []
-        tensor = tensor_of(CALL, call_bytes(self._key, Call(method, facts, arrays, ended)))
+        tensor = tensor_of(CALL, call_bytes(self._key, Call(method, facts, arrays, ended, opened)))
         response = pb_utils.InferenceRequest(
             model_name=self._model, requested_output_names=[REPLY], inputs=[tensor]
         ).exec()
@@ -141,7 +150,7 @@ class Ensemble:
         if len(models) != len(config.stages):
             raise ConfigError(f"stages: {len(models)} models, but {len(config.stages)} are needed")
         self._stages = {
-            name: RemoteStage(model, key, withheld)
+            name: RemoteStage(model, key, withheld, uses_voice=name == "flow")
             for name, model in zip(config.stages, models, strict=True)
         }
         mark = load_mark(server.stream.mark) if server.stream.mark is not None else None

@@ -74,9 +74,8 @@ class StageModel:
     def _outputs(self, call: Call) -> Arrays:
         for handle in call.ended:
             self._stage.close(self._handles.pop(handle, _UNKNOWN))
-        if call.method == "open":
-            handle, *options = call.facts
-            voice = Voice(*(call.arrays[name] for name in FIELDS))
+        voice = Voice(*(call.arrays[name] for name in FIELDS)) if call.method == "open" else None
+        for handle, *options in call.opened:
             self._handles[handle] = self._stage.open(voice, StreamOptions(*options))
         if call.method == "advance":
             batch = [(self._handles.get(name, _UNKNOWN), chunk) for name, chunk in batch_in(call)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from testkit.echo_mark import echoed
 from testkit.models.folders import write_folder
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
 from testkit.models.yaml_edits import edit_text
-from testkit.patience import until
+from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.plugins import installed
 from testkit.triton import FakeTriton, Request, triton_module
 from token2wav import StreamConfig, Token2Wav, Voice
@@ -216,10 +217,41 @@ def test_a_lost_gpu_ends_the_process_of_the_stage(
 
 def test_a_client_that_leaves_frees_its_stream_in_all_stages(start: Callable[..., Running]) -> None:
     running = start()
-    request = running.send(demo_tokens(4), demo_voice(0), START, keep_open=True)
-    until(lambda: all(running.stage(name).open_streams for name in STAGES))
+    request = running.send(demo_tokens(11), demo_voice(0), START, keep_open=True)
+    assert len(request.next()[0]["audio"])
+    assert all(running.stage(name).open_streams for name in STAGES)
     request.gone = True
     assert request.next() == ("NOT_FOUND stream: it was cancelled", FINAL)
+
+
+def test_an_opening_does_not_wait_for_the_batch_of_the_vocoder(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the vocoder computes a batch, the flow opens a new stream and computes its chunk."""
+    running = start()
+    flow, vocoder = running.stage("flow"), running.stage("vocoder")
+    entered, released, chunks = threading.Event(), threading.Event(), list[int]()
+    compute, synthesize = flow.advance, vocoder.advance
+
+    def recorded(batch: Any) -> Any:
+        chunks.extend(handle for handle, _ in batch)
+        return compute(batch)
+
+    def held(batch: Any) -> Any:
+        entered.set()
+        assert released.wait(PATIENCE_SECONDS)
+        return synthesize(batch)
+
+    monkeypatch.setattr(flow, "advance", recorded)
+    monkeypatch.setattr(vocoder, "advance", held)
+    requests = [running.send(demo_tokens(4), demo_voice(0))]
+    try:
+        assert entered.wait(PATIENCE_SECONDS)
+        requests.append(running.send(demo_tokens(4), demo_voice(0), sequence=8))
+        until(lambda: len(set(chunks)) == 2)
+    finally:
+        released.set()
+    assert [len(audio_of(heard(request))) for request in requests] == [4 * 960, 4 * 960]
 
 
 @pytest.mark.parametrize("failing", STAGES)
@@ -248,8 +280,9 @@ def test_calls_that_fail_lose_no_end(
 
 def test_a_stage_that_was_started_again_confuses_no_streams(start: Callable[..., Running]) -> None:
     running = start()
-    request = running.send(demo_tokens(4), demo_voice(0), START, keep_open=True)
-    until(lambda: all(running.stage(name).open_streams for name in STAGES))
+    request = running.send(demo_tokens(11), demo_voice(0), START, keep_open=True)
+    assert len(request.next()[0]["audio"])
+    assert all(running.stage(name).open_streams for name in STAGES)
     model = running.triton.models["flow"]
     running.triton.models["flow"] = type(model)("flow")
     other = running.send(demo_tokens(4), demo_voice(0), sequence=8)
