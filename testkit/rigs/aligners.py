@@ -50,6 +50,11 @@ class Helped(Letters):
     def __init__(self):
         subprocess.Popen(["sleep", "3600"])
 
+class HelpedByFork(Letters):
+    def __init__(self):
+        if os.fork() == 0:  # keeps the pipes open by which the end of a process is noticed
+            time.sleep(3600)
+
 class ForksAndAnswers(Letters):
     def bad(self, text, samples):
         if os.fork() == 0:

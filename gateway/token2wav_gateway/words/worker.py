@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -177,6 +178,9 @@ class Worker:
             with anyio.move_on_after(_LOAD_S) as waiting, suppress(BrokenProcessPool):
                 job = pool.submit(_prepare, self._memory_mib)
                 process = Process(pool, await asyncio.wrap_future(job))
+                if sys.platform == "linux":
+                    watch = threading.Thread(target=_watch, args=(process.number,), daemon=True)
+                    watch.start()
                 load = pool.submit(_run, _load_plugin, (self._load_plugin,))
                 _, problem = await asyncio.wrap_future(load)
             if waiting.cancelled_caught:
@@ -195,6 +199,17 @@ class Worker:
         self._pause_until = time.monotonic() + _PAUSE_S
         self._loading = None
         return None
+
+
+def _watch(number: int) -> None:
+    """Waits for the end of a process, and ends its group.
+
+    The pool notices the end by pipes. A process that the plugin has forked keeps them open.
+    """
+    with suppress(ChildProcessError):  # the pool was faster
+        os.waitid(os.P_PID, number, os.WEXITED | os.WNOWAIT)
+    with suppress(ProcessLookupError):
+        os.killpg(number, signal.SIGKILL)
 
 
 # The following functions run in the process.

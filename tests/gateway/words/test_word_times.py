@@ -144,23 +144,24 @@ async def test_a_process_that_ends_between_two_texts_is_replaced() -> None:
         assert await times_of(word_times, GOOD, SECOND) == ALIGNED
 
 
-async def test_processes_of_an_aligner_that_ends_between_two_texts_end_too() -> None:
-    async with aligning("Helped") as word_times:
+@pytest.mark.parametrize("name", ["Helped", "HelpedByFork"])
+async def test_processes_of_an_aligner_that_ends_between_two_texts_end_too(name: str) -> None:
+    async with aligning(name) as word_times:
         assert await times_of(word_times, GOOD, SECOND) == ALIGNED
         group = await process_of(word_times)
         assert len(running_in(group)) == 2
         os.kill(group, signal.SIGKILL)
+        until(lambda: not running_in(group))
         await asyncio.sleep(1)  # until the pool has noticed it
         assert await times_of(word_times, GOOD, SECOND) == ALIGNED
-        until(lambda: not running_in(group))
 
 
-async def test_processes_that_an_aligner_has_started_end_with_it() -> None:
-    async with aligning("Forks", metrics := Metrics(), timeout_s=5) as word_times:
+async def test_an_aligner_that_ends_within_a_text_fails_it_though_a_process_of_it_goes_on() -> None:
+    async with aligning("Forks", metrics := Metrics()) as word_times:
         group = await process_of(word_times)
         assert await times_of(word_times, "bad", SECOND) is None
         until(lambda: not running_in(group))
-    assert outcomes(metrics) == {"late": 1}
+    assert outcomes(metrics) == {"failed": 1}
 
 
 @pytest.mark.parametrize("name", ["ForksAndAnswers", "AnswersTwice"])
