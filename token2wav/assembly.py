@@ -48,7 +48,7 @@ from token2wav.layers.convolutions import round_products
 from token2wav.layers.packed_linear import pack_linears
 from token2wav.layers.streaming import ContextKernels, Streaming, WaveformNetwork
 from token2wav.layers.window_attention import WindowAttention
-from token2wav.networks.bigvgan import AntiAliased
+from token2wav.networks.bigvgan import AntiAliased, BigVGAN
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
@@ -311,7 +311,7 @@ class Assembly:
         kernels = self.pool is not None and gpu_runs_kernels(self.context.device)
         if name == "decoder" and network.packs_linears:
             pack_linears(network, self.context.runtime.decoder_precision)
-        round_products(network, self._product_precision(name, kernels=kernels))
+        round_products(network, self._product_precision(name, network, kernels))
         longest_hop = self.config.hops(self.stream)[1]
         if kernels:
             _set_kernels(network)
@@ -324,11 +324,15 @@ class Assembly:
             return self._flow_stage(network, noise, solvers, provisional_tables)
         return self._vocoder_stage(name, network, noise)
 
-    def _product_precision(self, name: StageName, *, kernels: bool) -> DecoderPrecision:
-        """Returns the rounding of the operands of convolutions that torch multiplies."""
+    def _product_precision(
+        self, name: StageName, network: nn.Module, kernels: bool
+    ) -> DecoderPrecision:
+        """Returns the rounding of the operands of convolutions that torch multiplies: those of
+        codecs, and of BigVGAN on a GPU. Kernels multiply those of HiFT.
+        """
         if name == "decoder":
             return self.context.runtime.decoder_precision
-        if name == "vocoder" and kernels and self.context.precision == "float16":
+        if isinstance(network, BigVGAN) and kernels and self.context.precision == "float16":
             return "float16" if self._half_convolution_inputs else "float16x3"
         return "float32"
 

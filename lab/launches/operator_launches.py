@@ -101,7 +101,8 @@ def _inner_us(packet: Any, args: Any, result: torch.Tensor, operations: float) -
         rows, outputs = result.shape[-2:]
         copies = math.prod(result.shape[:-2])
     inputs = round(operations / 2 / (rows * outputs * copies))
-    return library_us(ProductSize(rows, outputs, inputs, result.dtype, copies))
+    dtype = args[1].dtype  # the result may be wider
+    return library_us(ProductSize(rows, outputs, inputs, dtype, copies))
 
 
 def _kind(inputs: Sequence[torch.Tensor], *, convolution: bool) -> str:

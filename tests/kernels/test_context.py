@@ -160,12 +160,13 @@ def test_windows(conv: StreamConv, channels_last: bool, precision: DecoderPrecis
         step, other = (StreamStep(state, index == 0, frames, past_end) for state in states)
         if index == len(STEPS):
             step = other = OFFLINE
-        joined = weight.rounded(step.with_context(conv, x, conv.left, right), 1)
-        expected = joined.unfold(2, (taps - 1) * dilation + 1, 1)[..., ::dilation]
+        joined = step.with_context(conv, x, conv.left, right)
+        windows = joined.unfold(2, (taps - 1) * dilation + 1, 1)[..., ::dilation]
+        expected = weight.rounded(windows.permute(0, 2, 3, 1).flatten(2))
         found = other.kernel_context(conv, frames, conv.left, right)
         rows = context.windows(x, found, None, taps, dilation, precision)
-        assert rows.dtype == joined.dtype
-        assert torch.equal(rows.unflatten(2, (taps, -1)), expected.permute(0, 2, 3, 1))
+        assert rows.dtype == expected.dtype
+        assert torch.equal(rows, expected)
         check_states(states[1], states[0], 0.0)
 
 
@@ -203,11 +204,20 @@ def test_depthwise_convolutions(conv: StreamConv, name: str, channels_last: bool
 def test_streams_whose_windows_do_not_fit_together(
     missing_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conv, x = causal_conv(CHANNELS, 5, 6).requires_grad_(False).to(DEVICE), a_signal(70, True)
-    expected = conv(x)
-    of_a_stream = x[0].numel() * 6 * x.element_size()
-    monkeypatch.setattr(convolutions, "_MOST_WINDOW_BYTES", of_a_stream - missing_bytes)
-    torch.testing.assert_close(on_kernel(conv)(x), expected, atol=1e-5, rtol=1e-5)
+    conv = causal_conv(CHANNELS, 5, 6).requires_grad_(False).to(DEVICE)
+    conv.place()
+    layers = conv, on_kernel(conv)
+    states = [states_of(layer) for layer in layers]
+    for index, (frames, past_end) in enumerate([(12, 0), (1, 0), (12, 0), (12, 4), (12, 0)]):
+        x = a_signal(frames, True)
+        of_a_stream = x[0].numel() * 6 * x.element_size()
+        monkeypatch.setattr(convolutions, "_MOST_WINDOW_BYTES", of_a_stream - missing_bytes)
+        expected, result = (
+            layer(x, StreamStep(state, index == 0, frames, past_end) if index < 4 else OFFLINE)
+            for layer, state in zip(layers, states, strict=True)
+        )
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+        check_states(states[1], states[0], 0.0)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, of infinity and NaN
@@ -305,14 +315,15 @@ def test_codecs_run_on_the_kernel(
         ("float16", "float16", "float16"),
     ],
 )
-def test_precision_of_a_vocoder(
+def test_precision_of_bigvgan(
     precision: Literal["float32", "float16"],
     decoder_precision: DecoderPrecision,
     expected: DecoderPrecision,
 ) -> None:
     runtime = RuntimeConfig(precision=precision, decoder_precision=decoder_precision)
-    context = LoadContext(TINY, runtime, DEVICE)
-    model = assembly.Assembly(context, read_config(TINY), StreamConfig())
-    assert model._product_precision("vocoder", kernels=True) == expected
-    assert model._product_precision("vocoder", kernels=False) == "float32"
-    assert model._product_precision("flow", kernels=True) == "float32"
+    model = assembly.Assembly(LoadContext(TINY, runtime, DEVICE), read_config(TINY), StreamConfig())
+    bigvgan = random_bigvgan(SMALL)
+    assert model._product_precision("vocoder", bigvgan, True) == expected
+    assert model._product_precision("vocoder", bigvgan, False) == "float32"
+    assert model._product_precision("vocoder", nn.Module(), True) == "float32"  # HiFT
+    assert model._product_precision("flow", nn.Module(), True) == "float32"

@@ -59,7 +59,7 @@ def test_products_of_rounded_operands(precision: DecoderPrecision, bias: bool) -
 
 
 def test_a_new_weight_is_packed_anew() -> None:
-    packed, rows = PackedCopy(lambda weight: weight.T, 1), torch.randn(2, 3)
+    packed, rows = PackedCopy(lambda weight: weight.T), torch.randn(2, 3)
     for one in (packed, copy.deepcopy(packed)):
         for weight in (torch.randn(3, 4), torch.randn(3, 5)):
             assert one.of(weight) is one.of(weight)

@@ -118,6 +118,8 @@ class StateStore:
 
     def release(self, slot: int) -> None:
         with self._lock:
+            if self._device.type == "cpu":  # a GPU would wait for new memory
+                del self._slot_states[slot]
             self._free.append(slot)
 
     def clear(self, slot: int) -> None:

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from token2wav.config.settings import DecoderPrecision
 from token2wav.kernels.activations import snake
+from token2wav.kernels.rounding import halved
 from token2wav.layers.packed_linear import INPUT_SCALE, PARTS, SMALL_SCALE
 from token2wav.layers.streaming import Curve, KernelContext, is_channels_last
 
@@ -64,7 +65,7 @@ def _store_in_windows(
     windows,
     part_stride,
     taps,
-    tap_stride,  # from a tap of a window to the tap before it in the next window
+    tap_stride,  # to the next tap of the window `dilation` positions earlier
     dilation,
     PARTS: tl.constexpr,
 ):
@@ -73,6 +74,8 @@ def _store_in_windows(
         scaled = values * _INPUT_SCALE
         large = scaled.to(tl.float16)
         small = ((scaled - large.to(tl.float32)) * _SMALL_SCALE).to(tl.float16)
+    elif at.dtype.element_ty == tl.float16:
+        values = halved(values)
     for tap in range(taps):
         window = position - tap * dilation
         mask = present & (window >= 0) & (window < windows)
@@ -81,7 +84,7 @@ def _store_in_windows(
             tl.store(at + part_stride, large, mask=mask)
             tl.store(at + 2 * part_stride, large, mask=mask)
         else:
-            tl.store(at, values.to(at.dtype.element_ty), mask=mask)
+            tl.store(at, values, mask=mask)
         at += tap_stride
 
 
@@ -100,14 +103,14 @@ def _with_context(
     inverse,
     snakes,  # channels with Snake, the first ones
     slope,  # of LeakyReLU for the other channels; None if they have none
-    out,  # (streams, taps * PARTS * channels, windows), strided
+    out,  # (streams, PARTS * taps * channels, windows), strided
     out_stream,
     out_channel,
     out_time,
     windows,
-    part_stride,  # channels * out_channel
+    part_stride,  # taps * channels * out_channel
     taps,
-    tap_stride,  # PARTS * part_stride - dilation * out_time
+    tap_stride,  # channels * out_channel - dilation * out_time
     dilation,
     channels,
     before,  # positions of the context
@@ -277,7 +280,7 @@ def windows(
     dilation: int,
     precision: DecoderPrecision,
 ) -> torch.Tensor:
-    """Returns the windows (B, windows, taps * parts * C) of what `with_context` returns, rounded by
+    """Returns the windows (B, count, parts * taps * C) of the input with its context, rounded as by
     `PackedWeight.rounded`.
     """
     streams, channels, times = x.shape
@@ -337,15 +340,16 @@ def _write(
 ) -> None:
     streams, channels, times = x.shape
     tiles = max(1, triton.cdiv(times + context.after, _TILE))
-    part_stride = channels * out.stride(1)
+    # With one tap the strides are not used. 0 needs no binaries of its own.
+    width = channels * out.stride(1) if taps * parts > 1 else 0
     _with_context[tiles, triton.cdiv(channels, _TILE), streams](
         *_inputs(x, context, curve),
         out,
         *out.stride(),
         out.shape[2],
-        part_stride,
+        taps * width,
         taps,
-        parts * part_stride - dilation * out.stride(2),
+        width - dilation * out.stride(2) if taps > 1 else 0,
         dilation,
         channels,
         *_ends(x, context),

@@ -1,7 +1,7 @@
 """Kernels at both ends of HiFT's convolutions: mel in, harmonic source, STFT, and inverse STFT.
 
 Phases are computed in double precision, and no product here uses TF32. For signals, halos and the
-table of pieces see `convolution.py`.
+table of pieces see `signals.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_MAGNITUDE = tl.constexpr(100.0)  # the same as in networks/hift_layers.py
 _TAPS_TILE = tl.constexpr(16)
 _SMALL = tl.constexpr(0.1)  # tanh of smaller numbers is computed as a polynomial
 
-# see `OF_A_LAYER` in convolution.py
+# see `OF_A_LAYER` in signals.py
 OF_A_BATCH = (
     "mel_frames",
     "frame_limit",

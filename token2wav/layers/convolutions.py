@@ -101,7 +101,7 @@ class StreamConv(nn.Conv1d, Streaming):
             inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups, bias=bias
         )
         self.left, self.right = left, right
-        self.packed = PackedCopy(lambda weight: weight.transpose(1, 2).flatten(1), kernel)
+        self.packed = PackedCopy(lambda weight: weight.transpose(1, 2).flatten(1))
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         self.input, self.output = timing, self.window.output(timing)
@@ -176,11 +176,10 @@ def _product(
     window_bytes = len(x) * x.shape[1] * kernel * x.element_size()
     most = max(1, _MOST_WINDOW_BYTES // window_bytes)
     most = count if kernel == 1 else most
-    x = weight.rounded(x, 1)
     products = []
     for at in range(0, count, most):
         rows = _windows(x[:, :, at : at + most + reach], kernel, dilation)
-        products.append(weight.multiply(rows, bias))
+        products.append(weight.product(rows, bias))
     return products[0] if len(products) == 1 else torch.cat(products, dim=1)
 
 
@@ -188,12 +187,15 @@ def _has_window_kernel(
     layer: Streaming, x: torch.Tensor, weight: torch.Tensor, kernel: int
 ) -> bool:
     """Returns whether a kernel writes the windows of x (B, C, T) for a product."""
-    fits = _streams_at_once(x, kernel) > 0
-    return layer.context_kernels is not None and fits and _multiplies(x, weight)
+    if layer.context_kernels is None or not _multiplies(x, weight):
+        return False
+    return _streams_at_once(x, kernel) > 0
 
 
 def _streams_at_once(x: torch.Tensor, kernel: int) -> int:
-    """Returns the number of streams of x (B, C, T) whose windows fit into memory together."""
+    """Returns the number of streams of x (B, C, T) whose windows fit into memory together. Rounded
+    windows take up to 1.5 times as much.
+    """
     return _MOST_WINDOW_BYTES // max(1, x[0].numel() * kernel * x.element_size())
 
 
@@ -220,6 +222,7 @@ def _kernel_product(
             x[streams], context.of(streams), curve, kernel, dilation, weight.precision
         )
         products.append(weight.multiply(rows, bias))
+        del rows  # before the next ones are written
     return products[0] if len(products) == 1 else torch.cat(products)
 
 
@@ -377,8 +380,7 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
             end = surplus - start if cut == "halves" else surplus
         self.overlap = Overlap(inputs, kernel, stride, cut=start, cut_end=end)
         self._window = -(-kernel // stride)  # inputs of `stride` outputs
-        arrange = partial(_windows_weight, stride=stride, groups=groups)
-        self.packed = PackedCopy(arrange, self._window)
+        self.packed = PackedCopy(partial(_windows_weight, stride=stride, groups=groups))
 
     @property
     def output(self) -> Timing:
@@ -388,8 +390,7 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         self, x: torch.Tensor, step: StreamStep = OFFLINE, activation: Activation | None = None
     ) -> torch.Tensor:
         length, ends = x.shape[2], self._window - 1
-        on_time = self.groups == 1 and not self.overlap.pad
-        if on_time and _has_window_kernel(self.overlap, x, self.weight, self._window):
+        if self.groups == 1 and _has_window_kernel(self.overlap, x, self.weight, self._window):
             context = step.kernel_context(self.overlap, length, ends, ends)
             weight = self.packed.of(self.weight), self._product_bias
             products = _kernel_product(self.overlap, x, context, activation, *weight, self._window)

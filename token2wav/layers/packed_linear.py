@@ -26,8 +26,11 @@ _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, 
 #
 # The scales are powers of two, so they round nothing. Inputs are scaled down, so that 65,504, the
 # largest float16, stands for a million, and weights are scaled up, to 4,094 at most. The small part
-# of inputs is scaled up, so that it has 11 bits too: inputs above 0.001 keep 22 bits, and smaller
-# ones have an error of at most 2^-32.
+# of inputs is scaled up, so that it has 11 bits too. Inputs above 0.001 and weights above 0.01 keep
+# 22 bits; smaller ones have an error of at most 2^-32 and 2^-29.
+#
+# The products with small parts are added up first. The matrix units of a GPU cut off bits of a sum,
+# which costs most while it is large.
 INPUT_SCALE, SMALL_SCALE = 2.0**-4, 2.0**11
 PARTS: dict[DecoderPrecision, int] = {"float32": 1, "float16x3": 3, "float16": 1}
 
@@ -41,12 +44,9 @@ class PackedWeight:
     Args:
         weight: (outputs, inputs), or (groups, outputs, inputs) for a product of each group, which
             is float32 only.
-        taps: pieces of a row of inputs, each of which `rounded` returned.
     """
 
-    def __init__(
-        self, weight: torch.Tensor, precision: DecoderPrecision = "float32", taps: int = 1
-    ) -> None:
+    def __init__(self, weight: torch.Tensor, precision: DecoderPrecision = "float32") -> None:
         weight = weight.detach().contiguous()
         self.precision, self._grouped = precision, weight.dim() == 3
         on_cpu = weight.device.type == "cpu"
@@ -55,24 +55,24 @@ class PackedWeight:
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
         elif precision == "float16":
-            weight = weight.half()
+            weight = _halved(weight)
         elif precision == "float16x3":
-            scaled = weight.unflatten(1, (taps, -1)) / INPUT_SCALE
+            scaled = weight / INPUT_SCALE
             large = scaled.half()
             parts = large / SMALL_SCALE, (scaled - large).half(), large
-            weight = torch.cat(parts, dim=2).flatten(1)
+            weight = torch.cat(parts, dim=1)
         self._weight = weight.float() if on_cpu and not self._packed else weight
 
-    def rounded(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """Rounds inputs. `dim` is the axis of the inputs, on which `float16x3` has three parts."""
-        # A number above 65,504 becomes infinite. The audio is then NaN, and its stream ends.
+    def rounded(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rounds rows (..., inputs); `float16x3` makes them three times as long."""
         if self.precision == "float16":
-            return x.half()
+            return _halved(rows)
         if self.precision == "float16x3":
-            scaled = x * INPUT_SCALE
+            scaled = rows * INPUT_SCALE
+            # beyond its range infinite: the audio is then NaN, and its stream ends
             large = scaled.half()
-            return torch.cat((((scaled - large) * SMALL_SCALE).half(), large, large), dim)
-        return x
+            return torch.cat((((scaled - large) * SMALL_SCALE).half(), large, large), dim=-1)
+        return rows
 
     def product(self, rows: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the product of rows (..., inputs), plus a bias (outputs,), to (..., outputs)."""
@@ -101,28 +101,33 @@ class PackedWeight:
         return y if bias is None else y.add_(bias)
 
 
+def _halved(x: torch.Tensor) -> torch.Tensor:
+    """Rounds to float16. A number beyond the range becomes the largest one; NaN stays."""
+    most = torch.finfo(torch.float16).max
+    return x.clamp(-most, most).half()
+
+
 class PackedCopy:
     """Packed copy of the weight of a layer, made at its first use."""
 
     def __init__(
         self,
         arrange: Callable[[torch.Tensor], torch.Tensor],  # weight of the layer, to that of products
-        taps: int,
         precision: DecoderPrecision = "float32",
     ) -> None:
-        self._arrange, self._taps, self.precision = arrange, taps, precision
-        self._copy: tuple[tuple[int, int], PackedWeight] | None = None
+        self._arrange, self.precision = arrange, precision
+        self._copy: tuple[tuple[Any, ...], PackedWeight] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedCopy:
         """Returns a copy that packs anew, because torch cannot copy oneDNN's layout."""
-        return PackedCopy(self._arrange, self._taps, self.precision)
+        return PackedCopy(self._arrange, self.precision)
 
     def of(self, weight: torch.Tensor) -> PackedWeight:
-        key = weight.data_ptr(), 0 if weight.is_inference() else weight._version
+        version = 0 if weight.is_inference() else weight._version
+        key = weight.data_ptr(), version, self.precision
         copy = self._copy
         if copy is None or copy[0] != key:
-            weight = self._arrange(weight)
-            self._copy = copy = key, PackedWeight(weight, self.precision, self._taps)
+            self._copy = copy = key, PackedWeight(self._arrange(weight), self.precision)
         return copy[1]
 
 
