@@ -310,7 +310,7 @@ class Assembly:
             solvers, provisional_tables = self._schedules(network)
         kernels = self.pool is not None and gpu_runs_kernels(self.context.device)
         if name == "decoder" and network.packs_linears:
-            pack_linears(network, self.context.runtime.decoder_precision)
+            pack_linears(network)
         round_products(network, self._product_precision(name, network, kernels))
         longest_hop = self.config.hops(self.stream)[1]
         if kernels:

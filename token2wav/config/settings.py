@@ -129,12 +129,12 @@ class RuntimeConfig:
             the audio is a test signal.
         engines: folder of the exported graphs; empty for `engines` in the model folder.
         precision: dtype of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
-        decoder_precision: rounding of the operands of a codec decoder's products, whose sums are
-            always float32 (docs/parity.md). `float16x3` makes a product of a convolution of three
-            of float16. `float16` halves the operands, also those of linear layers. Both need torch
-            2.8 on a GPU, and gain nothing on a CPU. Convolutions of a flow and its vocoder on
-            kernels follow `precision`: with float16 they round to TF32 (BigVGAN: `float16x3`), or
-            to float16 if this setting is `float16` too, and ignore other values.
+        decoder_precision: rounding of the operands of a codec decoder's convolutions. Their sums
+            are always float32 (docs/parity.md). `float16x3` makes a product of three of float16.
+            `float16` halves the operands. Both need torch 2.8 on a GPU, and gain nothing on a CPU.
+            Convolutions of a flow and its vocoder on kernels follow `precision`: with float16 they
+            round to TF32 (BigVGAN: `float16x3`), or to float16 if this setting is `float16` too,
+            and ignore other values.
         workers: number of batches that are computed at the same time. Each one has an equal share
             of torch's threads (OMP_NUM_THREADS). 0 takes one for each CPU core, up to 4, or one on
             a GPU.

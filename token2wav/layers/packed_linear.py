@@ -132,28 +132,23 @@ class PackedCopy:
 
 
 class PackedLinear(nn.Module):
-    """Linear layer for inference. It keeps its weight in the packed layout or in float16 alone,
-    which is no part of its `state_dict`.
+    """Linear layer for inference on a CPU. It keeps its weight in the packed layout alone, which is
+    no part of its `state_dict`.
     """
 
-    def __init__(self, linear: nn.Linear, precision: DecoderPrecision = "float32") -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self._weight, self.bias = PackedWeight(linear.weight, precision), linear.bias
+        self._weight, self.bias = PackedWeight(linear.weight), linear.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._weight.product(x, self.bias)
 
 
-def pack_linears(network: nn.Module, precision: DecoderPrecision = "float32") -> None:
-    """Replaces all linear layers in float32 of a network by packed ones: on a CPU, or where their
-    operands are rounded. `float16x3` rounds none, because it reads more bytes of weights, and the
-    products of linear layers have few rows.
-    """
-    if precision == "float16x3":
-        precision = "float32"
-    for parent in list(network.modules()):
+def pack_linears(network: nn.Module) -> None:
+    """Replaces all linear layers in float32 of a network on a CPU by packed ones."""
+    for parent in list(network.modules()) if _AVAILABLE else ():
         for name, child in parent.named_children():
-            if type(child) is nn.Linear and child.weight.dtype == torch.float32:
-                on_cpu = child.weight.device.type == "cpu"
-                if precision != "float32" or (on_cpu and _AVAILABLE):
-                    setattr(parent, name, PackedLinear(child, precision))
+            if type(child) is not nn.Linear or child.weight.dtype != torch.float32:
+                continue
+            if child.weight.device.type == "cpu":
+                setattr(parent, name, PackedLinear(child))
