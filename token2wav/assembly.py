@@ -48,6 +48,7 @@ from token2wav.layers.convolutions import round_products
 from token2wav.layers.packed_linear import pack_linears
 from token2wav.layers.streaming import ContextKernels, Streaming, WaveformNetwork
 from token2wav.layers.window_attention import WindowAttention
+from token2wav.layers.window_transformer import WindowTransformerAttention
 from token2wav.networks.bigvgan import AntiAliased, BigVGAN
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
@@ -309,12 +310,12 @@ class Assembly:
         if name == "flow" and self.config.ode_steps:
             solvers, provisional_tables = self._schedules(network)
         kernels = self.pool is not None and gpu_runs_kernels(self.context.device)
-        if name == "decoder" and network.packs_linears:
-            pack_linears(network)
         round_products(network, self._product_precision(name, network, kernels))
         longest_hop = self.config.hops(self.stream)[1]
         if kernels:
             _set_kernels(network)
+        if name == "decoder" and network.packs_linears:
+            pack_linears(network)
         special_stage = self.family.own_stage(
             StageParts(self.config, name, network, noise, solvers, longest_hop, self.pool, kernels)
         )
@@ -473,6 +474,8 @@ def _set_kernels(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, AntiAliased):
             module.kernel = anti_aliased
+        elif isinstance(module, WindowTransformerAttention):
+            module.join()
         elif isinstance(module, WindowAttention):
             module.state_kernel = window_attention
         elif isinstance(module, Streaming) and (0, *module.state_shape)[-1] <= MOST_REACH:

@@ -40,22 +40,22 @@ LAUNCHES: dict[str, dict[str, int]] = {
 }
 # Launches of a later chunk of a codec: outside and decoder, of one stream and of 64 streams.
 CODECS: dict[str, list[tuple[int, int]]] = {
-    "Qwen3-TTS": [(9, 260), (9, 260)],
-    "Qwen3-Omni": [(9, 242), (9, 242)],
-    "Mimi": [(9, 183), (9, 183)],
-    "Pocket TTS": [(9, 73), (9, 73)],
+    "Qwen3-TTS": [(9, 228), (9, 228)],
+    "Qwen3-Omni": [(9, 210), (9, 210)],
+    "Mimi": [(9, 151), (9, 151)],
+    "Pocket TTS": [(9, 65), (9, 65)],
     "NanoCodec": [(7, 274), (7, 274)],
     "DAC": [(7, 102), (7, 147)],
     "DAC 24 kHz": [(14, 204), (15, 227)],
     "Higgs Audio": [(14, 248), (15, 248)],
     "SNAC": [(14, 279), (15, 284)],
     "SNAC 44.1 kHz": [(7, 162), (7, 173)],
-    "MOSS": [(7, 1025), (7, 1025)],
+    "MOSS": [(7, 753), (7, 753)],
     "EAR-TTS": [(7, 85), (7, 85)],
-    "LFM2-Audio": [(9, 152), (9, 152)],
-    "Audex": [(9, 172), (9, 172)],
+    "LFM2-Audio": [(9, 146), (9, 146)],
+    "Audex": [(9, 148), (9, 148)],
     "VibeVoice": [(7, 230), (7, 230)],
-    "Audio8": [(9, 266), (9, 266)],
+    "Audio8": [(9, 234), (9, 234)],
     "VoxCPM2": [(7, 101), (7, 101)],
 }
 # Stages with the same number of launches for any number of streams.

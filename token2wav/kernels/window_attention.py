@@ -25,13 +25,13 @@ _LOG2_E = 1 / math.log(2)
 
 
 @triton.jit
-def _rotated(vectors, row, cos, sin, angle, channel, mask, DIM: tl.constexpr):
+def _rotated(vectors, cos, sin, angle, channel, mask, DIM: tl.constexpr):
     """Loads vectors and rotates them. A pair is a channel of the first half and one of the second
     half.
     """
-    x = tl.load(vectors + row * DIM + channel, mask=mask, other=0.0)
+    x = tl.load(vectors + channel, mask=mask, other=0.0)
     other = (channel + DIM // 2) % DIM
-    partner = tl.load(vectors + row * DIM + other, mask=mask, other=0.0)
+    partner = tl.load(vectors + other, mask=mask, other=0.0)
     partner = tl.where(channel < DIM // 2, -partner, partner)
     c = tl.load(cos + angle * DIM + channel, mask=mask, other=0.0)
     s = tl.load(sin + angle * DIM + channel, mask=mask, other=0.0)
@@ -55,15 +55,21 @@ def _attended(q, k, v, visible, most, total, result):
 
 @triton.jit(do_not_specialize=("times", "rows", "start", "count", "window", "ring"))
 def _window_attention(
-    queries,  # (streams, times, HEADS * SHARED, DIM)
-    keys,  # (streams, times, HEADS, DIM)
+    queries,  # (streams, times, HEADS * SHARED, DIM), the first two strided
+    query_stream,
+    query_time,
+    keys,  # (streams, times, HEADS, DIM), the first two strided
+    key_stream,
+    key_time,
     values,
+    value_stream,
+    value_time,
     cos,  # (rows, times, DIM)
     sin,
     positions,  # (rows, times)
     rings,  # (2, ring, HEADS, DIM) keys and values of the scratch slot
     offsets,  # (streams,) of the ring of each stream from there
-    out,  # as queries
+    out,  # (streams, times, HEADS * SHARED, DIM)
     times,
     rows,  # streams, or 1 if all streams have the same positions
     start,  # first time of the part
@@ -92,11 +98,11 @@ def _window_attention(
     query = tile * QUERIES + tl.arange(0, QUERIES)
     inside = query < count * SHARED
     time = tl.minimum(query // SHARED, count - 1)
-    time_row = (stream * times + start + time) * HEADS
-    query_row = ((time_row + head) * SHARED + query % SHARED)[:, None]
+    query_head = head * SHARED + query % SHARED
+    queries += stream * query_stream + ((start + time) * query_time + query_head * DIM)[:, None]
     query_mask = inside[:, None] & present
     angle = (table + time)[:, None]
-    q = _rotated(queries, query_row, cos, sin, angle, channel, query_mask, DIM) * scale
+    q = _rotated(queries, cos, sin, angle, channel, query_mask, DIM) * scale
 
     most = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
@@ -104,11 +110,13 @@ def _window_attention(
 
     # The new keys come first: each query attends at least to its own.
     new = tl.arange(0, NEW)
-    new_row = ((stream * times + start + new) * HEADS + head)[:, None]
+    new_time = (start + new)[:, None]
     new_mask = (new < count)[:, None] & present
     angle = (table + new)[:, None]
-    new_keys = _rotated(keys, new_row, cos, sin, angle, channel, new_mask, DIM)
-    new_values = tl.load(values + new_row * DIM + channel, mask=new_mask, other=0.0)
+    keys += stream * key_stream + new_time * key_time + head * DIM
+    values += stream * value_stream + new_time * value_time + head * DIM
+    new_keys = _rotated(keys, cos, sin, angle, channel, new_mask, DIM)
+    new_values = tl.load(values + channel, mask=new_mask, other=0.0)
     if tile == 0:
         slot = ((first + new) % ring)[:, None] * (HEADS * DIM) + channel
         tl.store(stored + slot, new_keys, mask=new_mask)
@@ -127,7 +135,8 @@ def _window_attention(
         v = tl.load(stored_values + at, mask=key_mask, other=0.0)
         in_window = (first + time)[:, None] - position[None, :] < window
         most, total, result = _attended(q, k, v, old[None, :] & in_window, most, total, result)
-    tl.store(out + query_row * DIM + channel, result / total[:, None], mask=query_mask)
+    row = ((stream * times + start + time) * HEADS * SHARED + query_head)[:, None]
+    tl.store(out + row * DIM + channel, result / total[:, None], mask=query_mask)
 
 
 def window_attention(
@@ -139,11 +148,11 @@ def window_attention(
     rings: StatesInPlace,
     window: int,
 ) -> torch.Tensor:
-    """Computes attention of a step, and stores its keys and values. All tensors are contiguous.
+    """Computes attention of a step, and stores its keys and values.
 
     Args:
-        q: (B, T, query heads, dim_head).
-        k, v: (B, T, heads, dim_head).
+        q: (B, T, query heads, dim_head). The heads of a position follow each other in memory.
+        k, v: (B, T, heads, dim_head), as q.
         positions: (B, T) int64, or (1, T) if all streams have the same positions.
         angles: cosines and sines of the positions.
         rings: (2, ring, heads, dim_head) keys and values of each stream.
@@ -153,16 +162,21 @@ def window_attention(
         Attention, in the shape of q.
     """
     streams, times, heads, dim = k.shape
-    ring, shared, out = rings.scratch.shape[1], q.shape[2] // heads, torch.empty_like(q)
+    ring, shared = rings.scratch.shape[1], q.shape[2] // heads
+    out = q.new_empty(q.shape)
     assert all(tensor.dtype == torch.float32 for tensor in (q, k, v, rings.scratch))
-    assert all(tensor.is_contiguous() for tensor in (q, k, v, positions, *angles, rings.scratch))
+    assert all(tensor.stride()[2:] == (dim, 1) for tensor in (q, k, v))
+    assert all(tensor.is_contiguous() for tensor in (positions, *angles, rings.scratch))
     most = ring - window + 1
     for start in range(0, times, most):
         count = min(most, times - start)
         _window_attention[triton.cdiv(count * shared, _QUERIES), heads, streams](
             q,
+            *q.stride()[:2],
             k,
+            *k.stride()[:2],
             v,
+            *v.stride()[:2],
             *angles,
             positions,
             *rings,

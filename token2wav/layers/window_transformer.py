@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.layers.combine import placed
+from token2wav.layers.projections import join_projections
 from token2wav.layers.streaming import OFFLINE, ON_TIME, StreamModule, StreamStep, Timing
 from token2wav.layers.window_attention import (
     PositionCounter,
@@ -130,7 +131,7 @@ class TransformerLayer(nn.Module):
         self.mlp = mlp
         self.input_layernorm, self.post_attention_layernorm = norm(sizes.width), norm(sizes.width)
         self.self_attn_layer_scale, self.mlp_layer_scale = (
-            LayerScale(sizes.width) if sizes.scaled else nn.Identity() for _ in range(2)
+            LayerScale(sizes.width) if sizes.scaled else _Sum() for _ in range(2)
         )
 
     def forward(
@@ -141,12 +142,18 @@ class TransformerLayer(nn.Module):
         step: StreamStep,
     ) -> torch.Tensor:
         h = self.self_attn(self.input_layernorm(x), positions, angles, step)
-        x = x + self.self_attn_layer_scale(h)
-        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+        x = self.self_attn_layer_scale(x, h)
+        return self.mlp_layer_scale(x, self.mlp(self.post_attention_layernorm(x)))
 
 
 class WindowTransformerAttention(nn.Module):
-    """Projections around `WindowAttention`."""
+    """Projections around `WindowAttention`.
+
+    Attributes:
+        joined: weights of queries, keys and values as one, for a single product; None for three.
+    """
+
+    joined: torch.Tensor | None = None
 
     def __init__(self, sizes: TransformerSizes) -> None:
         super().__init__()
@@ -175,15 +182,27 @@ class WindowTransformerAttention(nn.Module):
     def projected(self, x: torch.Tensor) -> Iterable[torch.Tensor]:
         """Computes queries, keys and values (B, T, heads, dim_head) of x (B, T, width)."""
         projections = self.q_proj, self.k_proj, self.v_proj
+        if self.joined is not None:
+            heads = F.linear(x, self.joined).unflatten(-1, (-1, self._dim_head))
+            return heads.split((self.heads, self.key_heads, self.key_heads), dim=2)
         return (project(x).unflatten(-1, (-1, self._dim_head)) for project in projections)
+
+    def join(self) -> None:
+        """Joins the weights of queries, keys and values, once they are loaded."""
+        self.joined, _ = join_projections((self.q_proj, self.k_proj, self.v_proj))
 
 
 class LayerScale(nn.Module):
-    """Scale of every channel."""
+    """Sum of a signal and the output of a part, with a scale of every channel of the output."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scale * x
+    def forward(self, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(x, self.scale, output)
+
+
+class _Sum(nn.Module):
+    def forward(self, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        return x + output
