@@ -469,14 +469,14 @@ def _set_kernels(network: nn.Module) -> None:
     """
     from token2wav.kernels.anti_aliased import anti_aliased
     from token2wav.kernels.context import MOST_REACH, depthwise, windows, with_context
-    from token2wav.kernels.window_attention import window_attention
+    from token2wav.kernels.window_attention import MOST_CHANNELS, window_attention
 
     for module in network.modules():
         if isinstance(module, AntiAliased):
             module.kernel = anti_aliased
         elif isinstance(module, WindowTransformerAttention):
             module.join()
-        elif isinstance(module, WindowAttention):
+        elif isinstance(module, WindowAttention) and module.state_shape[-1] <= MOST_CHANNELS:
             module.state_kernel = window_attention
         elif isinstance(module, Streaming) and (0, *module.state_shape)[-1] <= MOST_REACH:
             module.context_kernels = ContextKernels(with_context, windows, depthwise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ from token2wav.cache.states import StateStore
 from token2wav.kernels import window_attention as kernel
 from token2wav.layers.combine import placed
 from token2wav.layers.streaming import StreamStep, state_specs
-from token2wav.layers.window_attention import PositionCounter, WindowAttention, rotary_angles
+from token2wav.layers.window_attention import (
+    PositionCounter,
+    WindowAttention,
+    ring_length,
+    rotary_angles,
+)
 from token2wav.stages.stage import as_frames
 from token2wav.voice import voice_for
 
@@ -39,7 +45,9 @@ STEPS = [
     ("ACB", 32),
     ("B", 33),
     ("ABC", 1),
+    ("CAB", 40),
 ]
+FAR_STEP = 9  # before which the streams move to positions of more than 32 bits
 
 
 class Layer(nn.Module):
@@ -70,6 +78,18 @@ class Streams:
         self.store = StateStore({"layer": state_specs(layer)}, DEVICE, 2, in_place=on_kernel)
         self.slots: dict[str, int] = {}
 
+    def move(self, window: int) -> None:
+        """Moves the streams on, by whole rounds of their rings. Empty slots then hold zeros."""
+        ring = ring_length(window)
+        slots = torch.tensor([*self.slots.values()], device=DEVICE)
+        rows = self.store.rows("layer", len(slots))
+        self.store.read(slots, rows)
+        rows.views[self.layer.positions] += ring * (2**33 // ring)
+        in_place = (states.values() for states in self.store._slot_states.values())
+        for state in (*rows.views.values(), *chain(*in_place)):
+            torch.nan_to_num_(state)
+        self.store.write(slots, rows)
+
     def advance(self, names: str, inputs: Any) -> list[torch.Tensor]:
         first = names[0] not in self.slots
         for name in names if first else "":
@@ -89,13 +109,17 @@ class Streams:
 # Weights near equal, near one-hot, and between. Scores are 1e30 at most.
 @pytest.mark.parametrize("size", [1e-15, 1.0, 1e15])
 @pytest.mark.parametrize(
-    ("heads", "shared", "dim", "window"), [(3, 1, 4, 5), (2, 2, 64, 72), (1, 3, 24, 250)]
+    ("heads", "shared", "dim", "window"),
+    [(3, 1, 4, 5), (2, 2, 64, 72), (1, 3, 24, 250), (1, 1, 130, 40)],
 )
 def test_streams(heads: int, shared: int, dim: int, window: int, size: float) -> None:
     reference, streams = (
         Streams(Layer(heads, dim, window), on_kernel=on_kernel) for on_kernel in (False, True)
     )
-    for names, positions in STEPS:
+    for number, (names, positions) in enumerate(STEPS):
+        if number == FAR_STEP:
+            for each in (reference, streams):
+                each.move(window)
         shape = 2, 3, len(names), positions, heads, dim
         inputs = torch.randn(shape, device=DEVICE)
         inputs[:, :2] *= size

@@ -17,6 +17,7 @@ from token2wav.layers.streaming import StatesInPlace, StateSpec
 # must not be kept, such as the state after a provisional chunk, is written to it.
 SCRATCH_SLOT = 0
 _GROWTH = 64  # slots that are added when all are taken
+_ALIGNMENT = 16  # elements; states in place begin at a multiple, as kernels expect
 
 # Specs of the states of a network, by the layers that declare them.
 Specs = Mapping[nn.Module, StateSpec]
@@ -49,12 +50,12 @@ class StateStore:
     """Store of the fixed-size states of streams. Each stream has one slot.
 
     A slot is one row of the tensors of every network. A batch copies the rows of its streams out of
-    the store, and copies them back after a step. A slot that was released keeps its values, so a
+    the store, and copies them back after a step. A slot that is taken has arbitrary values, so a
     new stream must overwrite or clear them.
 
-    States of layers with `Streaming.state_in_place` may instead stay in a tensor of their own for
-    each slot, which a batch changes without a copy. On a CPU their layers get these tensors. The
-    addresses of a CUDA graph are fixed, so a kernel in it reads the places of the states from a
+    With `in_place`, states of layers with `Streaming.state_in_place` stay where they are, and a
+    step changes them without a copy. A layer without `state_kernel` gets the tensor of each stream.
+    The addresses of a CUDA graph are fixed, so a kernel in it reads the places of the states from a
     tensor (`StatesInPlace`).
 
     Several threads may use the store, each for its own streams. If all slots are taken, the store
@@ -62,6 +63,7 @@ class StateStore:
 
     Args:
         slots: slots at the start, including the scratch slot.
+        in_place: whether states that can stay in place do so.
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class StateStore:
             )
             for name, specs in networks.items()
         }
-        # States in place, by slot.
-        self._slot_states = {slot: self._new_states() for slot in range(slots)}
+        assert len(self._layout_in_place.widths) <= 1, "all states in place must have one dtype"
+        # States in place, by slot. On a CPU they are allocated when a stream takes the slot.
+        self._slot_states: dict[int, dict[nn.Module, torch.Tensor]] = {}
+        self._allocate(range(1 if device.type == "cpu" else slots))
         self._tables = {name: self._zeros(name, slots) for name in networks}
         self._free = list(range(slots - 1, SCRATCH_SLOT, -1))
         self._slots = slots
@@ -113,12 +117,12 @@ class StateStore:
             if not self._free:
                 self._grow()
             if self._free[-1] not in self._slot_states:
-                self._slot_states[self._free[-1]] = self._new_states()
+                self._allocate(self._free[-1:])
             return self._free.pop()
 
     def release(self, slot: int) -> None:
         with self._lock:
-            if self._device.type == "cpu":  # a GPU would wait for new memory
+            if self._device.type == "cpu":  # on a GPU, new memory takes long
                 del self._slot_states[slot]
             self._free.append(slot)
 
@@ -144,7 +148,7 @@ class StateStore:
 
     def offsets(self, slots: Sequence[int]) -> list[int]:
         """Returns the distances of the states in place from those of the scratch slot, in elements.
-        They are the same for all layers.
+        They are the same for all layers, because the states of a slot lie in one tensor.
         """
         if not self._in_place:
             return [0] * len(slots)
@@ -157,7 +161,8 @@ class StateStore:
     def states_of(
         self, slots: Sequence[int], offsets: torch.Tensor, rows: StateRows
     ) -> Mapping[nn.Module, Any]:
-        """Returns the view of the rows for each layer, or the states in place of the slots.
+        """Returns the state of each layer for a batch: a view of the rows, or the states in the
+        given slots, if they stay in place.
 
         Args:
             offsets: (B,) tensor on the device for the `offsets` of slots, which a kernel reads.
@@ -185,13 +190,17 @@ class StateStore:
     def _all_tables(self) -> list[torch.Tensor]:
         return [table for tables in self._tables.values() for table in tables.values()]
 
-    def _new_states(self) -> dict[nn.Module, torch.Tensor]:
-        """Allocates the states in place of one slot. Their layers write before they read."""
+    def _allocate(self, slots: Sequence[int]) -> None:
+        """Allocates the states in place of slots, together, because each allocation of a GPU may be
+        rounded up by megabytes. Layers write their states before they read them.
+        """
         tensors = {
-            dtype: torch.empty(1, width, dtype=dtype, device=self._device)
+            dtype: torch.empty(len(slots), _aligned(width), dtype=dtype, device=self._device)
             for dtype, width in self._layout_in_place.widths.items()
         }
-        return {layer: view[0] for layer, view in self._layout_in_place.views(tensors).items()}
+        views = self._layout_in_place.views(tensors)
+        for index, slot in enumerate(slots):
+            self._slot_states[slot] = {layer: view[index] for layer, view in views.items()}
 
     def _zeros(self, network: str, count: int) -> dict[torch.dtype, torch.Tensor]:
         return {
@@ -211,6 +220,10 @@ class StateStore:
         self._slots = slots
 
 
+def _aligned(width: int) -> int:
+    return -(-width // _ALIGNMENT) * _ALIGNMENT
+
+
 class _Layout:
     """Layout of a row: the place of the state of every layer of one network."""
 
@@ -228,7 +241,5 @@ class _Layout:
         for layer, (_, shape, dtype), start in self._places:
             rows = tensors[dtype]
             strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-            views[layer] = rows.as_strided(
-                (len(rows), *shape), (self.widths[dtype], *strides), start
-            )
+            views[layer] = rows.as_strided((len(rows), *shape), (rows.stride(0), *strides), start)
         return views

@@ -57,6 +57,7 @@ def _fan_out(
     tile, branch, stream = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     piece = pieces + stream * COLUMNS
     rows, start = tl.load(piece + FRAMES) * rate, tl.load(piece + START)
+    # Program 0 carries the halos. Program n computes tile n - 1 of the rows.
     first_row = (tile - 1) * TILE_ROWS
     if first_row >= rows:
         return
@@ -77,7 +78,8 @@ def _fan_out(
     position = row - delay + start * rate
     read = row
     if MIRROR:
-        # The STFT has one window more than hops: position 0 repeats position 2.
+        # An STFT has one window more than hops, so the source has one position more than x.
+        # Position 0 of x therefore repeats position 2.
         read = tl.where(position == 0, row + 2, row)
     channel_mask = column < channels
     inside = (row < rows)[:, None] & channel_mask[None, :]
@@ -131,6 +133,7 @@ def _mean(
     tile, stream = tl.program_id(0), tl.program_id(1).to(tl.int64)
     piece = pieces + stream * COLUMNS
     rows, start = tl.load(piece + FRAMES) * rate, tl.load(piece + START)
+    # Program 0 carries the halos. Program n computes tile n - 1 of the rows.
     first_row = (tile - 1) * TILE_ROWS
     if first_row >= rows:
         return

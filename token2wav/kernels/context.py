@@ -1,10 +1,12 @@
-"""Input of a streaming layer with its context, in one launch: the state of the layer, the input
-after its activation, and the new state (`StreamStep.with_context`). The same kernel writes the
-windows of this input, which are the rows of a product, and rounds them. Another one computes a
-convolution of each channel (depthwise) from the same arguments.
+"""Kernels that prepare the input of a streaming layer in one launch. torch would need several.
 
-Operators of torch need a launch for each of these. The strides of the input and of the result are
-arguments of the kernel, so either may be in the order of its axes or have its channels last.
+The *context* of an input is the positions before and after it: the state of a stream, or zeros. A
+*window* is the positions that one output of a convolution reads. `with_context` applies the
+activation, joins the context and replaces the state (`StreamStep.with_context`). `windows` does the
+same, but writes the windows, as rows of a matrix product, and rounds them. `depthwise` computes the
+convolution of each channel.
+
+The kernels take strides, so input and result may have either memory order of a tensor (B, C, T).
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import triton.language as tl
 
 from token2wav.config.settings import DecoderPrecision
 from token2wav.kernels.activations import snake
-from token2wav.kernels.rounding import halved
+from token2wav.kernels.rounding import to_float16
 from token2wav.layers.packed_linear import INPUT_SCALE, PARTS, SMALL_SCALE
 from token2wav.layers.streaming import Curve, KernelContext, is_channels_last
 
 MOST_REACH = 64  # positions of a state, which one program holds in registers
-_SHORT_REACH = 16  # shorter states need no binary of their own
-_TILE = 32  # channels and positions; 96 channels and the like fill their tiles
+_SHORT_REACH = 16  # one binary serves all states up to this length
+_TILE = 32  # channels, and positions; divides common channel counts such as 96
 _STATE_ARGUMENTS = "state_stream", "before", "begin", "stop", "positions", "first", "last"
 _WARPS = 8
 _NO_CURVE = Curve()
@@ -47,35 +49,42 @@ def _activated(x, frequency, inverse, channel, snakes, slope, ELU: tl.constexpr)
 
 
 @triton.jit
-def _replace_state(old, new, kept, positions, held):
-    """Replaces the state by the end of the input with its context. If x is shorter than the state,
-    positions `kept` of the old state are its beginning.
+def _replace_state(state, new, kept, positions, held):
+    """Overwrites the state with the last positions of the input with its context.
+
+    If x has fewer `positions` than the state, the old state moves forward by them, and fills the
+    beginning of the new state (mask `kept`). `new` holds the rest.
     """
-    new = tl.where(kept, tl.load(old + positions, mask=kept, other=0.0), new)
-    tl.debug_barrier()  # until the whole old state was read
-    tl.store(old, new, mask=held)
+    new = tl.where(kept, tl.load(state + positions, mask=kept, other=0.0), new)
+    tl.debug_barrier()  # other threads of the program may still read the old state
+    tl.store(state, new, mask=held)
 
 
 @triton.jit
 def _store_in_windows(
-    at,  # address of the values in the window that begins at their position
+    at,  # address of tap 0 in the window that starts at `position`
     values,
     present,
     position,  # of the values in the input with its context
     windows,
     part_stride,
     taps,
-    tap_stride,  # to the next tap of the window `dilation` positions earlier
+    tap_stride,  # from tap t of window w to tap t + 1 of window w - dilation
     dilation,
     PARTS: tl.constexpr,
 ):
-    """Stores values in all windows that they belong to, rounded as `PackedWeight.rounded`."""
+    """Stores values in all windows that contain them, rounded as by `PackedWeight.rounded`.
+
+    Position p is tap t of window p - t * dilation. For example, with 3 taps and dilation 2,
+    position 9 is tap 0 of window 9, tap 1 of window 7, and tap 2 of window 5. With three parts, a
+    row has all taps of the small part, then twice all taps of the large part.
+    """
     if PARTS == 3:
         scaled = values * _INPUT_SCALE
         large = scaled.to(tl.float16)
         small = ((scaled - large.to(tl.float32)) * _SMALL_SCALE).to(tl.float16)
     elif at.dtype.element_ty == tl.float16:
-        values = halved(values)
+        values = to_float16(values)
     for tap in range(taps):
         window = position - tap * dilation
         mask = present & (window >= 0) & (window < windows)
@@ -113,15 +122,15 @@ def _with_context(
     tap_stride,  # channels * out_channel - dilation * out_time
     dilation,
     channels,
-    before,  # positions of the context
-    begin,  # the first time of x that belongs to the streams
-    stop,  # the time after the last one
-    positions,  # after the context; zeros where x does not belong to the streams
-    first,  # whether streams begin here; zeros are then read in place of the state
-    last,  # whether streams end here, so that the state is not replaced
+    before,  # positions before x
+    begin,  # the first position of x that belongs to the streams
+    stop,  # the position after the last one
+    positions,  # those of x, and zeros after x
+    first,  # whether streams begin with this step: zeros replace the state
+    last,  # whether streams end with this step: the state is not replaced
     PARTS: tl.constexpr,
     ELU: tl.constexpr,
-    REACH: tl.constexpr,  # a power of two, at least `before`; 0 if that is 0
+    REACH: tl.constexpr,  # a power of two, at least `before`; 0 without positions before x
     TILE: tl.constexpr,
 ):
     tile = tl.program_id(0)
@@ -280,8 +289,11 @@ def windows(
     dilation: int,
     precision: DecoderPrecision,
 ) -> torch.Tensor:
-    """Returns the windows (B, count, parts * taps * C) of the input with its context, rounded as by
-    `PackedWeight.rounded`.
+    """Returns the windows (B, count, parts * taps * C) of the input with its context, and replaces
+    the state as `with_context` does.
+
+    Args:
+        precision: rounding of the windows, as by `PackedWeight.rounded`.
     """
     streams, channels, times = x.shape
     reach, parts = (taps - 1) * dilation, PARTS[precision]
@@ -302,7 +314,8 @@ def depthwise(
     bias: torch.Tensor | None,
     dilation: int,
 ) -> torch.Tensor:
-    """Computes the convolution of each channel of what `with_context` returns.
+    """Convolves each channel of the input with its context, and replaces the state as
+    `with_context` does.
 
     Args:
         weight: (C, 1, taps), contiguous.
@@ -340,7 +353,7 @@ def _write(
 ) -> None:
     streams, channels, times = x.shape
     tiles = max(1, triton.cdiv(times + context.after, _TILE))
-    # With one tap the strides are not used. 0 needs no binaries of its own.
+    # A single tap of a single part needs no strides. 0 saves binaries of the Triton language.
     width = channels * out.stride(1) if taps * parts > 1 else 0
     _with_context[tiles, triton.cdiv(channels, _TILE), streams](
         *_inputs(x, context, curve),
@@ -363,7 +376,7 @@ def _inputs(x: torch.Tensor, context: KernelContext, curve: Curve | None) -> tup
     assert x.dtype == torch.float32
     state, curve = context.state, curve or _NO_CURVE
     if state is None:
-        state = x
+        state = x  # in place of None: as `first` and `last` are set, no kernel reads it
     else:
         assert not context.after
         assert state.stride()[1:] == (context.before, 1)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from token2wav.kernels import tiles
 from token2wav.kernels.activations import activated
-from token2wav.kernels.rounding import Precision, halved, rounded
+from token2wav.kernels.rounding import Precision, rounded, to_float16
 from token2wav.kernels.signals import (
     COLUMNS,
     FRAMES,
@@ -153,7 +153,7 @@ def _multiply_rows(
             other=0.0,
         )
         if PRECISION == "float16":
-            result = tl.dot(halved(inputs), weight, result)
+            result = tl.dot(to_float16(inputs), weight, result)
         else:
             result = tl.dot(
                 inputs, weight, result, input_precision=PRECISION, out_dtype=x.dtype.element_ty

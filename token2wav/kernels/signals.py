@@ -1,5 +1,7 @@
 """Signals of a vocoder on kernels.
 
+A *piece* is the part of a stream that a batch computes.
+
 A *signal* is a buffer (branches, streams, halo + rows, channels) with the input of a layer. Its
 first rows, the *halo*, are the last rows of the previous piece. They are the streaming state of the
 layers that read the signal. Every kernel that writes a signal also fills its halo from the old
@@ -27,10 +29,10 @@ FRAMES = tl.constexpr(1)  # frames of the piece; 0 for rows of a batch that hold
 REMAINING = tl.constexpr(2)  # frames from the start of the piece to the end of the stream, or `FAR`
 OFFSET = tl.constexpr(3)  # index of the first frame of the piece in the mel of the batch
 COLUMNS = tl.constexpr(4)  # columns of the table
-FAR = 1 << 16  # frames after which the start and the end of a stream affect no row
+FAR = 1 << 16  # no row depends on a start or an end that is so many frames away
 
-# Strides and indices are multiples of this number. So Triton compiles one binary for all of them,
-# with wide loads and stores.
+# Strides between streams, and indices of states, are multiples of this number. So Triton compiles
+# one binary for all of them, with wide loads and stores.
 _ALIGNMENT = 16
 _HALO_TILE = tl.constexpr(1024)  # elements of a halo that a program copies at once
 
@@ -43,8 +45,9 @@ OF_A_LAYER = ("streams", "rate", "extra", "slope", "delay", "branches", "row_lim
 def carry_halo(buffer, old, new, halo, shift, fresh, part, parts):
     """Fills the halo of a signal from the old state, or with zeros where a stream begins.
 
-    If a piece is shorter than the halo, `halo - shift` elements of the old state remain in the new
-    state.
+    The piece has `shift` elements. If it is shorter than the halo, the last `halo - shift` elements
+    of the old state become the first ones of the new state. Program `part` of `parts` copies its
+    share.
     """
     for begin in range(part * _HALO_TILE, halo, parts * _HALO_TILE):
         at = begin + tl.arange(0, _HALO_TILE)
@@ -102,7 +105,9 @@ class Signal:
 
     @property
     def reading(self) -> tuple[torch.Tensor, int, int]:
-        """Arguments of a kernel that reads the signal. All branches can read a single branch."""
+        """Arguments of a kernel that reads the signal. All branches of the kernel read the branch
+        of a signal that has only one.
+        """
         branch = self.data.stride(0) if len(self.layout.delays) > 1 else 0
         return self.data, self.data.stride(1), branch
 

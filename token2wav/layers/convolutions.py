@@ -25,9 +25,9 @@ from token2wav.layers.streaming import (
     padded,
 )
 
-# On a CPU torch spends most of the time of a convolution of few positions on its weights, which it
-# copies into another order in every call. Then a matrix product is faster, on 2 cores (2026-11-24)
-# by factors of 2 to 8. The product must copy its inputs, so it is slower for many positions.
+# On a CPU, torch copies the weights of a convolution into another order in every call. With few
+# positions this copy takes most of the time, and a matrix product is 2 to 8 times as fast (2 cores,
+# 2026-11-24). A product copies its inputs instead, so it is slower with many positions.
 #
 # The rows of a product have all channels of a position. If the memory of a signal (B, C, T) has
 # this order ("channels last"), no product reorders its inputs or outputs, and convolutions of many
@@ -37,9 +37,10 @@ _FEW_POSITIONS_OF_MANY_WEIGHTS = 256
 _MANY_WEIGHTS = 1 << 22  # more than fit into the cache of a core
 _SHORT_INPUT = 32  # inputs of a stream, for transposed convolutions
 #
-# On a GPU every convolution with one group, and every transposed one, is a product: cuDNN computed
-# float32 convolutions at 4 to 8 TFLOP/s, and cuBLAS large float32 products at 51 (one H200). No GPU
-# has measured the products inside a decoder yet, so a benchmark may turn them off here.
+# On a GPU, every transposed convolution and every convolution with one group and stride 1 is a
+# product. cuDNN computed float32 convolutions at 4 to 8 TFLOP/s, and cuBLAS large float32 products
+# at 51 (one H200). No GPU has measured the products inside a decoder yet, so a benchmark may turn
+# them off here.
 products_on_gpu = True
 _MOST_WINDOW_BYTES = 512 << 20  # written for one product; longer signals need several products
 
@@ -118,20 +119,20 @@ class StreamConv(nn.Conv1d, Streaming):
         self, x: torch.Tensor, step: StreamStep = OFFLINE, activation: Activation | None = None
     ) -> torch.Tensor:
         right, [taps], [dilation] = self.right or None, self.kernel_size, self.dilation
-        one_by_one = self.groups == 1 and self.stride[0] == 1
+        is_product = self.groups == 1 and self.stride[0] == 1
         depthwise = self.groups == self.in_channels == self.out_channels and self.stride[0] == 1
         if depthwise and self.context_kernels and _multiplies(x, self.weight):
             x, curve = curve_of(x, activation)
             context = step.kernel_context(self, x.shape[2], self.left, right)
             kernel = self.context_kernels.depthwise
             return kernel(x, context, curve, self.weight, self.bias, dilation)
-        if one_by_one and _has_window_kernel(self, x, self.weight, taps):
+        if is_product and _has_window_kernel(self, x, self.weight, taps):
             context = step.kernel_context(self, x.shape[2], self.left, right)
             weight = self.packed.of(self.weight), self.bias
             y = _kernel_product(self, x, context, activation, *weight, taps, dilation)
             return y.transpose(1, 2)
         # A product has channels last; cuDNN convolves groups and strides in the order of the axes.
-        order = products_on_gpu and one_by_one
+        order = products_on_gpu and is_product
         return super().forward(
             step.with_context(self, x, self.left, right, activation=activation, channels_last=order)
         )
@@ -193,8 +194,8 @@ def _has_window_kernel(
 
 
 def _streams_at_once(x: torch.Tensor, kernel: int) -> int:
-    """Returns the number of streams of x (B, C, T) whose windows fit into memory together. Rounded
-    windows take up to 1.5 times as much.
+    """Returns how many streams of x (B, C, T) have windows of at most `_MOST_WINDOW_BYTES` in
+    total. With `float16x3` the windows take 1.5 times as much.
     """
     return _MOST_WINDOW_BYTES // max(1, x[0].numel() * kernel * x.element_size())
 
@@ -209,8 +210,8 @@ def _kernel_product(
     kernel: int,
     dilation: int = 1,
 ) -> torch.Tensor:
-    """Computes the product (B, windows, outputs) of all windows of x (B, C, T) after its activation
-    with its context. The kernel of the layer writes the windows.
+    """Computes the product (B, windows, outputs) of a weight and all windows of x (B, C, T), after
+    the activation of x and with its context. A kernel writes the windows.
     """
     assert layer.context_kernels is not None
     x, curve = curve_of(x, activation)

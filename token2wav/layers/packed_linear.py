@@ -21,16 +21,16 @@ from token2wav.config.settings import DecoderPrecision
 _ROWS = 16  # oneDNN chooses the layout for this many rows; other numbers are as fast
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
-# `float16x3`: a number is the sum of two float16 numbers, which have 11 bits each. A product of two
-# numbers is made of three products; the one of both small parts is too small to count.
+# `float16x3`: a number is the sum of a large and a small float16 number, of 11 bits each. A product
+# is small * large + large * small + large * large. The product of both small parts is negligible.
 #
-# The scales are powers of two, so they round nothing. Inputs are scaled down, so that 65,504, the
-# largest float16, stands for a million, and weights are scaled up, to 4,094 at most. The small part
-# of inputs is scaled up, so that it has 11 bits too. Inputs above 0.001 and weights above 0.01 keep
-# 22 bits; smaller ones have an error of at most 2^-32 and 2^-29.
+# The scales are powers of two, so they round nothing. Inputs are divided by 16, so inputs up to a
+# million fit into float16. Weights are multiplied by 16, so weights up to 4,094 fit. The small part
+# of inputs is scaled up, so that it keeps 11 bits. Inputs above 0.001 and weights above 0.01 keep
+# 22 bits. The error of a smaller input is at most 2^-32, and that of a smaller weight 2^-29.
 #
-# The products with small parts are added up first. The matrix units of a GPU cut off bits of a sum,
-# which costs most while it is large.
+# The products with small parts are summed first. The matrix units of a GPU cut bits off a sum, and
+# cut more the larger the sum is.
 INPUT_SCALE, SMALL_SCALE = 2.0**-4, 2.0**11
 PARTS: dict[DecoderPrecision, int] = {"float32": 1, "float16x3": 3, "float16": 1}
 
@@ -39,7 +39,7 @@ class PackedWeight:
     """Constant float32 weight of products.
 
     The operands are rounded to a precision, and sums are float32. A CPU multiplies the rounded
-    operands in float32. So it has the error of a GPU, and takes longer than without rounding.
+    operands in float32. So it rounds operands as a GPU does, and is slower than without rounding.
 
     Args:
         weight: (outputs, inputs), or (groups, outputs, inputs) for a product of each group, which
@@ -55,10 +55,11 @@ class PackedWeight:
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
         elif precision == "float16":
-            weight = _halved(weight)
+            weight = _to_float16(weight)
         elif precision == "float16x3":
             scaled = weight / INPUT_SCALE
             large = scaled.half()
+            # factors of small * large, large * small and large * large, in this order
             parts = large / SMALL_SCALE, (scaled - large).half(), large
             weight = torch.cat(parts, dim=1)
         self._weight = weight.float() if on_cpu and not self._packed else weight
@@ -66,10 +67,10 @@ class PackedWeight:
     def rounded(self, rows: torch.Tensor) -> torch.Tensor:
         """Rounds rows (..., inputs); `float16x3` makes them three times as long."""
         if self.precision == "float16":
-            return _halved(rows)
+            return _to_float16(rows)
         if self.precision == "float16x3":
             scaled = rows * INPUT_SCALE
-            # beyond its range infinite: the audio is then NaN, and its stream ends
+            # Larger inputs become infinite. The audio is then NaN, and its stream ends.
             large = scaled.half()
             return torch.cat((((scaled - large) * SMALL_SCALE).half(), large, large), dim=-1)
         return rows
@@ -101,7 +102,7 @@ class PackedWeight:
         return y if bias is None else y.add_(bias)
 
 
-def _halved(x: torch.Tensor) -> torch.Tensor:
+def _to_float16(x: torch.Tensor) -> torch.Tensor:
     """Rounds to float16. A number beyond the range becomes the largest one; NaN stays."""
     most = torch.finfo(torch.float16).max
     return x.clamp(-most, most).half()
@@ -132,8 +133,8 @@ class PackedCopy:
 
 
 class PackedLinear(nn.Module):
-    """Linear layer for inference on a CPU. It keeps its weight in the packed layout alone, which is
-    no part of its `state_dict`.
+    """Linear layer for inference on a CPU. It keeps its weight only as a `PackedWeight`, and
+    therefore not in its `state_dict`.
     """
 
     def __init__(self, linear: nn.Linear) -> None:

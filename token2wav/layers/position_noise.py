@@ -14,7 +14,7 @@ from token2wav.layers.streaming import (
     Timing,
 )
 
-# Positions after which the noise repeats: 11 s at 24 kHz.
+# Positions after which the noise repeats: 11 s at 24 kHz, longer in layers of lower rates.
 _PERIOD = 1 << 18
 
 
@@ -59,7 +59,7 @@ class PositionNoise(Streaming, FreezableLayer):
             start = x.new_zeros(x.shape[0], 1) if step.first else step.state[self]
             positions = positions + start.long() - self.input.delay
             if not step.frames_past_end:
-                # The state is a remainder, because float32 holds no position above 2**24 exactly.
+                # The state is a remainder, because float32 skips integers above 2**24.
                 step.save_state(self, torch.remainder(start + x.shape[2], _PERIOD))
         noise = self.table[torch.remainder(positions, _PERIOD)]  # (T,) or (B, T)
         if step.noise_factor is not None:

@@ -40,7 +40,8 @@ class Activation(Protocol):
 
 
 class Curve(NamedTuple):
-    """Activation as a kernel computes it: Snake of the first channels, another one of the others.
+    """Activation as a kernel computes it: Snake for the first channels, and LeakyReLU or ELU for
+    the others. By default no channel has an activation.
 
     Attributes:
         frequency, inverse: contiguous coefficients of Snake, one for each of its channels.
@@ -58,10 +59,11 @@ class KernelContext(NamedTuple):
     """Context of the input x of a layer, as a kernel reads it.
 
     Attributes:
-        before, after: positions before and after x. They are zeros, except for those of the state.
-        state: (B, C, before) positions before x; the last `before` positions of the result are the
-            new state. None to compute whole sequences.
-        span: part of x that belongs to the streams (`StreamStep.span`). Zeros replace the rest.
+        before, after: positions of context before and after x. They hold the state, or zeros.
+        state: (B, C, before) state of the layer, which a kernel replaces by the last `before`
+            positions of the input with its context. None to compute whole sequences.
+        span: positions of x that belong to the streams (`StreamStep.span`); None for all. The
+            kernel reads zeros at the other positions.
         first, last: whether streams begin with this step, or end with it.
     """
 

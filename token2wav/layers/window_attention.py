@@ -37,8 +37,11 @@ class StepPart:
 
     Attributes:
         streams: keys of each stream, for rings that are a tensor for each stream; else empty.
-        slots: (B or 1, n) slots of the positions in rings that are one tensor; else None.
-        mask: (B or 1, n, ring) values to add to the scores of all streams, or None like `slots`.
+        slots: (B or 1, n) slots of the positions in rings that are one tensor; else None. In an
+            exported graph, (B or 1, ring) indices of the keys that the rings hold after the step,
+            among the old keys of the rings and the keys of the step.
+        mask: (B or 1, n, keys) values to add to the scores of all streams, or None like `slots`.
+            The keys are those of the rings; in an exported graph, the keys of the step follow.
     """
 
     start: int
@@ -100,7 +103,7 @@ class PositionCounter(Streaming):
     def _part_of_all(self, positions: torch.Tensor, start: int) -> StepPart:
         ring = ring_length(self.window)
         last = positions[:, -1:, None]
-        # The position of each key: the latest one that has its slot in the ring.
+        # position of the key in each slot: the latest one that was stored there
         keys = last - (last - torch.arange(ring, device=positions.device)) % ring
         mask = _mask_of(positions[..., None], keys, self.window)
         stop = start + positions.shape[1]
@@ -109,8 +112,7 @@ class PositionCounter(Streaming):
     def _part_of_graph(self, positions: torch.Tensor) -> StepPart:
         """Makes the only part of a step in an exported graph, where a step has any length.
 
-        The keys of the rings come first, then the keys of the step. `slots` are the indices of the
-        keys that the rings hold after the step.
+        The keys of the rings come first, then the keys of the step.
         """
         ring = ring_length(self.window)
         slots = torch.arange(ring, device=positions.device)
@@ -139,7 +141,7 @@ class PositionCounter(Streaming):
 def ring_length(window: int) -> int:
     """Returns the length of the ring in which a stream keeps keys and values.
 
-    It holds the new positions of a part, and the positions that its first position attends to.
+    It has room for the new positions of a part, and for the window before the first of them.
     """
     return window - 1 + _MOST_NEW
 
@@ -157,7 +159,7 @@ def rotary_angles(
     precision. The two halves of a head have equal angles.
     """
     exponents = torch.arange(0, dim_head, 2, device=positions.device) / dim_head
-    # Not base**-exponents, whose last bits differ from those of the public codes. At far positions
+    # Not base**-exponents, whose last bits differ from those of the public code. At far positions
     # some cosines would then be rounded to another value.
     angles = positions[..., None].float() * (base**exponents).reciprocal()
     angles = torch.cat((angles, angles), dim=-1)

@@ -325,7 +325,8 @@ class WaveformStage(VocoderStage[_WaveformStream]):
         # States in place keep the values of provisional pieces, so streams with such pieces copy.
         # An exported graph takes the states of a batch as one tensor.
         specs = state_specs(self._net)
-        on_kernel = any(getattr(layer, "state_kernel", None) for layer in specs)
+        layers: list[Any] = [*specs]
+        on_kernel = all(layer.state_kernel for layer in layers if layer.state_in_place)
         in_place = (
             (on_kernel or (self._device.type == "cpu" and not shapes))
             and not self._extrapolated_samples

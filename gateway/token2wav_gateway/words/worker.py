@@ -44,14 +44,16 @@ class Process(NamedTuple):
 
     Attributes:
         number: id of the process and of its group; 0 before it is known.
+        ended: set when the process has ended. Another process may then get its id.
     """
 
     pool: ProcessPoolExecutor
     number: int
+    ended: threading.Event
 
     def kill(self) -> None:
         """Ends the process, and the processes that its plugin has started."""
-        if self.number:
+        if self.number and not self.ended.is_set():
             with suppress(ProcessLookupError):
                 os.killpg(self.number, signal.SIGKILL)
         # Functions that wait fail with the process. If they were cancelled, so were their callers.
@@ -174,13 +176,12 @@ class Worker:
                 initializer=_end_with,
                 initargs=(os.getpid(),),
             )
-            process = Process(pool, 0)
+            process = Process(pool, 0, threading.Event())
             with anyio.move_on_after(_LOAD_S) as waiting, suppress(BrokenProcessPool):
                 job = pool.submit(_prepare, self._memory_mib)
-                process = Process(pool, await asyncio.wrap_future(job))
+                process = process._replace(number=await asyncio.wrap_future(job))
                 if sys.platform == "linux":
-                    watch = threading.Thread(target=_watch, args=(process.number,), daemon=True)
-                    watch.start()
+                    threading.Thread(target=_watch, args=(process,), daemon=True).start()
                 load = pool.submit(_run, _load_plugin, (self._load_plugin,))
                 _, problem = await asyncio.wrap_future(load)
             if waiting.cancelled_caught:
@@ -201,15 +202,16 @@ class Worker:
         return None
 
 
-def _watch(number: int) -> None:
+def _watch(process: Process) -> None:
     """Waits for the end of a process, and ends its group.
 
     The pool notices the end by pipes. A process that the plugin has forked keeps them open.
     """
     with suppress(ChildProcessError):  # the pool was faster
-        os.waitid(os.P_PID, number, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, process.number, os.WEXITED | os.WNOWAIT)
     with suppress(ProcessLookupError):
-        os.killpg(number, signal.SIGKILL)
+        os.killpg(process.number, signal.SIGKILL)
+    process.ended.set()
 
 
 # The following functions run in the process.

@@ -50,23 +50,27 @@ _NO_BACKEND = StageSummary("torch", "float32", "cpu")  # this process computes n
 class RemoteStage(Stage[list[Any]]):
     """Stage that another model of Triton computes.
 
-    Each call also has the streams that have ended, so no end is lost if a call fails, and the
-    memory of these streams is free before a new one opens. A stage ignores the end of an
-    unknown stream.
+    A call also lists the streams that have ended. The stage frees their memory before it opens new
+    streams. If a call fails, the next call repeats its list. A stage ignores the end of a stream
+    that it does not know.
 
     A model computes one call after another, so an opening waits for the batch of other streams. A
     stage that does not use the voice therefore opens a stream together with its first chunk.
 
     Args:
         model: name of the model.
-        uses_voice: whether the stage computes prompts, so that an opening may fail.
+        key: secret of the server, which tells calls of the ensemble from those of clients.
+        withheld_samples: samples that the last stage withholds.
+        uses_voice: whether the stage computes the prompt of the voice. It is then called at once
+            when a stream opens, because its cache may have no room.
 
     Attributes:
-        is_reachable: whether calls are possible. Triton makes none before its models are loaded,
-            and none for a model that it unloads.
+        is_reachable: whether the stage can be called. Triton refuses calls before all models are
+            loaded, and calls of a model that it unloads.
     """
 
     def __init__(self, model: str, key: str, withheld_samples: int, *, uses_voice: bool) -> None:
+        # `state` of a stream is its opening (handle and options) until a call has sent it, then [].
         super().__init__()
         self._model, self._key, self._uses_voice = model, key, uses_voice
         self._withheld_samples = withheld_samples
@@ -81,8 +85,8 @@ class RemoteStage(Stage[list[Any]]):
         return self._withheld_samples
 
     def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
-        # Chosen here, so that a stream can be ended after its reply was lost. Random, so that it
-        # names no other stream in a process that Triton has started again.
+        # The handle is chosen here, so that the stream can be ended even if the reply is lost. It
+        # is random, so that a process that was started again reuses no handle of an open stream.
         handle = secrets.randbits(62)
         self._streams[handle] = [handle, *astuple(options)]
         if self._uses_voice:
@@ -117,9 +121,8 @@ class RemoteStage(Stage[list[Any]]):
     def _call(self, method: str, facts: Any, arrays: Arrays, handles: Sequence[int] = ()) -> Arrays:
         """Calls the stage, which first opens the streams of `handles` that it does not have."""
         if not self.is_reachable:
-            raise LimitError(f"{self._model}: it is loaded or unloaded now; try again later")
+            raise LimitError(f"{self._model}: it is being loaded or unloaded; try again later")
         opened = [opening for handle in handles if (opening := self.state(handle))]
-        self._streams.update((handle, []) for handle in handles)
         with self._lock:
             ended, self._ended = self._ended, []
         tensor = tensor_of(CALL, call_bytes(self._key, Call(method, facts, arrays, ended, opened)))
@@ -130,6 +133,7 @@ class RemoteStage(Stage[list[Any]]):
             with self._lock:
                 self._ended += ended
             raise BackendError(f"backend: {self._model}: {response.error().message()}")
+        self._streams.update((handle, []) for handle in handles)
         return outputs_in(array_of(pb_utils.get_output_tensor_by_name(response, REPLY)))
 
 
@@ -141,7 +145,7 @@ class Ensemble:
     """
 
     def __init__(self, folder: Path, server: ServerConfig, models: Sequence[str]) -> None:
-        key = os.environ.get(CANARY_VARIABLE)
+        key = os.environ.get(CANARY_VARIABLE)  # the secret of the server
         if not key:
             raise ConfigError(f"{CANARY_VARIABLE}: not set; `token2wav serve` sets it")
         config = read_config(folder).with_stream_settings(server.stream)

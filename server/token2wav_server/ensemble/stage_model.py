@@ -76,7 +76,8 @@ class StageModel:
             self._stage.close(self._handles.pop(handle, _UNKNOWN))
         voice = Voice(*(call.arrays[name] for name in FIELDS)) if call.method == "open" else None
         for handle, *options in call.opened:
-            self._handles[handle] = self._stage.open(voice, StreamOptions(*options))
+            if handle not in self._handles:  # it has it if a call failed after the opening
+                self._handles[handle] = self._stage.open(voice, StreamOptions(*options))
         if call.method == "advance":
             batch = [(self._handles.get(name, _UNKNOWN), chunk) for name, chunk in batch_in(call)]
             return result_outputs([result.cpu().numpy() for result in self._stage.advance(batch)])
