@@ -32,11 +32,13 @@ STEMS = ("flow", "hift")
 ODE_STEPS = 4
 # timeout for events that may be slow on a busy machine; a passing test does not wait for it
 WAIT_SECONDS = 60.0
+# Loaded once, because `np.load` in several threads may fail in Python 3.11 (SystemError of `ast`).
+_TOKENS = np.load(DATA / "demo" / "tokens.npy")
 
 
 def demo_tokens(count: int) -> NDArray[np.int32]:
     """Returns (count,) tokens, which repeat the demo's tokens."""
-    return np.resize(np.load(DATA / "demo" / "tokens.npy"), count)
+    return np.resize(_TOKENS, count)
 
 
 def demo_voice(prompt_tokens: int) -> Voice:
