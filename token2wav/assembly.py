@@ -46,10 +46,8 @@ from token2wav.exported.run import ExportedVocoder, signals_of
 from token2wav.families.family import Family, StageParts
 from token2wav.layers.convolutions import round_products
 from token2wav.layers.packed_linear import pack_linears
-from token2wav.layers.streaming import ContextKernels, Streaming, WaveformNetwork
-from token2wav.layers.window_attention import WindowAttention
-from token2wav.layers.window_transformer import WindowTransformerAttention
-from token2wav.networks.bigvgan import AntiAliased, BigVGAN
+from token2wav.layers.streaming import WaveformNetwork
+from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
@@ -313,7 +311,10 @@ class Assembly:
         round_products(network, self._product_precision(name, network, kernels))
         longest_hop = self.config.hops(self.stream)[1]
         if kernels:
-            _set_kernels(network)
+            # Triton-language kernels
+            from token2wav.kernels.layer_kernels import set_kernels
+
+            set_kernels(network)
         if name == "decoder" and network.packs_linears:
             pack_linears(network)
         special_stage = self.family.own_stage(
@@ -461,25 +462,6 @@ class Assembly:
         sizes = kernel_sizes(vocoder.lookahead_frames, self.config, hops)
         log.info("the vocoder runs on kernels in %d CUDA graphs", len(sizes))
         return partial(kernel_pieces, plan, sizes, self.pool)
-
-
-def _set_kernels(network: nn.Module) -> None:
-    """Lets kernels write the inputs of a network's layers, compute anti-aliased activations, and
-    attend in windows.
-    """
-    from token2wav.kernels.anti_aliased import anti_aliased
-    from token2wav.kernels.context import MOST_REACH, depthwise, windows, with_context
-    from token2wav.kernels.window_attention import MOST_CHANNELS, window_attention
-
-    for module in network.modules():
-        if isinstance(module, AntiAliased):
-            module.kernel = anti_aliased
-        elif isinstance(module, WindowTransformerAttention):
-            module.join()
-        elif isinstance(module, WindowAttention) and module.state_shape[-1] <= MOST_CHANNELS:
-            module.state_kernel = window_attention
-        elif isinstance(module, Streaming) and (0, *module.state_shape)[-1] <= MOST_REACH:
-            module.context_kernels = ContextKernels(with_context, windows, depthwise)
 
 
 def _read_network(

@@ -4,7 +4,7 @@
 compiles for compute capabilities 8.0 and 9.0, and at 9.0 for two ways to keep pages. A model is
 assembled on torch's device `meta`, as on a GPU: each function that a GPU would capture as a graph
 runs once, and its kernels are compiled instead of launched. So types, constants and tile sizes are
-those of a server. A codec has no pages; it is compiled with each rounding of its operands.
+as on a server. A codec has no pages. Its kernels are compiled for each `decoder_precision`.
 
 The program prints a line for each binary: capability, model, kernel, storage (of a codec:
 `decoder_precision`), registers of a thread, bytes of its stack, shared memory of a program,
@@ -93,12 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         capability, _, storages = target.partition(":")
         driver.set_active(AbsentGPU(int(capability)))
         for model in options.models:
-            kept: dict[str, tuple[str, ...]] = {
+            variants: dict[str, tuple[str, ...]] = {
                 name: (STORAGES[name],) for name in storages.split(",")
             }
             if model in CODECS:
-                kept = {name: ("auto", name) for name in PARTS}
-            for storage, choices in kept.items():
+                variants = {name: ("auto", name) for name in PARTS}
+            for storage, choices in variants.items():
                 for binary in binaries(configs[model], *choices):
                     wide = len(_WIDE_LOAD.findall(binary.asm["ptx"]))
                     used = resources(binary.asm["cubin"])

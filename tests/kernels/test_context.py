@@ -26,6 +26,7 @@ from token2wav.config.settings import DecoderPrecision
 from token2wav.execution.cuda_graphs import SWITCH
 from token2wav.families.nanocodec.network import HalfSnake
 from token2wav.kernels import context
+from token2wav.kernels.layer_kernels import set_kernels
 from token2wav.layers import convolutions
 from token2wav.layers.convolutions import StreamConv, causal_conv, centred_conv
 from token2wav.layers.packed_linear import PARTS, PackedWeight
@@ -90,7 +91,7 @@ def a_signal(positions: int, channels_last: bool) -> torch.Tensor:
 
 def on_kernel(network: nn.Module) -> Any:
     network = copy.deepcopy(network)
-    assembly._set_kernels(network)
+    set_kernels(network)
     return network
 
 

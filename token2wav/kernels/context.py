@@ -49,12 +49,36 @@ def _activated(x, frequency, inverse, channel, snakes, slope, ELU: tl.constexpr)
 
 
 @triton.jit
-def _replace_state(state, new, kept, positions, held):
+def _replace_state(
+    state,  # addresses of the positions `slot`
+    slot,
+    held,  # whether the state has the position
+    x,  # addresses of the first position of x, by channel
+    x_time,
+    frequency,
+    inverse,
+    channel,
+    snakes,
+    slope,
+    before,
+    begin,
+    stop,
+    positions,
+    first,
+    ELU: tl.constexpr,
+):
     """Overwrites the state with the last positions of the input with its context.
 
     If x has fewer `positions` than the state, the old state moves forward by them, and fills the
-    beginning of the new state (mask `kept`). `new` holds the rest.
+    beginning of the new state.
     """
+    skipped = positions - before
+    source = skipped + slot
+    read = held & (source >= begin) & (source < stop)
+    ending = x + skipped.to(tl.int64) * x_time + slot * x_time
+    new = tl.load(ending, mask=read, other=0.0)
+    new = _activated(new, frequency, inverse, channel, snakes, slope, ELU)
+    kept = held & (first == 0) & (source < 0)
     new = tl.where(kept, tl.load(state + positions, mask=kept, other=0.0), new)
     tl.debug_barrier()  # other threads of the program may still read the old state
     tl.store(state, new, mask=held)
@@ -165,10 +189,9 @@ def _with_context(
             slot = tl.arange(0, REACH)[None, :]
             held = present & (slot < before)
             old = state + stream * state_stream + channel * before + slot
-            stored = held & (first == 0)
             _store_in_windows(
                 out + slot * out_time,
-                tl.load(old, mask=stored, other=0.0),
+                tl.load(old, mask=held & (first == 0), other=0.0),
                 held,
                 slot,
                 windows,
@@ -179,13 +202,9 @@ def _with_context(
                 PARTS,
             )
             if last == 0:
-                skipped = positions - before
-                source = skipped + slot
-                read = held & (source >= begin) & (source < stop)
-                ending = x + skipped.to(tl.int64) * x_time + slot * x_time
-                new = tl.load(ending, mask=read, other=0.0)
-                new = _activated(new, frequency, inverse, channel, snakes, slope, ELU)
-                _replace_state(old, new, stored & (source < 0), positions, held)
+                activation = frequency, inverse, channel, snakes, slope
+                span = before, begin, stop, positions, first
+                _replace_state(old, slot, held, x, x_time, *activation, *span, ELU)
 
 
 @triton.jit(
@@ -248,12 +267,9 @@ def _depthwise(
         if (tile == 0) & (last == 0):
             slot = tl.arange(0, REACH)[None, :]
             held = present & (slot < before)
-            source = positions - before + slot
-            read = held & (source >= begin) & (source < stop)
-            new = tl.load(x + source.to(tl.int64) * x_time, mask=read, other=0.0)
-            new = _activated(new, frequency, inverse, channel, snakes, slope, ELU)
-            kept = held & (first == 0) & (source < 0)
-            _replace_state(old + slot, new, kept, positions, held)
+            activation = frequency, inverse, channel, snakes, slope
+            span = before, begin, stop, positions, first
+            _replace_state(old + slot, slot, held, x, x_time, *activation, *span, ELU)
 
 
 def with_context(

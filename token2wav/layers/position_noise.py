@@ -26,8 +26,8 @@ def noise_table(seed: int) -> torch.Tensor:
 
 
 class PositionNoise(Streaming, FreezableLayer):
-    """Noise whose strength depends on the signal: x + noise * (W x), with one noise value for all
-    channels of a position.
+    """Noise with a strength that depends on the signal: x + noise * (W x). All channels of a
+    position have the same noise value.
 
     The public code draws new noise in every call. Here a noise value depends on its position alone,
     so that a stream, a batch and a whole utterance get the same noise. The state is the position at
