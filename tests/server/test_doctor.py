@@ -174,7 +174,10 @@ def test_clock(
         ("stream: {max_hop_tokens: 30}", "error", "stream.max_hop_tokens: 30 is not a multiple"),
     ],
 )
-def test_a_model_with_its_settings(settings: str, state: str, part: str, tmp_path: Path) -> None:
+def test_a_model_with_its_settings(
+    settings: str, state: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "available_bytes", lambda: 16 << 30)
     (tmp_path / "server.yaml").write_text(settings)
     *_, finding = model_findings(TINY, tmp_path / "server.yaml")
     assert finding.state == state, finding
