@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from token2wav_server.engine.frames import FrameBuffer
 
 MOST_UNSENT = 64 << 20  # bytes of frames that wait to be sent
-_RECEIVED = 1 << 16  # bytes that are received at a time
+_AT_ONCE = 1 << 16  # bytes that are received, or sent by the thread, in one call
 
 
 class Connection:
@@ -19,7 +19,10 @@ class Connection:
 
     The thread that calls `send` also sends the frame, because waking another thread costs more. If
     the kernel has no room, the rest of the frame joins a list, which a thread of the connection
-    sends in one call.
+    sends.
+
+    Bytes that the other side has read are never counted as unsent. Else an engine that answers at
+    once would find its next request refused, because a thread has not counted the last one yet.
 
     Args:
         collects: whether frames that are sent while received frames are handled wait until all of
@@ -30,8 +33,9 @@ class Connection:
         self._socket = connected
         self._collects, self._collecting = collects, False
         self._changed = threading.Condition()
-        self._frames: list[tuple[object, bytes]] = []  # with their groups
-        self._in_flight = False  # whether the thread sends frames at this moment
+        # Unsent frames, or their last parts, each with its group.
+        self._frames: deque[tuple[object, memoryview]] = deque()
+        self._in_flight = False  # whether the thread sends at this moment
         self._unsent = 0
         self._unsent_of: Counter[object] = Counter()  # by group
         self._is_open = True
@@ -40,18 +44,20 @@ class Connection:
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait to be sent, including the bytes that a running call sends."""
-        return self._unsent
+        """Bytes that wait to be sent."""
+        with self._changed:
+            return self._unsent
 
     def unsent_of(self, group: object) -> int:
         """Returns the bytes of a group of frames that wait to be sent."""
-        return self._unsent_of[group]
+        with self._changed:
+            return self._unsent_of[group]
 
     def send(self, frame: bytes, group: object = None) -> None:
         """Sends a frame, of a group if there is one. It is lost if the connection is closed."""
         with self._changed:
             if self._is_open:
-                self._frames.append((group, frame))
+                self._frames.append((group, memoryview(frame)))
                 self._count(group, len(frame))
                 if not self._collecting:
                     self._send_waiting()
@@ -65,7 +71,7 @@ class Connection:
         buffer = FrameBuffer()
         while True:
             try:
-                data = self._socket.recv(_RECEIVED)
+                data = self._socket.recv(_AT_ONCE)
             except OSError:
                 return
             if not data:
@@ -96,22 +102,28 @@ class Connection:
         """Sends all waiting frames, as far as the kernel has room. The lock is held."""
         if self._in_flight or not self._frames:  # the thread sends these frames after its own
             return
-        frames, self._frames = self._frames, []
-        data = b"".join(frame for _, frame in frames)
+        data = b"".join(frame for _, frame in self._frames)
         try:
             sent = self._socket.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
             sent = 0
         except OSError:  # the other side has closed the connection, as `frames` sees too
             sent = len(data)
-        for group, frame in frames:
-            part = min(sent, len(frame))
-            sent -= part
-            self._count(group, -part)
-            if part < len(frame):
-                self._frames.append((group, frame[part:]))
+        self._take(sent)
         if self._frames:
             self._changed.notify()
+
+    def _take(self, size: int) -> bytes:
+        """Removes the first bytes of the unsent frames. The lock is held."""
+        parts = []
+        while size and self._frames:
+            group, frame = self._frames.popleft()
+            parts.append(part := frame[:size])
+            size -= len(part)
+            self._count(group, -len(part))
+            if len(part) < len(frame):
+                self._frames.appendleft((group, frame[len(part) :]))
+        return b"".join(parts)
 
     def _count(self, group: object, size: int) -> None:
         self._unsent += size
@@ -123,19 +135,16 @@ class Connection:
     def _write(self) -> None:
         while True:
             with self._changed:
+                self._in_flight = False
                 self._changed.wait_for(
                     lambda: (self._frames and not self._collecting) or not self._is_open
                 )
                 if not self._is_open:
                     return
-                frames, self._frames = self._frames, []
+                part = self._take(_AT_ONCE)
                 self._in_flight = True
             try:
-                self._socket.sendall(b"".join(frame for _, frame in frames))
+                self._socket.sendall(part)
             except OSError:
                 self.close()
                 return
-            with self._changed:
-                for group, frame in frames:
-                    self._count(group, -len(frame))
-                self._in_flight = False

@@ -95,6 +95,8 @@ def exchange(
 ) -> RequestFrame:
     """Sends a request, and finishes it."""
     client.send(tokens, *arguments, **options)
+    until(lambda: not client.inbox.empty() or not engine.requests.empty())
+    assert client.inbox.empty(), client.receive()  # a refusal
     request = engine.request()
     engine.send(finished_frame(request.slot))
     assert is_final(client.receive())

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 namespace token2wav {
@@ -20,6 +21,7 @@ constexpr size_t MOST_UNSENT = 64 << 20;
 constexpr size_t MOST_UNSENT_OF_SEQUENCE = 256 << 10;
 constexpr uint8_t SEQUENCE_START = 1;
 constexpr size_t LARGEST_IDLE_STORAGE = 1 << 20;
+constexpr size_t SENT_AT_ONCE = 64 << 10;
 constexpr milliseconds BETWEEN_CONNECTIONS(100);
 constexpr milliseconds BETWEEN_CANCELLATION_CHECKS(50);
 
@@ -35,6 +37,19 @@ const char* const SHUTTING_DOWN = "server: it is shutting down; try another one"
 std::string sequence_key(const SequenceId& id) {
     if (id.text) return id.text->empty() ? "" : "text " + *id.text;
     return id.number == 0 ? "" : std::to_string(id.number);
+}
+
+// Returns false if the connection has ended.
+bool send_all(int socket, std::string_view bytes) {
+    while (!bytes.empty()) {
+        ssize_t count = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+        if (count >= 0) {
+            bytes.remove_prefix(static_cast<size_t>(count));
+        } else if (errno != EINTR) {
+            return false;
+        }
+    }
+    return true;
 }
 
 }  // namespace
@@ -321,19 +336,20 @@ void Front::write_frames(int socket) {
             if (!ready_) return;
             frames.swap(outgoing_);
         }
-        for (size_t sent = 0; sent < frames.size();) {
-            ssize_t count =
-                ::send(socket, frames.data() + sent, frames.size() - sent, MSG_NOSIGNAL);
-            if (count < 0) {
-                if (errno == EINTR) continue;
-                // The reader sees the end of the connection.
-                ::shutdown(socket, SHUT_RDWR);
-                return;
+        for (std::string_view unsent = frames; !unsent.empty();) {
+            std::string_view part = unsent.substr(0, SENT_AT_ONCE);
+            unsent.remove_prefix(part.size());
+            {
+                // Before the call: an engine may answer what it has read before the call returns,
+                // and the client's next request must find the last one sent.
+                std::lock_guard<std::mutex> lock(mutex_);
+                if (!ready_) return;
+                backlog_.sent(part.size());
             }
-            sent += static_cast<size_t>(count);
-            std::lock_guard<std::mutex> lock(mutex_);
-            if (!ready_) return;
-            backlog_.sent(static_cast<size_t>(count));
+            if (send_all(socket, part)) continue;
+            // The reader sees the end of the connection.
+            ::shutdown(socket, SHUT_RDWR);
+            return;
         }
         frames.clear();
         if (frames.capacity() > LARGEST_IDLE_STORAGE) frames.shrink_to_fit();
