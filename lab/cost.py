@@ -38,7 +38,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import Assembly, family_for
 from token2wav.backends import LoadContext
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.layers.streaming import WaveformNetwork
+from token2wav.networks.waveform_network import WaveformNetwork
 
 # A stream
 

@@ -46,11 +46,11 @@ from token2wav.exported.run import ExportedVocoder, signals_of
 from token2wav.families.family import Family, StageParts
 from token2wav.layers.convolutions import round_products
 from token2wav.layers.packed_linear import pack_linears
-from token2wav.layers.streaming import WaveformNetwork
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.networks.weights import SkipInit, fill
 from token2wav.published.checkpoint_files import weights_file
 from token2wav.published.registry import family_of, read_config

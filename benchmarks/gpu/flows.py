@@ -16,7 +16,7 @@ from benchmarks.gpu.settings import LeftOut, Row, Rows, Settings
 from testkit.models.sized import TEMPLATE, public_configs
 from token2wav import StreamConfig, Token2Wav, assembly
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.layers.streaming import WaveformNetwork
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.published.registry import read_config
 
 # Cache of a model: 73 of the largest pages, of which 16 streams and their voice need 51. A share of

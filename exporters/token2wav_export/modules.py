@@ -19,11 +19,12 @@ from token2wav.exported.run import (
     exported_states,
     signals_of,
 )
-from token2wav.layers.streaming import Streaming, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import Streaming, StreamStep
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep
 from token2wav.networks.hift import HiFT
 from token2wav.networks.masks import attention_bias
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.published.artifacts import GraphName, Precision, stage_of
 from token2wav_export.signatures import Signature, Sizes, TensorSpec
 

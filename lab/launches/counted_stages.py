@@ -24,7 +24,7 @@ from token2wav.backends import LoadContext
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.config.settings import DecoderPrecision
 from token2wav.execution.cuda_graphs import CudaGraph, GraphPool, GraphSummary
-from token2wav.layers.streaming import WaveformNetwork
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.stages.cached_flow import CachedFlow
 from token2wav.stages.stage import EncoderInput, Stages
 

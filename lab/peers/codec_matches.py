@@ -27,8 +27,8 @@ from token2wav.config.values import from_mapping, known_fields
 from token2wav.families.causal_dac import CausalDacSizes
 from token2wav.families.snac import FORMAT, SnacSizes
 from token2wav.families.snac.network import Snac
-from token2wav.layers.streaming import WaveformNetwork
 from token2wav.networks.symmetric_codec import SymmetricCodec
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.published.codec_sizes import SymmetricCodecSizes
 from token2wav.published.registry import read_config
 

@@ -24,9 +24,10 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.execution.batch import ChunkInput
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.runner import FlowRunner
-from token2wav.layers.streaming import WaveformNetwork, state_specs
+from token2wav.layers.streaming import state_specs
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.published.window_config import WindowCodecConfig
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule

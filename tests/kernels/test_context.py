@@ -39,11 +39,11 @@ from token2wav.layers.streaming import (
     KernelContext,
     StreamStep,
     Timing,
-    WaveformNetwork,
     is_channels_last,
     state_specs,
 )
 from token2wav.networks.seanet_decoder import ELU
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.published.registry import read_config
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

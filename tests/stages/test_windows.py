@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from token2wav.config.windows import Windows
-from token2wav.layers.streaming import WindowNetwork
+from token2wav.networks.waveform_network import WindowNetwork
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.windows import WindowStage
 

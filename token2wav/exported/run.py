@@ -25,8 +25,9 @@ from token2wav.errors import BackendError, BackendUnavailableError
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.step import ExportedModule
 from token2wav.layers.position_noise import PositionNoise
-from token2wav.layers.streaming import StateSpec, StreamStep, WaveformNetwork, state_specs
+from token2wav.layers.streaming import StateSpec, StreamStep, state_specs
 from token2wav.networks.hift import HiFT
+from token2wav.networks.waveform_network import WaveformNetwork
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from torch import nn
 from token2wav.config.model_config import StageName
 from token2wav.execution.captured_sizes import CAPTURED_WINDOW_FRAMES, CAPTURED_WINDOWS
 from token2wav.families.family import Family, StageParts
-from token2wav.layers.streaming import WaveformNetwork, WindowNetwork
 from token2wav.networks.codec_weights import codec_weights
+from token2wav.networks.waveform_network import WaveformNetwork, WindowNetwork
 from token2wav.published.weight_names import WeightNames
 from token2wav.stages.stage import Stage
 from token2wav.stages.windows import WindowStage

@@ -34,8 +34,8 @@ from token2wav.layers.streaming import (
     StreamModule,
     StreamStep,
     Timing,
-    WaveformNetwork,
 )
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.published.sizes import BigVGANConfig
 
 FILTER_TAPS = 12

@@ -23,7 +23,7 @@ from token2wav.layers.convolutions import (
     centred_conv,
     lookahead_conv,
 )
-from token2wav.layers.streaming import OFFLINE, ON_TIME, Delay, StreamStep, Timing, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, ON_TIME, Delay, StreamStep, Timing
 from token2wav.networks.hift_layers import (
     Analysis,
     MirroredStart,
@@ -34,6 +34,7 @@ from token2wav.networks.hift_layers import (
 )
 from token2wav.networks.noise import SourceNoise
 from token2wav.networks.source import F0Predictor, HarmonicSource, Phase, SmoothSource
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.published.sizes import HiFTConfig
 
 Decode = Callable[[torch.Tensor, torch.Tensor, StreamStep], torch.Tensor]  # as `HiFT.decode`

@@ -16,8 +16,9 @@ from torch import nn
 from token2wav.layers.combine import Chain, Residual, placed
 from token2wav.layers.convolutions import StreamConvTranspose, causal_conv
 from token2wav.layers.feed_forward import FeedForward
-from token2wav.layers.streaming import Curve, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import Curve, StreamStep
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.published.codec_sizes import SeanetSizes
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from token2wav.layers.codebooks import ProjectedCodebooks
-from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.published.codec_sizes import SymmetricCodecSizes
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from token2wav.config.model_config import ModelConfig
 from token2wav.execution.step_boundary import step_boundary
-from token2wav.layers.streaming import WaveformNetwork
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     FlowStage,

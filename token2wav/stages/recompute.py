@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import BackendError
-from token2wav.layers.streaming import WaveformNetwork
 from token2wav.networks.masks import block_mask
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver
 from token2wav.networks.source import Phase
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     Encoder,

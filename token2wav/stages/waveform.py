@@ -28,8 +28,9 @@ from token2wav.errors import ConfigError
 from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.staging import copy_to, frames_to_device, joined
-from token2wav.layers.streaming import StreamStep, WaveformNetwork, state_specs
+from token2wav.layers.streaming import StreamStep, state_specs
 from token2wav.networks.noise import NoiseTable, SourceNoise
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     FrameChunk,

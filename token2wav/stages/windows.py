@@ -18,7 +18,7 @@ from token2wav.execution.buckets import BucketRunner, ExactSize, map_grouped
 from token2wav.execution.captured_sizes import CAPTURED_WINDOW_FRAMES, CAPTURED_WINDOWS
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.staging import frames_to_device
-from token2wav.layers.streaming import WindowNetwork
+from token2wav.networks.waveform_network import WindowNetwork
 from token2wav.stages.stage import (
     DEFAULT_OPTIONS,
     StreamOptions,

@@ -13,8 +13,9 @@ from token2wav.layers.combine import Residual, placed
 from token2wav.layers.convolutions import StreamConv, causal_conv
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.scalar_codes import ScalarCodes
-from token2wav.layers.streaming import OFFLINE, StreamStep, Timing, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep, Timing
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
+from token2wav.networks.waveform_network import WaveformNetwork
 
 _EPS = 1e-6
 _ROPE_BASE = 10_000.0

@@ -13,9 +13,10 @@ from token2wav.layers.combine import Chain, placed
 from token2wav.layers.convnext import ConvNeXt
 from token2wav.layers.convolutions import StreamConvTranspose
 from token2wav.layers.feed_forward import GatedFeedForward
-from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
 from token2wav.networks.symmetric_decoder import SymmetricDecoder, Variant
+from token2wav.networks.waveform_network import WaveformNetwork
 
 _ROPE_BASE, _NORM_EPS = 10_000.0, 1e-5
 

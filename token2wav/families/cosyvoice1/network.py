@@ -10,11 +10,12 @@ from torch import nn
 from token2wav.config.block_grid import BlockGrid
 from token2wav.families.cosyvoice1 import CosyVoice1Sizes
 from token2wav.families.flow_network import FlowNetwork
-from token2wav.layers.streaming import WaveformNetwork, state_specs
+from token2wav.layers.streaming import state_specs
 from token2wav.networks.centred_unet import CentredUNet
 from token2wav.networks.conformer import FlatConformer
 from token2wav.networks.hift import HiFT
 from token2wav.networks.sample_source import SampleSource
+from token2wav.networks.waveform_network import WaveformNetwork
 
 
 class CosyVoice1(WaveformNetwork):

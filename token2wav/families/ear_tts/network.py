@@ -14,7 +14,8 @@ from token2wav.layers.combine import placed, run
 from token2wav.layers.convnext import ConvNeXt
 from token2wav.layers.convolutions import StreamConvTranspose, causal_conv
 from token2wav.layers.inverse_stft import InverseSTFT
-from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep
+from token2wav.networks.waveform_network import WaveformNetwork
 
 _MOST_MAGNITUDE = 100.0
 

@@ -7,8 +7,9 @@ from torch import nn
 
 from token2wav.families.higgs import HiggsSizes
 from token2wav.layers.codebooks import ProjectedCodebooks
-from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.symmetric_decoder import SymmetricDecoder, Variant
+from token2wav.networks.waveform_network import WaveformNetwork
 
 
 class Higgs(WaveformNetwork):

@@ -14,13 +14,14 @@ from token2wav.layers.combine import placed
 from token2wav.layers.convolutions import causal_conv
 from token2wav.layers.feed_forward import GatedFeedForward
 from token2wav.layers.inverse_stft import InverseSTFT
-from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.layers.window_attention import Positions
 from token2wav.layers.window_transformer import (
     LayersInWindow,
     TransformerSizes,
     WindowTransformerAttention,
 )
+from token2wav.networks.waveform_network import WaveformNetwork
 
 _Angles = tuple[torch.Tensor, torch.Tensor]
 

@@ -15,13 +15,14 @@ from token2wav.families.moss import MossSizes, TransformerPart
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.combine import placed
 from token2wav.layers.feed_forward import FeedForward
-from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.layers.window_transformer import (
     ProjectedTransformer,
     TransformerSizes,
     WindowTransformer,
     projection,
 )
+from token2wav.networks.waveform_network import WaveformNetwork
 
 _NORM_EPS = 1e-5
 

@@ -24,8 +24,8 @@ from token2wav.layers.streaming import (
     StreamModule,
     StreamStep,
     Timing,
-    WaveformNetwork,
 )
+from token2wav.networks.waveform_network import WaveformNetwork
 
 _SNAKE_EPS = 1e-9
 _LEAKY_SLOPE = 0.01

@@ -15,8 +15,8 @@ from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.full_attention import FullAttention, FullTransformerLayer
 from token2wav.layers.inverse_stft import MOST_MAGNITUDE, InverseSTFT
 from token2wav.layers.scalar_codes import ScalarCodes
-from token2wav.layers.streaming import WindowNetwork
 from token2wav.networks.vocos import ResidualBlock
+from token2wav.networks.waveform_network import WindowNetwork
 
 _EPS = 1e-6
 

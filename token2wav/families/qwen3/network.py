@@ -19,7 +19,7 @@ from token2wav.layers.combine import Chain, placed
 from token2wav.layers.convnext import ConvNeXt
 from token2wav.layers.convolutions import StreamConvTranspose, causal_conv
 from token2wav.layers.feed_forward import GatedFeedForward
-from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.layers.window_transformer import (
     ProjectedTransformer,
     TransformerSizes,
@@ -27,6 +27,7 @@ from token2wav.layers.window_transformer import (
     projection,
 )
 from token2wav.networks.symmetric_decoder import SymmetricDecoder, Variant
+from token2wav.networks.waveform_network import WaveformNetwork
 
 
 class Qwen3Decoder(WaveformNetwork):

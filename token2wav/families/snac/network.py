@@ -7,8 +7,9 @@ import torch
 from token2wav.families.snac import SnacSizes
 from token2wav.families.snac.attention import LocalAttention
 from token2wav.layers.codebooks import ProjectedCodebooks
-from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.symmetric_decoder import SymmetricDecoder, Variant
+from token2wav.networks.waveform_network import WaveformNetwork
 
 
 class Snac(WaveformNetwork):

@@ -9,7 +9,8 @@ from token2wav.families.vibevoice import VibeVoiceSizes
 from token2wav.layers.combine import Chain, placed, run
 from token2wav.layers.convolutions import StreamConvTranspose, causal_conv
 from token2wav.layers.feed_forward import FeedForward
-from token2wav.layers.streaming import OFFLINE, StreamModule, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamModule, StreamStep
+from token2wav.networks.waveform_network import WaveformNetwork
 
 
 class VibeVoiceDecoder(WaveformNetwork):

@@ -11,9 +11,10 @@ from token2wav.config.model_config import StageName
 from token2wav.errors import CheckpointError
 from token2wav.families.codec_family import CodecFamily
 from token2wav.families.voxcpm import WEIGHTS, VoxCPMSizes
-from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.codec_weights import converted_weights
 from token2wav.networks.symmetric_decoder import SymmetricDecoder, Variant
+from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.networks.weights import read_state
 
 _BOUNDARIES = "decoder.sr_bin_boundaries"

@@ -11,8 +11,8 @@ from torch import nn
 from token2wav.config.windows import ONE_PART
 from token2wav.families.wavtokenizer import WavTokenizerSizes
 from token2wav.layers.codebooks import Codebooks
-from token2wav.layers.streaming import WindowNetwork
 from token2wav.networks.vocos import AttentionBlock, ResidualBlock, Vocos, group_norm
+from token2wav.networks.waveform_network import WindowNetwork
 
 _EPS = 1e-6
 

@@ -14,8 +14,8 @@ from token2wav.families.xy_tokenizer import XYTokenizerSizes, whole_windows
 from token2wav.layers.codebooks import Codebooks
 from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.full_attention import FullAttention, FullTransformerLayer
-from token2wav.layers.streaming import WindowNetwork
 from token2wav.networks.vocos import Vocos
+from token2wav.networks.waveform_network import WindowNetwork
 
 _LONGEST_PERIOD = 10_000  # of the sines and cosines of positions, over 2 pi
 
