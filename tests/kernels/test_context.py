@@ -160,7 +160,8 @@ def test_streams(conv: StreamConv, name: str, channels_last: bool, into: bool | 
 def test_windows(conv: StreamConv, channels_last: bool, precision: DecoderPrecision) -> None:
     conv.place(Timing(3, -2))
     [taps], [dilation] = conv.kernel_size, conv.dilation
-    right, weight = conv.right or None, PackedWeight(torch.randn(1, 1, device=DEVICE), precision)
+    right = conv.right or None
+    weight = PackedWeight(torch.randn(1, 1, device=DEVICE), precision=precision)
     states = [states_of(conv) for _ in range(2)]
     for index, (frames, past_end) in enumerate([*STEPS, (40, 0)]):
         x = a_signal(frames, channels_last)

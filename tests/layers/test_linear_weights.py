@@ -27,7 +27,8 @@ KEPT: dict[DecoderPrecision, tuple[int, float, float]] = {
 
 @pytest.mark.parametrize("precision", KEPT)
 def test_rounded_inputs_keep_their_bits(precision: DecoderPrecision) -> None:
-    weight, (bits, least, most) = PackedWeight(torch.randn(3, 4), precision), KEPT[precision]
+    weight = PackedWeight(torch.randn(3, 4), precision=precision)
+    bits, least, most = KEPT[precision]
     exponents = torch.linspace(math.log2(least) - 20, math.log2(most) - 1, 10_000)
     x = 2**exponents * (1 + torch.rand(10_000)) * torch.randn(10_000).sign()
     x[0] = most
@@ -48,8 +49,7 @@ def test_rounded_inputs_keep_their_bits(precision: DecoderPrecision) -> None:
 def test_products_of_rounded_operands(precision: DecoderPrecision, bias: bool) -> None:
     weight, rows = torch.randn(11, 300), torch.randn(2, 5, 300)
     added = torch.randn(11) if bias else None
-    packed = PackedWeight(weight, precision)
-    product = packed.product(rows, added)
+    product = PackedWeight(weight, added, precision).product(rows)
     exact = rounded = functional.linear(rows, weight, added)
     if precision == "float16":
         rounded = functional.linear(rows.half().float(), weight.half().float(), added)
@@ -58,12 +58,15 @@ def test_products_of_rounded_operands(precision: DecoderPrecision, bias: bool) -
     assert off(product, rounded) <= ROUNDING
 
 
-def test_a_new_weight_is_packed_anew() -> None:
-    packed, rows = PackedCopy(lambda weight: weight.T), torch.randn(2, 3)
+def test_a_new_weight_or_bias_is_packed_anew() -> None:
+    packed = PackedCopy(lambda weight: weight.T, lambda bias: 2 * bias)
+    rows, bias = torch.randn(2, 3), torch.randn(4)
     for one in (packed, copy.deepcopy(packed)):
-        for weight in (torch.randn(3, 4), torch.randn(3, 5)):
-            assert one.of(weight) is one.of(weight)
-            assert off(one.of(weight).product(rows), rows @ weight) <= ROUNDING
+        for weight in (torch.randn(3, 4), torch.randn(3, 4)):
+            bias.mul_(3)
+            assert one.of(weight, bias) is one.of(weight, bias)
+            assert off(one.of(weight, bias).product(rows), rows @ weight + 2 * bias) <= ROUNDING
+    assert off(one.of(weight).product(rows), rows @ weight) <= ROUNDING
     assert copy.deepcopy(packed).of(weight) is not packed.of(weight)
 
 

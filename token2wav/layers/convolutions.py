@@ -128,8 +128,8 @@ class StreamConv(nn.Conv1d, Streaming):
             return kernel(x, context, curve, self.weight, self.bias, dilation)
         if is_product and _has_window_kernel(self, x, self.weight, taps):
             context = step.kernel_context(self, x.shape[2], self.left, right)
-            weight = self.packed.of(self.weight), self.bias
-            y = _kernel_product(self, x, context, activation, *weight, taps, dilation)
+            weight = self.packed.of(self.weight, self.bias)
+            y = _kernel_product(self, x, context, activation, weight, taps, dilation)
             return y.transpose(1, 2)
         # A product has channels last; cuDNN convolves groups and strides in the order of the axes.
         order = products_on_gpu and is_product
@@ -147,7 +147,7 @@ class StreamConv(nn.Conv1d, Streaming):
         in_order, always = is_channels_last(input), _always_multiplies(input, self.packed)
         if always or self._is_short(input, in_order):
             [taps], [dilation] = self.kernel_size, self.dilation
-            y = _product(self.packed.of(weight), input, bias, taps, dilation).transpose(1, 2)
+            y = _product(self.packed.of(weight, bias), input, taps, dilation).transpose(1, 2)
             return y if in_order or always else y.contiguous()
         if in_order:  # torch has this order for two dimensions only
             image, kernel = input[:, :, None], weight[:, :, None]
@@ -164,13 +164,7 @@ class StreamConv(nn.Conv1d, Streaming):
         return positions <= (_FEW_POSITIONS_OF_MANY_WEIGHTS if many else _FEW_POSITIONS)
 
 
-def _product(
-    weight: PackedWeight,
-    x: torch.Tensor,
-    bias: torch.Tensor | None,
-    kernel: int,
-    dilation: int = 1,
-) -> torch.Tensor:
+def _product(weight: PackedWeight, x: torch.Tensor, kernel: int, dilation: int = 1) -> torch.Tensor:
     """Computes the product (B, windows, outputs) of all windows of x (B, C, T)."""
     reach = (kernel - 1) * dilation
     count = x.shape[2] - reach
@@ -180,7 +174,7 @@ def _product(
     products = []
     for at in range(0, count, most):
         rows = _windows(x[:, :, at : at + most + reach], kernel, dilation)
-        products.append(weight.product(rows, bias))
+        products.append(weight.product(rows))
     return products[0] if len(products) == 1 else torch.cat(products, dim=1)
 
 
@@ -206,7 +200,6 @@ def _kernel_product(
     context: KernelContext,
     activation: Activation | None,
     weight: PackedWeight,
-    bias: torch.Tensor | None,
     kernel: int,
     dilation: int = 1,
 ) -> torch.Tensor:
@@ -222,7 +215,7 @@ def _kernel_product(
         rows = layer.context_kernels.windows(
             x[streams], context.of(streams), curve, kernel, dilation, weight.precision
         )
-        products.append(weight.multiply(rows, bias))
+        products.append(weight.multiply(rows))
         del rows  # before the next ones are written
     return products[0] if len(products) == 1 else torch.cat(products)
 
@@ -247,6 +240,14 @@ def _windows_weight(weight: torch.Tensor, stride: int, groups: int = 1) -> torch
     # The last input of a window gives the first outputs of its kernel.
     parts = parts.flip(2).unflatten(0, (groups, -1)).permute(0, 4, 2, 3, 1).flatten(3).flatten(1, 2)
     return parts[0] if groups == 1 else parts
+
+
+def _windows_bias(bias: torch.Tensor, stride: int, groups: int = 1) -> torch.Tensor:
+    """Repeats the bias (groups * outputs,) of a transposed convolution for the outputs of a window:
+    (stride * outputs,), or (groups, 1, stride * outputs).
+    """
+    repeated = bias.unflatten(0, (groups, -1)).repeat(1, stride)
+    return repeated[0] if groups == 1 else repeated[:, None]
 
 
 def _always_multiplies(x: torch.Tensor, weight: PackedCopy) -> bool:
@@ -381,7 +382,10 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
             end = surplus - start if cut == "halves" else surplus
         self.overlap = Overlap(inputs, kernel, stride, cut=start, cut_end=end)
         self._window = -(-kernel // stride)  # inputs of `stride` outputs
-        self.packed = PackedCopy(partial(_windows_weight, stride=stride, groups=groups))
+        self.packed = PackedCopy(
+            partial(_windows_weight, stride=stride, groups=groups),
+            partial(_windows_bias, stride=stride, groups=groups),
+        )
 
     @property
     def output(self) -> Timing:
@@ -393,8 +397,8 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         length, ends = x.shape[2], self._window - 1
         if self.groups == 1 and _has_window_kernel(self.overlap, x, self.weight, self._window):
             context = step.kernel_context(self.overlap, length, ends, ends)
-            weight = self.packed.of(self.weight), self._product_bias
-            products = _kernel_product(self.overlap, x, context, activation, *weight, self._window)
+            weight = self.packed.of(self.weight, self.bias)
+            products = _kernel_product(self.overlap, x, context, activation, weight, self._window)
             return self._outputs(products, length, step)
         x = self.overlap.with_context(x, step, activation, channels_last=products_on_gpu)
         if self._is_product(x):
@@ -422,17 +426,13 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         in_order, ends, length = is_channels_last(x), self._window - 1, x.shape[2]
         if step.state is None:
             x = padded(x, ends, ends, "constant")
-        weight = self.packed.of(self.weight)
+        weight = self.packed.of(self.weight, self.bias)
         if self.groups > 1:
             products = self._grouped_product(weight, x)
         else:
-            products = _product(weight, x, self._product_bias, self._window)
+            products = _product(weight, x, self._window)
         y = self._outputs(products, length, step)
         return y if in_order or _always_multiplies(x, self.packed) else y.contiguous()
-
-    @property
-    def _product_bias(self) -> torch.Tensor | None:
-        return None if self.bias is None else self.bias.repeat(self.stride[0])
 
     def _outputs(self, products: torch.Tensor, inputs: int, step: StreamStep) -> torch.Tensor:
         """Returns the complete outputs (B, outputs, T) in the products (B, windows, ...)."""
@@ -450,10 +450,7 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         # (groups, B * windows, window * inputs of a group)
         windows = x.unflatten(1, (groups, -1)).unfold(3, self._window, 1)
         rows = windows.permute(1, 0, 3, 4, 2).flatten(3).flatten(1, 2)
-        bias = None
-        if self.bias is not None:
-            bias = self.bias.unflatten(0, (groups, -1)).repeat(1, stride)[:, None]
-        products = weight.product(rows, bias).unflatten(2, (stride, -1))
+        products = weight.product(rows).unflatten(2, (stride, -1))
         products = products.unflatten(1, (len(x), -1))  # (groups, B, windows, stride, outputs)
         return products.permute(1, 2, 3, 0, 4).flatten(3)
 

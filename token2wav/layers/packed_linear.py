@@ -36,7 +36,7 @@ PARTS: dict[DecoderPrecision, int] = {"float32": 1, "float16x3": 3, "float16": 1
 
 
 class PackedWeight:
-    """Constant float32 weight of products.
+    """Constant float32 weight of products, with the bias that is added to them.
 
     The operands are rounded to a precision, and sums are float32. A CPU multiplies the rounded
     operands in float32. So it rounds operands as a GPU does, and is slower than without rounding.
@@ -44,10 +44,16 @@ class PackedWeight:
     Args:
         weight: (outputs, inputs), or (groups, outputs, inputs) for a product of each group, which
             is float32 only.
+        bias: (outputs,), or (groups, 1, outputs).
     """
 
-    def __init__(self, weight: torch.Tensor, precision: DecoderPrecision = "float32") -> None:
-        weight = weight.detach().contiguous()
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        precision: DecoderPrecision = "float32",
+    ) -> None:
+        weight, self._bias = weight.detach().contiguous(), None if bias is None else bias.detach()
         self.precision, self._grouped = precision, weight.dim() == 3
         on_cpu = weight.device.type == "cpu"
         assert precision == "float32" or not self._grouped
@@ -75,15 +81,15 @@ class PackedWeight:
             return torch.cat((((scaled - large) * SMALL_SCALE).half(), large, large), dim=-1)
         return rows
 
-    def product(self, rows: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Computes the product of rows (..., inputs), plus a bias (outputs,), to (..., outputs)."""
-        return self.multiply(self.rounded(rows), bias)
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """Computes the products (..., outputs) of rows (..., inputs)."""
+        return self.multiply(self.rounded(rows))
 
-    def multiply(self, rows: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Computes the product of rows (..., inputs) that `rounded` returned.
-
-        With groups, the rows are (groups, n, inputs), and the bias is (groups, 1, outputs).
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """Computes the products of rows (..., inputs) that `rounded` returned. With groups, the
+        rows are (groups, n, inputs).
         """
+        bias = self._bias
         if self._packed:
             y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
                 rows.contiguous(), self._weight, bias, "none", [], ""
@@ -113,36 +119,44 @@ class PackedCopy:
 
     def __init__(
         self,
-        arrange: Callable[[torch.Tensor], torch.Tensor],  # weight of the layer, to that of products
+        # Turns the weight of the layer into the weight of products, and its bias into their bias.
+        arrange: Callable[[torch.Tensor], torch.Tensor],
+        arrange_bias: Callable[[torch.Tensor], torch.Tensor] | None = None,
         precision: DecoderPrecision = "float32",
     ) -> None:
-        self._arrange, self.precision = arrange, precision
+        self._arrange, self._arrange_bias, self.precision = arrange, arrange_bias, precision
         self._copy: tuple[tuple[Any, ...], PackedWeight] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedCopy:
         """Returns a copy that packs anew, because torch cannot copy oneDNN's layout."""
-        return PackedCopy(self._arrange, self.precision)
+        return PackedCopy(self._arrange, self._arrange_bias, self.precision)
 
-    def of(self, weight: torch.Tensor) -> PackedWeight:
-        version = 0 if weight.is_inference() else weight._version
-        key = weight.data_ptr(), version, self.precision
+    def of(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
+        key = _identity(weight), _identity(bias), self.precision
         copy = self._copy
         if copy is None or copy[0] != key:
-            self._copy = copy = key, PackedWeight(self._arrange(weight), self.precision)
+            if bias is not None and self._arrange_bias:
+                bias = self._arrange_bias(bias)
+            self._copy = copy = key, PackedWeight(self._arrange(weight), bias, self.precision)
         return copy[1]
 
 
+def _identity(x: torch.Tensor | None) -> tuple[int, int] | None:
+    """Returns what changes if a tensor is replaced, or if its values are."""
+    return None if x is None else (x.data_ptr(), 0 if x.is_inference() else x._version)
+
+
 class PackedLinear(nn.Module):
-    """Linear layer for inference on a CPU. It keeps its weight only as a `PackedWeight`, and
-    therefore not in its `state_dict`.
+    """Linear layer for inference on a CPU. It keeps its weight and bias only as a `PackedWeight`,
+    and therefore not in its `state_dict`.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self._weight, self.bias = PackedWeight(linear.weight), linear.bias
+        self._weight = PackedWeight(linear.weight, linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._weight.product(x, self.bias)
+        return self._weight.product(x)
 
 
 def pack_linears(network: nn.Module) -> None:
