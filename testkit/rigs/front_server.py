@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,10 +106,13 @@ def tritonserver(front: Path, *, instances: int = 1, engine: bool = True) -> Ite
             env=environment,
             stdout=log,
             stderr=log,
+            start_new_session=True,
         )
     try:
         yield Server(folder, ports, process)
     finally:
-        process.kill()
+        # The stub of the Python front may outlive a tritonserver that is killed.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         shutil.rmtree(folder)
