@@ -19,13 +19,21 @@ from testkit.replies import (
     GatedReply,
     Hanging,
     Make,
+    RecordingReply,
     assert_serves,
     joined,
     refused,
     send,
     speak,
 )
-from token2wav import BackendError, LimitError, StreamClosedError, Token2Wav, Voice
+from token2wav import (
+    AudioChunk,
+    BackendError,
+    LimitError,
+    StreamClosedError,
+    Token2Wav,
+    Voice,
+)
 from token2wav.errors import ExpiredError, IdleError
 from token2wav.serving.observer import Observer
 
@@ -176,6 +184,24 @@ def test_a_cancellation_while_the_engine_works_frees_all(
     assert reply.outcomes == ["failed"]
     assert closed.count == 1
     assert model.pipeline.open_streams == 0
+
+
+def test_the_place_of_an_utterance_is_free_before_its_final_chunk_is_sent(
+    make: Make, model: Token2Wav, voice: Voice
+) -> None:
+    """A client opens its next utterance as soon as it has the final chunk."""
+    held: list[int] = []
+
+    class Hasty(RecordingReply):
+        def send(self, chunk: AudioChunk) -> None:
+            super().send(chunk)
+            if chunk.final:
+                held.append(model.pipeline.open_streams)
+                workers.utterances.cancel(workers.utterances.open(voice))
+
+    workers = make(streams=1)
+    speak(workers, voice, SECOND, Hasty()).succeeded()
+    assert held == [0], "the cache may have no room for the next utterance"
 
 
 def test_close_ends_open_streams_and_refuses_new_ones(

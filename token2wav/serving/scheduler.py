@@ -95,7 +95,9 @@ class Scheduler:
         if self.closing:
             raise LimitError("server: it is shutting down; try another one")
         if not utterance.canary:
-            owners = [other.client for other in self.utterances if not other.canary]
+            owners = [
+                other.client for other in self.utterances if not (other.canary or other.leaves)
+            ]
             self._limits.check_room(owners, utterance.client)
         self.admitted += 1
         utterance.number = self.admitted

@@ -83,6 +83,7 @@ class Utterance:
             exception, because an exception keeps every object alive that its traceback refers to.
         refusal: error about a token, which follows the audio of the tokens before it; None if no
             token was refused.
+        leaves: whether the final chunk was computed, so that the utterance takes no place any more.
     """
 
     voice: Voice
@@ -108,6 +109,7 @@ class Utterance:
     compute_seconds: float = 0.0
     why_closed: str = ENDED
     refusal: InputError | None = None
+    leaves: bool = False
 
     def __post_init__(self) -> None:
         self._repeats = RepeatLimit(self.limits.repeats)
@@ -168,6 +170,7 @@ class Utterance:
         Raises StreamClosedError if another thread has ended the utterance meanwhile.
         """
         self.check_not_over()
+        self.leaves = result is not None and result.final
         if result is None or not result.duration_s:
             return 0.0
         return self.playback.sent(result.duration_s, result.sound_s)

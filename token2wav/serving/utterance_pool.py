@@ -221,12 +221,19 @@ class UtterancePool:
             return self.scheduler.next_interruption(turn, spent, self._clock())
 
     def finish_turn(self, turn: Turn, computed: Computed) -> None:
-        """Sends the results of a turn, and ends the replies whose tokens are consumed."""
+        """Sends the results of a turn, and ends the replies whose tokens are consumed.
+
+        The place and the memory of an utterance are free before its final chunk is sent, because
+        its client may then start another utterance at once.
+        """
         with self._lock:
             was_full = not self.scheduler.can_compute
             deliveries = self.scheduler.finish_turn(
                 turn, computed.results, computed.seconds, self._clock()
             )
+            for delivery in deliveries:
+                if delivery.utterance.leaves:
+                    attempt(self._pipeline.close, delivery.utterance)
             if was_full and self.scheduler.has_work:
                 self._lock.notify()
         self._observe(turn, computed)
