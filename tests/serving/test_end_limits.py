@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from testkit.models.tiny_model import TINY, demo_tokens
-from testkit.replies import FIRST, LIMITS, GatedReply, Make, send
+from testkit.models.tiny_model import TINY, FaultyVocoder, demo_tokens
+from testkit.patience import until
+from testkit.replies import FIRST, LIMITS, GatedReply, Hanging, Make, refused, send
 from testkit.utterances import joined
 from token2wav import (
     AudioChunk,
@@ -212,3 +213,30 @@ def test_dropped_tokens_do_not_count_for_the_limit_of_tokens(make: Make, voice: 
     tokens = np.full(LIMITS.stream_tokens + 1, 1, np.int32)
     reply = send(workers, utterance, tokens, end=True)
     assert len(joined(reply.succeeded())) == 960 * REPEATS
+
+
+def test_repeats_that_arrive_while_silence_ends_the_audio_change_nothing(
+    make: Make,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    all_silent: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, vocoder = faulty
+    workers, options = make(model), UtteranceOptions(end_after_repeats=8, end_after_silence_s=0.5)
+    utterance = workers.utterances.open(voice, options=options)
+    vocoder.meanwhile["advance"] = computing = Hanging()
+    silent = send(workers, utterance, demo_tokens(FIRST))
+    computing.wait_until_called()
+    count_repeats = utterance._repeats.end
+
+    def end(tokens: NDArray[np.int32]) -> int | None:
+        computing.gate.set()
+        until(lambda: utterance.output.ended)
+        return count_repeats(tokens)
+
+    monkeypatch.setattr(utterance._repeats, "end", end)
+    repeating = send(workers, utterance, np.full(REPEATS, 1, np.int32))
+    chunks = silent.succeeded() + repeating.succeeded()
+    assert [chunk.end_reason for chunk in chunks] == [EndReason.SILENCE]
+    assert str(refused(workers, utterance, [1])).startswith("stream: 0.5 s of silence")

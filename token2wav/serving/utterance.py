@@ -182,7 +182,9 @@ class Utterance:
         self.check_not_over()
         self.chunker.finish_chunk(heard=result is not None and result.duration_s > 0)
         self.last_progress = self.playback.now()
-        if self.output.ended and self.end_reason is EndReason.SILENCE:
+        if result is not None and result.end_reason is EndReason.SILENCE:
+            # Tokens may have reached the other limit since this chunk was computed.
+            self.output.end_reason = EndReason.SILENCE
             self.why_closed = self.limits.sentence(EndReason.SILENCE)
             self.chunker.stop()
 
