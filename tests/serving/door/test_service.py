@@ -16,7 +16,7 @@ from testkit.replies import RecordingReply
 from token2wav import Token2Wav, Voice
 from token2wav.cache.block_pool import OutOfBlocksError
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig, StreamConfig
-from token2wav.errors import IdleError, InputError
+from token2wav.errors import IdleError, InputError, LimitError
 from token2wav.serving.door.message import Message
 from token2wav.serving.observer import Observer
 
@@ -86,6 +86,23 @@ def test_an_utterance_that_ends_while_it_is_opened_frees_its_id(
     assert error == "stream: no tokens for 30 s, so it was closed"
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     assert door.send(demo_tokens(4), voice, 7, start=True, end=True).succeeded()
+
+
+def test_a_drain_that_begins_while_a_message_is_read_refuses_it(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
+) -> None:
+    """The launcher ends a server that drains as soon as no utterance is counted as open."""
+    checks = iter([None, LimitError("server: it is shutting down; try another one")])
+
+    def check() -> None:
+        if (error := next(checks)) is not None:
+            raise error
+
+    with Door.open(faulty[0], check_admission=check) as door:
+        error = door.refusal(demo_tokens(4), voice, 7, start=True, end=True)
+        assert error == "server: it is shutting down; try another one"
+        assert list(map(str, door.refusals.errors)) == [error]
+        assert not door.service._utterances.open_utterances
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from token2wav.cache.block_pool import PageNeeds
 from token2wav.config import LimitConfig, ServerConfig
-from token2wav.errors import InputError, LimitError, to_public_error
+from token2wav.errors import InputError, LimitError, Token2WavError, to_public_error
 from token2wav.serving.door.message import Message, Options
 from token2wav.serving.door.sequences import Sequences
 from token2wav.serving.door.voice_registry import VoiceRegistry, voices_in
@@ -137,6 +137,13 @@ class Service:
             canary=self._is_canary(owner.client),
             options=options.utterance,
         )
+        try:
+            # Again, because a drain may have begun meanwhile. Once it has counted no open
+            # utterance, the launcher ends the server.
+            self._check_admission()
+        except Token2WavError as error:
+            self._utterances.cancel(utterance, error)
+            raise
         self._sequences.add(sequence_id, owner, utterance)
         # The utterance may have been closed, for example as idle, before it was added.
         if utterance.over:
