@@ -51,8 +51,8 @@ class RemoteStage(Stage[list[Any]]):
     """Stage that another model of Triton computes.
 
     A call also lists the streams that have ended. The stage frees their memory before it opens new
-    streams. If a call fails, the next call repeats its list. A stage ignores the end of a stream
-    that it does not know.
+    streams. A stream is listed until such a call has succeeded, because calls may fail or overtake
+    each other. A stage ignores the end of a stream that it does not know.
 
     A model computes one call after another, so an opening waits for the batch of other streams. A
     stage that does not use the voice therefore opens a stream together with its first chunk.
@@ -76,7 +76,7 @@ class RemoteStage(Stage[list[Any]]):
         self._withheld_samples = withheld_samples
         self.is_reachable = False
         self._lock = threading.Lock()  # guards `_ended`
-        self._ended: list[int] = []  # streams to end with the next call
+        self._ended: set[int] = set()  # streams of whose end the stage may not know yet
         # The end of a stream does not wait for the batch that the stage computes.
         self._closer = ThreadPoolExecutor(1, "close")
 
@@ -106,7 +106,7 @@ class RemoteStage(Stage[list[Any]]):
         if handle in self._streams:
             super().close(handle)
             with self._lock:
-                self._ended.append(handle)
+                self._ended.add(handle)
             self._closer.submit(attempt, self._send_ends)
 
     def stop(self) -> None:
@@ -124,15 +124,15 @@ class RemoteStage(Stage[list[Any]]):
             raise LimitError(f"{self._model}: it is being loaded or unloaded; try again later")
         opened = [opening for handle in handles if (opening := self.state(handle))]
         with self._lock:
-            ended, self._ended = self._ended, []
+            ended = [*self._ended]
         tensor = tensor_of(CALL, call_bytes(self._key, Call(method, facts, arrays, ended, opened)))
         response = pb_utils.InferenceRequest(
             model_name=self._model, requested_output_names=[REPLY], inputs=[tensor]
         ).exec()
         if response.has_error():
-            with self._lock:
-                self._ended += ended
             raise BackendError(f"backend: {self._model}: {response.error().message()}")
+        with self._lock:
+            self._ended.difference_update(ended)
         self._streams.update((handle, []) for handle in handles)
         return outputs_in(array_of(pb_utils.get_output_tensor_by_name(response, REPLY)))
 

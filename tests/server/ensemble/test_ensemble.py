@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -276,6 +277,41 @@ def test_calls_that_fail_lose_no_end(
     assert answer == f"INTERNAL backend: {failing}: INTERNAL no room in /dev/shm"
     until(lambda: left <= 0)
     assert len(audio_of(heard(running.send(demo_tokens(4), demo_voice(0))))) == 4 * 960
+
+
+def test_an_opening_that_overtakes_the_end_of_a_stream_brings_it_along(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the cache may have no room for the new stream."""
+    running = start()
+    flow, request_to = running.stage("flow"), running.triton.InferenceRequest
+    entered, released, counts = threading.Event(), threading.Event(), list[int]()
+    open_stream = flow.open
+
+    def counted(*arguments: Any) -> Any:
+        counts.append(flow.open_streams)
+        return open_stream(*arguments)
+
+    def delayed(**arguments: Any) -> Any:
+        request = request_to(**arguments)
+
+        def execute() -> Any:
+            if threading.current_thread().name.startswith("close"):
+                entered.set()
+                assert released.wait(PATIENCE_SECONDS)
+            return request.exec()
+
+        return SimpleNamespace(exec=execute)
+
+    monkeypatch.setattr(flow, "open", counted)
+    monkeypatch.setattr(running.triton, "InferenceRequest", delayed)
+    try:
+        heard(running.send(demo_tokens(4), demo_voice(0)))
+        assert entered.wait(PATIENCE_SECONDS)
+        heard(running.send(demo_tokens(4), demo_voice(0), sequence=8))
+    finally:
+        released.set()
+    assert counts == [0, 0]
 
 
 def test_a_stage_that_was_started_again_confuses_no_streams(start: Callable[..., Running]) -> None:
