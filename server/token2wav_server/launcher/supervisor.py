@@ -212,12 +212,13 @@ class Supervisor:
                 failure = self._failure_at_start(engine_only=engine_only)
                 if failure is None:
                     note = " again with a new engine" if engine_only else ""
+                    # A script that waits for the next line may then ask the status port at once.
+                    self.set_status(Status.READY)
                     self.announce(
                         f"ready{note}, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics "
                         f"{server.metrics_url}; Triton {server.version}{_front_note(server)}, with "
                         "a proxy for its HTTP and metrics ports"
                     )
-                    self.set_status(Status.READY)
                     ready_at = self.clock()
                     failure = self._failure()
                     assert failure is not None

@@ -308,6 +308,19 @@ def test_a_server_that_ends_during_a_canary_is_noticed_at_once() -> None:
     assert log[0].startswith("the server ended by itself (status 137)")
 
 
+def test_the_status_port_is_up_to_date_when_a_line_is_written() -> None:
+    statuses, seen = [Status.STARTING], list[tuple[str, Status]]()
+    supervisor = Supervisor(
+        Script(waits=[None, KeyboardInterrupt()]),
+        None,
+        30.0,
+        lambda line: seen.append((line.split()[0], statuses[-1])),
+        statuses.append,
+    )
+    assert supervisor.serve() == 0
+    assert seen == [("ready,", Status.READY), ("draining:", Status.DRAINING)]
+
+
 def test_a_server_of_too_much_memory_is_drained_and_restarted() -> None:
     server = Script(
         waits=[None] * 4 + [KeyboardInterrupt()], memory=[900, 1000, 1001, 900], drains=[2, 0]
