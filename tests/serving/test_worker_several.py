@@ -128,6 +128,7 @@ def test_a_hanging_worker_loses_only_its_own_streams(
     first.gate.set()
     until(lambda: workers.utterances.scheduler.idle_workers == 2)
     assert model.pipeline.open_streams == 0
+    until(lambda: "after 362 s" in caplog.text)  # the last line
     messages = [record.getMessage() for record in caplog.records if "worker" in record.getMessage()]
     assert [re.sub(r"worker \d", "a worker", line) for line in messages] == [
         "a worker hangs: its batch has run for 181 s, and its 1 streams have failed; 1 of 2 "
