@@ -13,8 +13,16 @@ from testkit.batches import WHOLE_BLOCKS
 from testkit.door import Door, audio_of
 from testkit.models.golden import snr_db
 from testkit.models.tiny_model import TINY, demo_tokens
+from testkit.replies import RecordingReply
 from testkit.utterances import joined, portions
-from token2wav import InputError, StreamConfig, Token2Wav, UtteranceOptions, Voice
+from token2wav import (
+    AudioChunk,
+    InputError,
+    StreamConfig,
+    Token2Wav,
+    UtteranceOptions,
+    Voice,
+)
 from token2wav.config.values import shown
 from token2wav.serving.door.message import Message, Parameters
 from token2wav.serving.door.sequences import Owner
@@ -87,6 +95,21 @@ def test_requests_after_the_end_by_a_limit(door: Door, voice: Voice, keep_open: 
         assert door.refusal([1], None, "loops", end=end) == ENDED
     again = door.send(LOOP[:30], voice, "loops", start=True, end=True)
     assert len(audio_of([again])) == 960 * 30
+
+
+def test_an_id_is_free_with_the_final_chunk_of_a_stream_that_a_limit_ends(
+    door: Door, voice: Voice
+) -> None:
+    class Hasty(RecordingReply):
+        def send(self, chunk: AudioChunk) -> None:
+            super().send(chunk)
+            if chunk.final:
+                again.append(door.send(TOKENS[:4], voice, "loops", start=True, end=True))
+
+    again, parameters = list[RecordingReply](), {"end_after_repeats": REPEATS}
+    spoken = door.send(LOOP, voice, "loops", start=True, parameters=parameters, reply=Hasty())
+    assert len(audio_of([spoken])) == 960 * (40 + REPEATS - 1)
+    assert len(audio_of(again)) == 960 * 4
 
 
 # Refused parameters of a message.

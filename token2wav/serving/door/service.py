@@ -125,7 +125,9 @@ class Service:
 
     def _open(self, message: Message, options: Options) -> Utterance:
         sequence_id, owner = message.sequence_id, message.owner
-        if (open_utterance := self._sequences.started_by(sequence_id, owner)) is not None:
+        open_utterance = self._sequences.started_by(sequence_id, owner)
+        # A client that has the final chunk of a stream may use its id again.
+        if open_utterance is not None and not open_utterance.leaves:
             error = self._sequences.start_twice(sequence_id, owner)
             self._utterances.cancel(open_utterance, error)
             raise error
