@@ -126,11 +126,12 @@ uint64_t now_ns() {
                                      .count());
 }
 
-// Releases a request, and forwards or refuses it. The release comes first: Triton keeps the
-// connection of a client that leaves at its answer while its request is not released yet.
+// Copies and releases a request, and then forwards or refuses it. After the release, Triton may free
+// its memory. The release comes before the answer: Triton keeps the connection of a client that
+// leaves at its answer while its request is not released yet.
 void forward(Front& front, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) {
     Reply reply(request);
-    Request read;
+    Outgoing copied;
     std::optional<Refusal> refused;
     auto attempt = [&refused](const auto& work) {
         try {
@@ -142,13 +143,13 @@ void forward(Front& front, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_
         }
     };
     uint64_t start = now_ns();
-    attempt([&] { read = read_request(request, front.new_slot()); });
+    attempt([&] { copied = outgoing_request(read_request(request, front.new_slot())); });
     uint64_t end = now_ns();
-    // Triton counts a request as done once it has been read.
+    // Triton counts a request as done once it has been copied.
     log_error(TRITONBACKEND_ModelInstanceReportStatistics(
         instance, request, !refused, start, start, end, end));
     log_error(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL));
-    if (!refused) attempt([&] { front.submit(read, reply); });
+    if (!refused) attempt([&] { front.submit(copied, reply); });
     if (refused) reply.fail(refused->code, refused->what());
 }
 

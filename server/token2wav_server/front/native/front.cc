@@ -88,6 +88,19 @@ void Backlog::clear() {
     sequences_.clear();
 }
 
+Outgoing outgoing_request(const Request& request) {
+    uint64_t length = request_length(request);
+    if (length > LARGEST_FRAME) {
+        throw Refusal(
+            TRITONSERVER_ERROR_INVALID_ARG, "request: " + std::to_string(length) +
+                                                " bytes; at most " +
+                                                std::to_string(LARGEST_FRAME) + " are allowed");
+    }
+    return {
+        request.slot, request_frame(request), sequence_key(request.sequence),
+        (request.flags & SEQUENCE_START) != 0};
+}
+
 Front::Front(const std::string& socket_path) : socket_path_(socket_path) {
     if (socket_path.size() >= sizeof sockaddr_un{}.sun_path) {
         throw Refusal(
@@ -119,16 +132,8 @@ void Front::wait_until_ready(std::chrono::seconds patience) {
                                       std::to_string(patience.count()) + " s at " + socket_path_);
 }
 
-void Front::submit(const Request& request, Reply& reply) {
-    uint64_t length = request_length(request);
-    if (length > LARGEST_FRAME) {
-        throw Refusal(
-            TRITONSERVER_ERROR_INVALID_ARG, "request: " + std::to_string(length) +
-                                                " bytes; at most " +
-                                                std::to_string(LARGEST_FRAME) + " are allowed");
-    }
-    std::string frame = request_frame(request);
-    std::string key = sequence_key(request.sequence);
+void Front::submit(const Outgoing& request, Reply& reply) {
+    const std::string& key = request.sequence_key;
     std::lock_guard<std::mutex> lock(mutex_);
     if (!ready_) throw Refusal(TRITONSERVER_ERROR_UNAVAILABLE, ENGINE_STARTING);
     if (backlog_.total() > MOST_UNSENT || backlog_.of_sequence(key) > MOST_UNSENT_OF_SEQUENCE) {
@@ -136,7 +141,7 @@ void Front::submit(const Request& request, Reply& reply) {
     }
     slots_.emplace(request.slot, Slot{std::move(reply)});
     // The voice in the first request of an utterance may be larger than the bound by itself.
-    append(frame, request.flags & SEQUENCE_START ? "" : key);
+    append(request.frame, request.starts_sequence ? "" : key);
 }
 
 // Appends a frame for the writer. The mutex is held.

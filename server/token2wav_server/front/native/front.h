@@ -50,6 +50,17 @@ private:
     std::unordered_map<std::string, size_t> sequences_;
 };
 
+// A request as its frame, which refers to no memory of Triton.
+struct Outgoing {
+    uint64_t slot;
+    std::string frame;
+    std::string sequence_key;  // of the sequence for which the frame is counted, or empty
+    bool starts_sequence;
+};
+
+// Copies a request into its frame. Throws Refusal if it is too long.
+Outgoing outgoing_request(const Request& request);
+
 class Front {
 public:
     // Starts to connect to the engine.
@@ -68,7 +79,7 @@ public:
     // Queues a request for the engine, and takes over its reply. It does not wait for the engine.
     //
     // Throws Refusal, and leaves the reply, if the request cannot be forwarded.
-    void submit(const Request& request, Reply& reply);
+    void submit(const Outgoing& request, Reply& reply);
 
 private:
     struct Slot {
