@@ -13,7 +13,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
-from websockets.frames import CloseCode, Frame
+from websockets.frames import Close, CloseCode, Frame
 
 from token2wav_gateway.edge.connections import Connection, Connections
 from token2wav_gateway.edge.strict_http import StrictParser
@@ -161,17 +161,50 @@ class HttpConnection(H11Protocol, _Buffered):
 
 
 class SocketConnection(WebSocketsSansIOProtocol, _Buffered):
-    """WebSocket connection. It answers no pings of a client that reads no answers."""
+    """WebSocket connection.
+
+    - It answers no pings of a client that reads no answers.
+    - It answers the close of a client after the session has ended. A client that has the answer may
+      open its next socket at once, and the limits count the last one no more.
+    """
 
     config: CountedConfig
 
     @property
     def evictable(self) -> bool:
-        return self.close_sent
+        return self.close_sent or self._is_left
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the client has closed the socket."""
+        return self.conn.close_rcvd is not None
 
     async def run_asgi(self) -> None:
         self.scope["state"]["connection"] = self.connection
         await super().run_asgi()
+        if self._is_left:
+            self._answer_close()
+
+    def handle_close(self, event: Frame) -> None:
+        if self.close_sent or self.transport.is_closing():
+            super().handle_close(event)
+            return
+        close = cast(Close, self.conn.close_rcvd)
+        self.queue.put_nowait(
+            {"type": "websocket.disconnect", "code": close.code, "reason": close.reason}
+        )
+        self.stop_keepalive()
+        self.close_timer = self.loop.call_later(self.close_timeout, self._answer_close)
+
+    def shutdown(self) -> None:
+        if self._is_left:  # uvicorn would close the socket once more, which is an error
+            self._answer_close()
+        else:
+            super().shutdown()
+
+    def _answer_close(self) -> None:
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -11,6 +12,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from fastapi import FastAPI
+from websockets.frames import CloseCode
 from websockets.sync.client import connect
 
 from testkit.patience import PATIENCE_SECONDS
@@ -24,6 +26,7 @@ from testkit.rigs.raw_client import (
     opened,
     until_closed,
 )
+from token2wav_gateway.doors.session import Session
 from token2wav_gateway.edge import protocols
 from token2wav_gateway.log import quiet_libraries
 from token2wav_gateway.settings import Settings
@@ -218,3 +221,45 @@ def test_few_pongs_to_a_client_that_reads_nothing(port: int) -> None:
         connection.sendall(frame(9, bytes(125)) * pings + frame(8))
         pongs = until_closed(connection).count(bytes([0x8A, 125]))
     assert 0 < pongs < pings
+
+
+def test_a_client_whose_close_is_answered_has_left_its_place(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
+    """Only one socket may be open. A session that speaks takes a moment to end."""
+
+    async def run(session: Session) -> None:
+        await session._send_json({"type": "admitted"})
+        try:
+            await session._receive()
+        finally:
+            await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(Session, "run", run)
+    for _ in range(3):
+        with connect(f"ws://127.0.0.1:{port}{SOCKET_PATH}") as client:
+            assert json.loads(client.recv(PATIENCE_SECONDS)) == {"type": "admitted"}
+        assert client.close_code == CloseCode.NORMAL_CLOSURE
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_gateway_ends_while_the_close_of_a_client_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = threading.Event()
+
+    async def run(session: Session) -> None:
+        try:
+            await session._receive()
+        finally:
+            left.set()
+            await asyncio.sleep(1.5)  # longer than the gateway waits for its sessions
+
+    monkeypatch.setattr(Session, "run", run)
+    with ExitStack() as stack:
+        with serving_gateway(Settings()) as port:
+            connection = stack.enter_context(opened(port))
+            begin_websocket(connection)
+            connection.sendall(frame(8))
+            assert left.wait(PATIENCE_SECONDS)
+        assert until_closed(connection) == bytes([0x88, 0])
