@@ -27,7 +27,13 @@ from token2wav_client.listening import Recording
 from token2wav_client.tokens import as_tokens
 from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import Encoder
-from token2wav_gateway.errors import BusyError, ModelError, ModelTimeoutError, RequestError
+from token2wav_gateway.errors import (
+    BusyError,
+    ModelBusyError,
+    ModelError,
+    ModelTimeoutError,
+    RequestError,
+)
 from token2wav_gateway.forms import check_length
 from token2wav_gateway.settings import LimitSettings
 from token2wav_gateway.speech.backpressure import Backpressure
@@ -232,7 +238,7 @@ class Turn:
 
     async def _synthesize(self, tokens: Tokens, request: Span) -> AsyncGenerator[AudioChunk, None]:
         content, servers, metrics = self._content, self._servers, self._metrics
-        started, first_tokens_s = time.monotonic(), 0.0
+        started, first_tokens_s, complete = time.monotonic(), 0.0, False
         pressure, arrivals_s, samples = self._pressure, list[float](), list[int]()
         deadline = started + servers.limits.seconds
         with span("speech server", request.headers) as call:
@@ -254,9 +260,12 @@ class Turn:
                             with pressure.waiting(), anyio.fail_after(deadline - time.monotonic()):
                                 chunk = await anext(chunks)
                         except StopAsyncIteration:
+                            if not complete:  # the client of the speech server was closed
+                                raise ModelBusyError("gateway: shutting down") from None
                             self._count_end(arrivals_s, samples, first_tokens_s)
                             return
                         pressure.take(chunk)
+                        complete = chunk.final
                         if chunk.end_reason is not None:
                             self._end_reason = chunk.end_reason
                         if not samples and len(chunk.audio):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +14,11 @@ import pytest
 from token2wav_client import AudioChunk, ServerError
 from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import Encoder
+from token2wav_gateway.errors import ModelBusyError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import AlignerSettings, KeySettings, LimitSettings, TextSettings
 from token2wav_gateway.speech import turn
-from token2wav_gateway.speech.content import Audio, Ended, Started, Text, Words
+from token2wav_gateway.speech.content import Audio, Codes, Ended, Started, Text, Words
 from token2wav_gateway.speech.servers import speech_error
 from token2wav_gateway.speech.turn import Turn
 from token2wav_gateway.voices.voice_folder import Voice
@@ -80,6 +81,23 @@ class Found:
 def test_a_speed_that_a_codec_refuses_is_an_error_of_the_request() -> None:
     error = speech_error(ServerError("speed: 1.5, but this model has no mel"))
     assert (error.status, error.param) == (400, "speed")
+
+
+def test_audio_that_is_cut_off_by_the_end_of_the_gateway_is_not_complete() -> None:
+    """At a second interrupt, the client of the speech server is closed, and yields no more."""
+
+    async def chunks(*_: object, **__: object) -> AsyncGenerator[AudioChunk, None]:
+        yield AudioChunk(SECOND, 0, False, 0, 0, None, sample_rate=RATE_HZ)
+
+    async def work() -> None:
+        async for event in Turn(behind, Codes([1], None), Encoder("pcm", RATE_HZ)).events():
+            kinds.append(type(event))
+
+    behind, kinds = servers(), list[type]()
+    behind.busy, behind.client = nullcontext, SimpleNamespace(synthesize=chunks)
+    with pytest.raises(ModelBusyError, match="gateway: shutting down"):
+        asyncio.run(work())
+    assert kinds == [Started, Audio]
 
 
 def test_words_that_are_known_are_sent_before_the_others_are_given_up(
