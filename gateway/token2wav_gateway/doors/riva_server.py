@@ -64,7 +64,8 @@ class RivaServer:
             interceptors=[self._guard],
             maximum_concurrent_rpcs=limits.sockets,
             options=[
-                ("grpc.max_allowed_incoming_connections", limits.sockets),
+                # The front bounds the connections. Here an ended one counts a little longer.
+                ("grpc.max_allowed_incoming_connections", 2 * limits.sockets),
                 # More than the calls above, so that a client gets a status, and does not wait.
                 ("grpc.max_concurrent_streams", 2 * limits.sockets),
                 ("grpc.max_receive_message_length", message_bytes),

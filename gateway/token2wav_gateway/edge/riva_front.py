@@ -231,7 +231,7 @@ class RivaFront:
         except (OSError, FrameError, asyncio.CancelledError):
             pass
         finally:
-            del self._open[relayed]
+            self._open.pop(relayed, None)
             writer.close()
             # A client that does not take the last bytes is disconnected.
             asyncio.get_running_loop().call_later(_CLOSE_S, writer.transport.abort)
@@ -239,10 +239,13 @@ class RivaFront:
     async def _copy_requests(
         self, relayed: _Relayed, reader: asyncio.StreamReader, server: asyncio.StreamWriter
     ) -> None:
-        while piece := await reader.read(_PIECE):
-            await self._reads.run(relayed, self._follow(relayed, piece))
-            server.write(piece)
-            await server.drain()
+        try:
+            while piece := await reader.read(_PIECE):
+                await self._reads.run(relayed, self._follow(relayed, piece))
+                server.write(piece)
+                await server.drain()
+        finally:  # the next connection of the client may be there already
+            self._open.pop(relayed, None)
 
     async def _copy_responses(
         self, relayed: _Relayed, reader: asyncio.StreamReader, client: asyncio.StreamWriter

@@ -81,3 +81,26 @@ async def test_a_client_that_reads_nothing_keeps_no_place() -> None:
     silent.close()
     await front.close()
     server.close()
+
+
+async def test_a_client_that_leaves_makes_room_for_its_next_connection() -> None:
+    """It leaves answers unread, and its connection is reset."""
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            writer.write(bytes(2))
+
+    def reconnect() -> list[bytes]:
+        answers = []
+        for _ in range(50):
+            with socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS) as client:
+                client.sendall(PREFACE)
+                answers.append(client.recv(1))
+        return answers
+
+    front, port = RivaFront(most_bytes=100, most_connections=1, stall_s=60), Ports.free().grpc
+    server = await asyncio.start_unix_server(reply, front.path)
+    await front.start("127.0.0.1", port)
+    assert await asyncio.to_thread(reconnect) == [bytes(1)] * 50
+    await front.close()
+    server.close()
