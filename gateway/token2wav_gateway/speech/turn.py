@@ -131,14 +131,13 @@ class Turn:
         """Returns the text as it is spoken, with the changes of the settings and of the client.
 
         All events of the turn are about this text. It is empty for codes. A text that grows stays
-        as it is, and so does a text that `events` refuses.
+        as it is, and so does a text that `events` would refuse at the time of the first call.
         """
         content = self._content
         if self._text is None:
             text = content.text if isinstance(content, Text) else ""
-            if self._is_refused(text):
-                return text
-            if isinstance(content, Text) and content.growing is None:
+            refused = self._is_refused(text)
+            if isinstance(content, Text) and content.growing is None and not refused:
                 normaliser = self._servers.normaliser
                 text = await normaliser(text, content.language, content.pronunciations)
             self._text = text

@@ -28,6 +28,7 @@ from token2wav_gateway.edge.fair_reads import FairReads
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech.servers import Servers
 from token2wav_gateway.speech.turn import Turn
 
 
@@ -155,6 +156,25 @@ def test_the_idle_clock_starts_when_the_last_sentence_has_ended(
     assert (first["sentence_index"], second["sentence_index"]) == (0, 1)
     assert idle["error"]["message"] == "socket: no message for 0.2 s"
     assert closed - ended >= idle_s
+
+
+def test_the_announced_sentence_is_spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another text makes room for it, while a client that reads slowly gets the announcement."""
+    save_file(TENSORS, tmp_path / "anna.safetensors")
+    text = {"type": "input.text", "text": "It rains.\n"}
+    client, spoken = Reader({"voice": "anna"}, text, {"type": "session.close"}), list[str]()
+
+    async def speak(turn: Turn) -> AsyncGenerator[AudioChunk, None]:
+        spoken.append(await turn.spoken_text())
+        raise ModelError("language model: gone")
+        yield
+
+    monkeypatch.setattr(Servers, "full", property(lambda _: not client.events))
+    monkeypatch.setattr(Turn, "_speak", speak)
+    changes = {"pronunciations": {"rains": "pours"}}
+    serve(client, {"voices": {"folder": tmp_path}, "text": changes})
+    (_, start), *_ = client.events
+    assert spoken == [start["sentence_text"]]
 
 
 def test_further_configurations_count_as_requests_of_a_key(tmp_path: Path) -> None:
