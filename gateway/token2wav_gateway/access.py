@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
 
 from token2wav_gateway.errors import AccessDeniedError, BusyError
 from token2wav_gateway.settings import KeySettings
 
 _MINUTE_S = 60.0
+_LEAVING_S = 0.5  # for the request of a client that has left to end
 
 
 class Holder:
@@ -28,6 +32,8 @@ class Holder:
         self._settings = settings
         self._clock = clock
         self._open = 0
+        self._ended = asyncio.Event()  # set when a request ends
+        self._waiting = 0  # requests that wait for one to end
         self._started: deque[float] = deque()
 
     @property
@@ -35,24 +41,46 @@ class Holder:
         """Name of the holder; None in a gateway without keys."""
         return None if self._settings is None else self._settings.name
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
         """Context manager of one request.
+
+        A client that interrupts its speech leaves the request, and may send the next one before the
+        gateway has ended the last one. So a few requests above the limit wait for a moment.
 
         Raises:
             BusyError: the key has too many requests, at the same time or within the last minute.
         """
         limits = self._settings
-        if limits is not None and self._open >= limits.streams:
-            raise BusyError(
-                f"key {limits.name}: {limits.streams} requests are running, and no more are allowed"
-            )
+        if limits is not None:
+            await self._await_place(limits.streams)
+            if self._open >= limits.streams:
+                raise BusyError(
+                    f"key {limits.name}: {limits.streams} requests are running, and no more are "
+                    "allowed"
+                )
         self.count_request()
         self._open += 1
         try:
             yield
         finally:
             self._open -= 1
+            self._ended.set()
+
+    async def _await_place(self, places: int) -> None:
+        """Waits for a request to end. A connection that waits is taken from other keys, so no more
+        requests wait than there are places.
+        """
+        if self._open < places or self._waiting >= places:
+            return
+        self._waiting += 1
+        try:
+            with anyio.move_on_after(_LEAVING_S):
+                while self._open >= places:
+                    self._ended.clear()
+                    await self._ended.wait()
+        finally:
+            self._waiting -= 1
 
     def count_request(self) -> None:
         """Counts a request, or a sentence of a WebSocket.
@@ -89,8 +117,8 @@ class Access:
         self._holders = [(key.sha256, Holder(key, clock)) for key in keys]
         self.everybody = Holder(None, clock)
 
-    @contextmanager
-    def admitted(self, authorization: str | None) -> Iterator[Holder]:
+    @asynccontextmanager
+    async def admitted(self, authorization: str | None) -> AsyncIterator[Holder]:
         """Context manager of one request with an `Authorization` header; yields the key's holder.
 
         Raises:
@@ -98,7 +126,7 @@ class Access:
             BusyError: a limit of the key is reached.
         """
         holder = self.check(authorization)
-        with holder.admitted():
+        async with holder.admitted():
             yield holder
 
     def check(self, authorization: str | None) -> Holder:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
 from token2wav_gateway.access import Access, Holder
 from token2wav_gateway.encoding import Encoder
@@ -80,12 +80,12 @@ class Gateway:
         await self.word_times.close()
         await self.servers.close()
 
-    @contextmanager
-    def admitted(self, headers: Mapping[str, str]) -> Iterator[Caller]:
+    @asynccontextmanager
+    async def admitted(self, headers: Mapping[str, str]) -> AsyncIterator[Caller]:
         """Context manager of a request, within the limits of its key. Raises as `Access.admitted`
         does.
         """
-        with self.access.admitted(headers.get("authorization")) as holder:
+        async with self.access.admitted(headers.get("authorization")) as holder:
             yield Caller(self, headers, holder)
 
     def check_model(self, name: str | None) -> None:

@@ -40,7 +40,7 @@ async def create_speech(body: SpeechRequest, request: Request) -> Response:
     """Says a text, and sends the audio as it is made."""
     gateway: Gateway = request.app.state.gateway
     async with AsyncExitStack() as stack:
-        caller = stack.enter_context(gateway.admitted(request.headers))
+        caller = await stack.enter_async_context(gateway.admitted(request.headers))
         gateway.check_model(body.model)
         check_text(body.input, body.instructions, gateway.settings.limits)
         voice = await unless_left(
@@ -62,7 +62,7 @@ async def run_stage(body: StageRequest, request: Request) -> Response:
     """Turns speech tokens or codes into audio, without a language model."""
     gateway: Gateway = request.app.state.gateway
     async with AsyncExitStack() as stack:
-        caller = stack.enter_context(gateway.admitted(request.headers))
+        caller = await stack.enter_async_context(gateway.admitted(request.headers))
         voice = gateway.voices.get(body.voice).tensors if body.voice else None
         turn = caller.turn(
             Codes(body.all_codes, voice, body.speed),

@@ -58,7 +58,7 @@ async def create_voice(
 ) -> dict[str, Any]:
     """Makes a voice of a recording and its text."""
     gateway = _gateway_of(request)
-    with gateway.admitted(request.headers) as caller:
+    async with gateway.admitted(request.headers) as caller:
         recording = await audio_sample.read()
         making = gateway.voices.create(name, ref_text, recording, caller.holder.name, consent)
         return (await unless_left(request, making)).summary

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, NoReturn
 
 import anyio
@@ -141,7 +141,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def answer(_: Any, context: grpc.aio.ServicerContext) -> None:
             try:
-                with self._admitted(handler_call_details) as holder:
+                async with self._admitted(handler_call_details) as holder:
                     limits = self._gateway.settings.limits
                     await _Call(context, handler, holder, limits, self.ending).run()
             except GatewayError as error:
@@ -156,7 +156,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         # checked. The bytes of a call are the same for both kinds.
         return grpc.stream_stream_rpc_method_handler(answer)
 
-    def _admitted(self, call: Any) -> AbstractContextManager[Holder]:
+    def _admitted(self, call: Any) -> AbstractAsyncContextManager[Holder]:
         """Context manager of a call; yields the holder of its key."""
         access, key = self._gateway.access, key_of(call.invocation_metadata)
         if call.method != _WITHOUT_KEY:

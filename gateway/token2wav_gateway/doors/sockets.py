@@ -51,11 +51,9 @@ class Sockets:
         gateway = self._gateway
         try:
             await socket.accept()
-            if self._ending.is_set():
-                raise BusyError("gateway: shutting down; try again later")
-            if len(self._open) >= gateway.settings.limits.sockets:
-                raise BusyError(f"gateway: {len(self._open)} sockets are open; try again later")
-            with gateway.admitted(socket.headers) as caller:
+            self._check_room()
+            async with gateway.admitted(socket.headers) as caller:
+                self._check_room()  # others may have come meanwhile
                 self._open.add(socket)
                 gateway.metrics.sockets.set(len(self._open))
                 await session(caller, socket, self._ending).run()
@@ -71,6 +69,13 @@ class Sockets:
             gateway.metrics.sockets.set(len(self._open))
             with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(CLOSE_S):
                 await socket.close()
+
+    def _check_room(self) -> None:
+        """Raises BusyError if no further socket is served."""
+        if self._ending.is_set():
+            raise BusyError("gateway: shutting down; try again later")
+        if len(self._open) >= self._gateway.settings.limits.sockets:
+            raise BusyError(f"gateway: {len(self._open)} sockets are open; try again later")
 
     async def close(self) -> None:
         """Closes all sockets, because the gateway ends."""
