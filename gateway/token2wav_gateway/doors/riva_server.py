@@ -66,8 +66,9 @@ class RivaServer:
             options=[
                 # The front bounds the connections. Here an ended one counts a little longer.
                 ("grpc.max_allowed_incoming_connections", 2 * limits.sockets),
-                # More than the calls above, so that a client gets a status, and does not wait.
-                ("grpc.max_concurrent_streams", 2 * limits.sockets),
+                # More than the calls above, so that a client gets a status, and does not wait. A
+                # refused call counts a little longer, and a stream above this bound gets no status.
+                ("grpc.max_concurrent_streams", 4 * limits.sockets),
                 ("grpc.max_receive_message_length", message_bytes),
                 # Of a call that does not read, a window of fixed size is kept in memory.
                 ("grpc.http2.bdp_probe", 0),

@@ -375,7 +375,7 @@ def test_connections_and_calls_above_the_limit_are_refused(gateway: GatewayRig) 
     full = [status for status, _ in statuses if status == grpc.StatusCode.RESOURCE_EXHAUSTED]
     assert 0 < len(late) <= 8
     assert "request: no message for 2 s" in {details for _, details in statuses}
-    assert len(late) + len(full) == 20
+    assert len(late) + len(full) == 20, statuses
     assert client.synthesize(TEXT, VOICE).audio
     client.auth.channel.close()
     channels = [
