@@ -127,6 +127,16 @@ async def process_of(word_times: WordTimes) -> int:
     return process.number
 
 
+async def end_process_of(word_times: WordTimes) -> None:
+    """Ends the process of an aligner, and waits until its pool has noticed the end."""
+    worker = word_times.worker
+    assert worker is not None
+    process = await worker.started()
+    assert process is not None
+    os.kill(process.number, signal.SIGKILL)
+    until(lambda: process.pool._broken)
+
+
 def running_in(group: int) -> list[int]:
     """Returns the processes of a group that have not ended."""
     running = []
@@ -139,8 +149,7 @@ def running_in(group: int) -> list[int]:
 
 async def test_a_process_that_ends_between_two_texts_is_replaced() -> None:
     async with aligning("Letters") as word_times:
-        os.kill(await process_of(word_times), signal.SIGKILL)
-        await asyncio.sleep(1)  # until the pool has noticed it
+        await end_process_of(word_times)
         assert await times_of(word_times, GOOD, SECOND) == ALIGNED
 
 
@@ -150,9 +159,8 @@ async def test_processes_of_an_aligner_that_ends_between_two_texts_end_too(name:
         assert await times_of(word_times, GOOD, SECOND) == ALIGNED
         group = await process_of(word_times)
         assert len(running_in(group)) == 2
-        os.kill(group, signal.SIGKILL)
+        await end_process_of(word_times)
         until(lambda: not running_in(group))
-        await asyncio.sleep(1)  # until the pool has noticed it
         assert await times_of(word_times, GOOD, SECOND) == ALIGNED
 
 
