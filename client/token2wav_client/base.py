@@ -128,6 +128,10 @@ class BaseClient(Generic[UtteranceT]):
             on_close=self._utterances.discard,
         )
         self._utterances.add(utterance)
+        if self._closed.is_set():  # by another thread meanwhile, which may have missed it
+            utterance.cancel()
+            self._utterances.discard(utterance)
+            self._check_open()
         return utterance
 
     def _ask(self, question: str) -> Any:

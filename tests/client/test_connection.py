@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from testkit.patience import PATIENCE_SECONDS
 from token2wav.commands import main
 from token2wav_client import (
     AccessError,
@@ -24,6 +25,7 @@ from token2wav_client import (
     Tls,
     UtteranceClosedError,
 )
+from token2wav_client.client import Utterance
 from token2wav_client.connection import checked_metadata
 from token2wav_client.errors import error_of_response, error_of_rpc
 from token2wav_client.wire import Opening
@@ -216,7 +218,21 @@ def test_a_client_that_is_closed_stops_trying(caplog: pytest.LogCaptureFixture) 
             time.sleep(0.02)
         client.close()
         with pytest.raises(UtteranceClosedError, match="the client is closed"):
-            result.result(30)
+            result.result(PATIENCE_SECONDS)
+
+
+def test_no_utterance_opens_in_a_client_that_another_thread_closes() -> None:
+    """The other thread closes it between the check and the start of the utterance."""
+    client = Client(NOBODY)
+
+    def begin(*arguments: Any, **options: Any) -> Utterance:
+        client.close()
+        return Utterance(*arguments, **options)
+
+    client._kind = begin  # type: ignore[assignment]
+    client._model_seen_ready = True
+    with pytest.raises(UtteranceClosedError, match="the client is closed"):
+        client.open("0" * 64)
 
 
 def test_headers_of_an_utterance_replace_none_of_the_client() -> None:
