@@ -8,31 +8,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fastapi import FastAPI
-
 from benchmarks.load.subject import Subject
 from testkit.rigs.gateway_rig import GatewayRig
 from token2wav_server.demo import language_model
 
 
-def answering(subject: Subject, speed: float) -> FastAPI:
-    """Returns a language model server.
+@contextmanager
+def gateway(grpc_url: str, subject: Subject, speed: float) -> Iterator[str]:
+    """Runs a gateway in a thread, and yields its URL.
 
     Args:
-        speed: pace of its tokens, as a multiple of speech; 0 sends all tokens at once.
+        speed: pace of the tokens, as a multiple of speech; 0 sends all tokens at once.
     """
     pace = speed * subject.config.token_frame_rate or math.inf
-    return language_model.create_app(lambda _: subject.tokens.tolist(), pace)
-
-
-@contextmanager
-def gateway(grpc_url: str, subject: Subject, speed: float) -> Iterator[tuple[str, FastAPI]]:
-    """Runs a gateway in a thread, and yields its URL and the language model server."""
-    answer, limits = answering(subject, speed), {"limits": {"streams": 4_000}}
+    answer = language_model.create_app(lambda _: subject.tokens.tolist(), pace)
+    limits = {"limits": {"streams": 4_000}}
     with (
         tempfile.TemporaryDirectory() as folder,
         GatewayRig.between(
             answer, Path(folder), grpc_url=grpc_url, voice=subject.voice, settings=limits
         ) as rig,
     ):
-        yield rig.url, answer
+        yield rig.url

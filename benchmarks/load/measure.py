@@ -62,7 +62,7 @@ def measure(
         )
         target = Target(server.grpc_url, model, subject)
         if gateway_speed is not None:
-            url, _ = stack.enter_context(gateway(server.grpc_url, subject, gateway_speed))
+            url = stack.enter_context(gateway(server.grpc_url, subject, gateway_speed))
             target = replace(target, gateway_url=url)
         asyncio.run(target.speak_once(Load(1, 0.0)))
         for load in loads:
