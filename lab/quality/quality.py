@@ -12,10 +12,6 @@ JSON.
     .venv/bin/python -m lab.quality.quality --only storage --name quality_storage
     .venv/bin/python -m lab.quality.quality --only tf32 --name quality_tf32
     .venv/bin/python -m lab.quality.quality --codec --name quality_codec
-    .venv/bin/python -m lab.quality.quality --only pauses --name quality_pauses
-    .venv/bin/python -m lab.quality.quality --only pauses --name quality_pauses_unseen \\
-        --text examples/demo_voice/unseen.txt
-    .venv/bin/python -m lab.quality.quality --only pauses --codec --name quality_pauses_codec
 
 The recordings need `pip install -e '.[demo]'`.
 """
@@ -26,7 +22,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +40,6 @@ from examples.demo_voice.recordings import PROMPT
 from examples.demo_voice.text import HELD_OUT, held_out
 from lab.demo_voice.folder import MODEL
 from lab.demo_voice.recordings import record
-from lab.quality import quality_pauses
 from lab.quality.quality_scores import (
     Borders,
     intelligibility,
@@ -57,7 +52,6 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.layers import convolutions
 from token2wav.published.registry import read_config
 from token2wav_client import Client, ClientVoice
-from token2wav_client.audio import SAMPLE_RATE
 from token2wav_server import Ports, TritonServer
 from token2wav_voice import FrontEnd, PromptVoice, Recording
 from token2wav_voice.features import prompt_mel
@@ -83,7 +77,6 @@ FIRST_AUDIO = (
 WHOLE_BLOCKS = "whole blocks"
 ORIGINAL, VOCODED, WHOLE = "recording", "mel of the recording", "whole sequence"
 STREAMING = "streaming"
-PAUSES = "pauses"
 
 Speak = Callable[["Sentence"], list[Signal]]  # returns the audio of every chunk
 
@@ -114,10 +107,9 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="number of sentences (default: all)")
     parser.add_argument(
         "--only",
-        choices=[*SELECTIONS, PAUSES],
+        choices=SELECTIONS,
         help="measure only streams with provisional chunks (first-audio), with each type of the "
-        "cache (storage), the rounding of the vocoder on a GPU (tf32), or pauses beside the "
-        "limits that end a stream (pauses)",
+        "cache (storage), or the rounding of the vocoder on a GPU (tf32)",
     )
     parser.add_argument("--name", default="quality", help="name of the result files")
     options = parser.parse_args()
@@ -139,19 +131,6 @@ def main() -> None:
         Sentence(text, recording.samples, listen(recording))
         for text, recording in zip(texts, recordings, strict=True)
     ]
-    if options.only == PAUSES:
-        voice = None if options.codec else _voice(prompt)
-        silence = replace(recordings[0], samples=np.zeros(20 * SAMPLE_RATE, np.float32))
-        report = quality_pauses.measure(
-            _load(folder),
-            voice,
-            [sentence.recording for sentence in sentences],
-            [sentence.tokens for sentence in sentences],
-            listen(silence),
-        )
-        save(options.name, {"environment": describe(), "text": options.text.name, **report})
-        print(json.dumps(report, indent=2))
-        return
     recogniser = Recogniser()
     subject = {
         "model": provenance(folder),
