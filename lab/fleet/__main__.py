@@ -5,7 +5,7 @@ of networks, behind the balancing rule of HAProxy. Nothing depends on the speed 
 docs/scaling.md explains the figures and their assumptions. Prints rows; writes JSON and a picture.
 
     .venv/bin/python -m lab.fleet                              # everything, in many minutes
-    .venv/bin/python -m lab.fleet --sections sizes balancers    # keeps other results
+    .venv/bin/python -m lab.fleet --sections sizes scaling      # keeps other results
     .venv/bin/python -m lab.fleet --plot                       # only the picture
 """
 
@@ -30,10 +30,8 @@ from lab.fleet.scenarios import (
     GAPS,
     MEAN_S,
     Row,
-    balancer_row,
     capacity,
     crash_row,
-    drain_row,
     gpu_rows,
     growth_row,
     light_model,
@@ -169,28 +167,23 @@ class Study:
             _show(rows)
 
     def crash(self) -> None:
-        """Measures the cost of a crash and of a drain."""
+        """Measures the cost of a crash."""
         light = self.light
         self.result["crash"] = {
             "light": [
                 {"share": share, **crash_row(light, servers, self._rate(servers, share), 50)}
                 for servers in (2, 4, 16)
                 for share in (0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-            ],
-            "drain": [
-                drain_row(light, 4, self._rate(4, 0.6), grace_s) for grace_s in (5.0, GRACE_S)
-            ],
+            ]
         }
-        for part in self.result["crash"].values():
-            _show(part)
+        _show(self.result["crash"]["light"])
 
     def crash_full(self) -> None:
-        """Runs crashes and a drain with the full model."""
+        """Runs crashes with the full model."""
         full = FullModel(self.kind())
         self.result["crash_full"] = [
             {"share": 0.6, **crash_row(full, 4, self._rate(4, 0.6), 45)},
             {"share": 0.6, **crash_row(full, 4, self._rate(4, 0.6), 45, VANISHED_S)},
-            {"share": 0.6, **drain_row(full, 4, self._rate(4, 0.6), GRACE_S)},
         ]
         _show(self.result["crash_full"])
 
@@ -207,14 +200,6 @@ class Study:
             for growth in (0.1, 0.2, 0.3, 0.5, 0.8)
         ]
         _show(self.result["scaling"])
-
-    def balancers(self) -> None:
-        """Measures how evenly independent balancers fill servers."""
-        self.result["balancers"] = [
-            balancer_row(self.light, servers, 0.8 * self.streams, balancers)
-            for servers, balancers in ((16, 1), (16, 2), (16, 16), (128, 1), (128, 16), (128, 64))
-        ]
-        _show(self.result["balancers"])
 
     def sizes(self) -> None:
         """Computes servers for many listeners, and simulates each fleet with a crash."""
@@ -282,7 +267,6 @@ SECTIONS: dict[str, Callable[[Study], None]] = {
     "shares": Study.shares,
     "crash": Study.crash,
     "scaling": Study.scaling,
-    "balancers": Study.balancers,
     "sizes": Study.sizes,
     "checks": Study.checks,
     "crash_full": Study.crash_full,

@@ -1,4 +1,4 @@
-"""Fleet of simulated servers behind balancers: arrivals, crashes, drains, cold starts, scaling."""
+"""Fleet of simulated servers behind a balancer: arrivals, crashes, drains, cold starts, scaling."""
 
 from __future__ import annotations
 
@@ -93,11 +93,10 @@ class Outcome:
 
 
 class Fleet:
-    """Servers, balancers and listeners of one simulation.
+    """Servers, balancer and listeners of one simulation.
 
     Args:
         servers: servers that accept streams from the start.
-        balancers: balancers that choose independently of each other; a listener uses any of them.
         on_over: called with every utterance that is over; None to collect them in `outcomes`.
 
     Attributes:
@@ -109,17 +108,15 @@ class Fleet:
         model: Model,
         events: Events,
         servers: int,
-        seed: int = 0,
-        balancers: int = 1,
         on_over: Callable[[Outcome], None] | None = None,
     ) -> None:
-        self.events, self.random = events, np.random.default_rng(seed)
+        self.events, self.random = events, np.random.default_rng(0)
         self.outcomes: list[Outcome] = []
         self._record = on_over or self.outcomes.append
         self.replicas: list[Replica] = []
         self._model = model
-        self._balancers = [LeastOpen[Replica]() for _ in range(balancers)]
-        self._listeners: dict[Listener, tuple[float, Replica, LeastOpen[Replica]]] = {}
+        self._balancer = LeastOpen[Replica]()
+        self._listeners: dict[Listener, tuple[float, Replica]] = {}
         self._begun: dict[Listener, float] = {}
         for _ in range(servers):
             self.start_server(0.0)
@@ -140,8 +137,7 @@ class Fleet:
         def ready() -> None:
             if replica.alive:
                 replica.accepting = True
-                for balancer in self._balancers:
-                    balancer.add(replica)
+                self._balancer.add(replica)
 
         self.events.at(self.events.now + cold_start_s, ready) if cold_start_s else ready()
         return replica
@@ -187,38 +183,34 @@ class Fleet:
     def _withdraw(self, replica: Replica) -> None:
         if replica.accepting:
             replica.accepting = False
-            for balancer in self._balancers:
-                balancer.remove(replica)
+            self._balancer.remove(replica)
 
     def _connect(self, listener: Listener, avoided: Replica | None = None) -> None:
-        balancer = self._balancers[0]
-        if len(self._balancers) > 1:
-            balancer = self._balancers[int(self.random.integers(len(self._balancers)))]
-        replica = balancer.open()
+        replica = self._balancer.open()
         if replica is not None and replica is avoided:
-            replica = balancer.open()
-            balancer.close(avoided)
+            replica = self._balancer.open()
+            self._balancer.close(avoided)
         if replica is None:
             self._fail(listener)
             return
         if not replica.alive:  # the balancer has not noticed yet, and then tries another server
-            balancer.close(replica)
+            self._balancer.close(replica)
             self.events.at(self.events.now + CONNECT_S, lambda: self._connect(listener, replica))
             return
         try:
             listener.connect(replica.server)
         except LimitError:
-            balancer.close(replica)
+            self._balancer.close(replica)
             self._fail(listener)
             return
         replica.advance(self.events.now)
         replica.open[listener] = replica.stream_s
-        self._listeners[listener] = (self.events.now, replica, balancer)
+        self._listeners[listener] = (self.events.now, replica)
 
     def _lose(self, listener: Listener) -> None:
-        _, replica, balancer = self._listeners.pop(listener)
+        _, replica = self._listeners.pop(listener)
         del replica.open[listener]
-        balancer.close(replica)
+        self._balancer.close(replica)
         listener.lose()
         pause_s = _PAUSE_S + float(self.random.uniform(0, _JITTER_S))
         self.events.at(self.events.now + pause_s, lambda: self._connect(listener))
@@ -227,10 +219,10 @@ class Fleet:
         self._record(Outcome(self._begun.pop(listener), 0.0, math.inf, 0.0, 0.0, listener.resent))
 
     def _over(self, listener: Listener) -> None:
-        opened, replica, balancer = self._listeners.pop(listener)
+        opened, replica = self._listeners.pop(listener)
         replica.advance(self.events.now)
         stream_s = replica.stream_s - replica.open.pop(listener)
-        balancer.close(replica)
+        self._balancer.close(replica)
         open_s = self.events.now - opened
         load = stream_s / open_s if open_s else float(len(replica.open) + 1)
         begun = self._begun.pop(listener)

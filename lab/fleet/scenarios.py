@@ -169,8 +169,6 @@ def open_loop(
     seconds: float,
     times: Times = steady,
     *,
-    seed: int = 0,
-    balancers: int = 1,
     act: Callable[[Fleet], None] | None = None,
     keep: list[Outcome] | None = None,
 ) -> tuple[Row, Tally]:
@@ -191,8 +189,8 @@ def open_loop(
         if keep is not None and outcome.begun >= tally.since:
             keep.append(outcome)
 
-    fleet = Fleet(model, events, servers, seed, balancers, over)
-    random = np.random.default_rng(seed + 1)
+    fleet = Fleet(model, events, servers, on_over=over)
+    random = np.random.default_rng(1)
     drive(fleet, times(random, rate), lengths(random), seconds)
     if act:
         act(fleet)
@@ -281,20 +279,6 @@ def crash_row(
     }
 
 
-def drain_row(model: FullModel | LightModel, servers: int, rate: float, grace_s: float) -> Row:
-    """Simulates the stop of one server, whose place a new one takes that was started before."""
-
-    def act(fleet: Fleet) -> None:
-        def drain() -> None:
-            fleet.start_server(0.0)
-            fleet.drain(fleet.replicas[0], grace_s)
-
-        fleet.events.at(WARM_S + 5, drain)
-
-    row, tally = open_loop(model, servers, rate, WARM_S + 25, act=act)
-    return {**row, "grace_s": grace_s, "lost": tally.resent}
-
-
 def growth_row(model: LightModel, streams: int, share: float, growth: float) -> Row:
     """Simulates an autoscaled fleet whose arrivals grow.
 
@@ -324,27 +308,6 @@ def growth_row(model: LightModel, streams: int, share: float, growth: float) -> 
         "gaps": row["gaps"],
         "refused": row["refused"],
         "servers": max(len(fleets[0].replicas), servers),
-    }
-
-
-def balancer_row(model: LightModel, servers: int, streams: float, balancers: int) -> Row:
-    """Measures how evenly independent balancers fill servers: open streams at one moment."""
-    counts: list[int] = []
-
-    def act(fleet: Fleet) -> None:
-        def look() -> None:
-            counts.extend(len(replica.open) for replica in fleet.replicas)
-
-        fleet.events.at(WARM_S, look)
-
-    rate = servers * streams / (MEAN_S + model.tail_s)
-    open_loop(model, servers, rate, WARM_S, balancers=balancers, act=act)
-    return {
-        "servers": servers,
-        "balancers": balancers,
-        "mean": round(fmean(counts), 1),
-        "deviation": round(float(np.std(counts)), 2),
-        "most": max(counts),
     }
 
 
