@@ -4,10 +4,9 @@ Both use the same random weights, tokens and cores, and take turns. A chunk is o
 Public CosyVoice2 recomputes the whole utterance for each chunk. Step-Audio2 has its own caches.
 Chatterbox has no streams, so its figure is for a whole utterance of the same length. Public code
 computes several streams one after the other. The measurement runs in the environment that
-`lab/golden/public_families.py` describes; the plot, in the environment of this project:
+`lab/golden/public_families.py` describes:
 
     public/bin/python -m lab.peers.peers
-    .venv/bin/python -m lab.peers.peers --plot
 
 `--windows` compares our own streams of Chatterbox with its whole utterances instead, and needs no
 public code.
@@ -16,7 +15,6 @@ public code.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -31,9 +29,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.environment import RESULTS, describe, program_parser, save, saved_runs
+from benchmarks.environment import describe, program_parser, save, saved_runs
 from lab.golden import public_families as public
-from lab.png import save_picture
 from testkit.models import chatterbox_model, cosyvoice2_model, stepaudio2_model
 from testkit.models.random_weights import fill
 from testkit.utterances import a_voice, some_tokens
@@ -381,44 +378,6 @@ def windows(*, mean_flow: bool) -> dict[str, dict[str, float]]:
     }
 
 
-def plot(name: str) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    result = json.loads((RESULTS / f"{name}.json").read_text())
-    figure, axes = plt.subplots(
-        1, len(result["runs"]), figsize=(4 * len(result["runs"]), 3.2), squeeze=False
-    )
-    for axis, run in zip(axes[0], result["runs"], strict=True):
-        for streams, style in ((1, "-"), (4, "--")):
-            rows = [row for row in run["rows"] if row["streams"] == streams]
-            rows.sort(key=lambda row: row["position_s"])
-            for decoder, colour in (("public", "tab:red"), ("ours", "tab:blue")):
-                label, medians = (
-                    f"{decoder}, {streams} stream{'s' * (streams > 1)}",
-                    [row[f"{decoder}_s"][0] for row in rows],
-                )
-                axis.plot(
-                    [row["position_s"] for row in rows],
-                    medians,
-                    style,
-                    color=colour,
-                    label=label,
-                    marker="o",
-                )
-        axis.set(
-            title=run["family"],
-            xlabel="spoken, s",
-            ylabel="s for a second of audio of each stream",
-            yscale="log",
-        )
-    axes[0][0].legend(fontsize=7)
-    figure.tight_layout()
-    save_picture(figure, RESULTS / f"{name}.png", dpi=120)
-
-
 def main() -> None:
     parser = program_parser()
     parser.add_argument("--family", nargs="+", default=["cosyvoice2", "stepaudio2", "chatterbox"])
@@ -450,17 +409,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--out", default="peers", help="name of the result")
     parser.add_argument(
-        "--plot", action="store_true", help="only draw the plot of an existing result"
-    )
-    parser.add_argument(
         "--windows", action="store_true", help="only compare the methods of streaming Chatterbox"
     )
     options = parser.parse_args()
     if options.windows:
         kinds = {name: windows(mean_flow=name == "turbo") for name in ("chatterbox", "turbo")}
         save("chatterbox_windows", {"environment": describe(), **kinds})
-    elif options.plot:
-        plot(options.out)
     else:
         measure(options)
 
