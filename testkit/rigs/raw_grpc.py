@@ -8,9 +8,9 @@ import struct
 from testkit.patience import PATIENCE_SECONDS
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 7, 8
 CONTINUATION = 9
-END_STREAM, ACK, END_HEADERS = 1, 1, 4  # flags
+END_STREAM, END_HEADERS = 1, 4  # flags
 INITIAL_WINDOW = 4  # key of a setting
 HEAD = 9  # bytes of the head of a frame
 WINDOW, MOST_FRAME = 65_535, 16_384  # bytes, unless the server allows more

@@ -51,16 +51,14 @@ class Serving(Program):
         model: Path,
         *arguments: str,
         inside: Sequence[str] = (),
-        python: Path = Path(sys.executable),
     ) -> Iterator[Serving]:
         """Runs the command, and reads its stderr together with its stdout.
 
         Args:
             inside: outer command that runs this command, such as a container.
-            python: interpreter of the environment that has the command.
         """
         ports = Ports.free()
-        words = [*inside, *command(model, ports, python), _CONFIG, *arguments]
+        words = [*inside, *command(model, ports), _CONFIG, *arguments]
         with cls.run(words, ports) as serving:
             yield serving
 
@@ -192,8 +190,8 @@ def speak(
     return speakers
 
 
-def command(model: Path, ports: Ports, python: Path = Path(sys.executable)) -> list[str]:
-    program = python.with_name("token2wav")
+def command(model: Path, ports: Ports) -> list[str]:
+    program = Path(sys.executable).with_name("token2wav")
     numbers = [f"--{name}-port={port}" for name, port in vars(ports).items()]
     return [str(program), "serve", str(model), *numbers]
 
