@@ -34,11 +34,6 @@ def a_voice(
     )
 
 
-def voice_of(model: Token2Wav, prompt_tokens: int, seed: int = 0) -> Voice:
-    """Returns `a_voice` with the number of mel frames per token of a model."""
-    return a_voice(prompt_tokens, seed, ratio=model.config.token_mel_ratio)
-
-
 def some_tokens(count: int, seed: int = 0, *, vocabulary: int = VOCABULARY) -> Tokens:
     return np.random.default_rng((count, seed)).integers(0, vocabulary, count).astype(np.int32)
 

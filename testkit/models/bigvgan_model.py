@@ -9,10 +9,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from testkit import utterances
 from testkit.models.bigvgan import changed, random_bigvgan
 from testkit.models.sized import SIZES, fill_randomly, resized_yaml
-from token2wav import Voice
 from token2wav.published.sizes import BigVGANConfig
 
 BANDS, RATIO = 20, 3
@@ -55,7 +53,3 @@ def write_folder(folder: Path, vocoder: BigVGANConfig, ratio: int) -> Path:
     )
     (folder / "bigvgan" / "config.json").write_text(json.dumps(dataclasses.asdict(vocoder)))
     return fill_randomly(folder)
-
-
-def a_voice(prompt_tokens: int = 30) -> Voice:
-    return utterances.a_voice(prompt_tokens, bands=BANDS, ratio=RATIO)

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from testkit.models.golden import TINY
 from testkit.models.sized import SIZES, fill_randomly, resized_yaml
-from token2wav import Voice
 
 CODEBOOKS, VOCABULARY, RATIO = 4, 50, 4
-SAMPLES_PER_TOKEN = RATIO * 480
 
 
 def write_model(folder: Path, merge: str = "sum") -> Path:
@@ -43,9 +41,3 @@ def write_model(folder: Path, merge: str = "sum") -> Path:
 
 def some_codes(count: int, seed: int = 0) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(0, VOCABULARY, (count, CODEBOOKS)).astype(np.int32)
-
-
-def a_voice(prompt_tokens: int = 20) -> Voice:
-    random = np.random.default_rng(1)
-    mel = random.standard_normal((RATIO * prompt_tokens, 80)).astype(np.float32)
-    return Voice(some_codes(prompt_tokens, 2), mel, random.standard_normal(192).astype(np.float32))

@@ -11,11 +11,9 @@ from pathlib import Path
 import yaml
 from safetensors.torch import load_file, save_file
 
-from testkit import utterances
 from testkit.models import bigvgan_model
 from testkit.models.bigvgan import random_bigvgan
 from testkit.models.sized import fill_randomly
-from token2wav import Voice
 
 FLOW = {
     "dim": 32,
@@ -51,7 +49,3 @@ def write_model(folder: Path) -> Path:
     save_file(scaled, folder / "flow.safetensors")
     save_file(random_bigvgan(VOCODER).state_dict(), folder / "bigvgan" / "generator.safetensors")
     return folder
-
-
-def a_voice(seed: int = 1) -> Voice:
-    return utterances.a_voice(0, seed)

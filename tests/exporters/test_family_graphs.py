@@ -12,7 +12,8 @@ from testkit.models import bigvgan_model
 from testkit.models.few_convolutions import with_few_convolutions
 from testkit.models.folders import write_folder
 from testkit.models.golden import snr_db
-from testkit.utterances import off, some_tokens, streamed_mels, voice_of
+from testkit.models.sized import a_voice
+from testkit.utterances import off, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, Token2Wav, backends
 from token2wav.backends import Backend
 from token2wav.exported.run import OnnxModule
@@ -80,7 +81,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_a_streamed_mel_is_that_of_the_whole_on_torch(pair: Pair, prompt: int, count: int) -> None:
     reference, exported = pair
     assert exported.summary.name == "onnx"
-    voice, tokens = voice_of(reference, prompt), some_tokens(count)
+    voice, tokens = a_voice(reference.config, prompt_tokens=prompt), some_tokens(count)
     [mel] = streamed_mels(exported, (tokens, voice))
     assert off(mel, reference.mel(tokens, voice)) <= MEL
 
@@ -88,7 +89,7 @@ def test_a_streamed_mel_is_that_of_the_whole_on_torch(pair: Pair, prompt: int, c
 @pytest.mark.slow
 def test_audio_comes_from_both_graphs(cosyvoice2: Path) -> None:
     reference, exported = load(cosyvoice2, "torch"), load(cosyvoice2, "onnx")
-    voice, tokens = voice_of(reference, 30), some_tokens(90)
+    voice, tokens = a_voice(reference.config), some_tokens(90)
     audio = exported.synthesize(tokens, voice)
     assert len(audio) == 960 * len(tokens)
     assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB
@@ -99,7 +100,7 @@ def test_bigvgan_is_exported_as_a_vocoder(tmp_path: Path) -> None:
     folder = bigvgan_model.write_model(tmp_path / "model")
     assert main(["onnx", "--model", str(folder)]) == 0
     reference, exported = load(folder, "torch"), load(folder, "onnx")
-    voice, tokens = bigvgan_model.a_voice(), some_tokens(60)
+    voice, tokens = a_voice(reference.config), some_tokens(60)
     audio = exported.synthesize(tokens, voice)
     assert len(audio) == bigvgan_model.SAMPLES_PER_TOKEN * len(tokens)
     assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB

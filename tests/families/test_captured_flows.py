@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from testkit.models.folders import CACHING, CPU, write_folder
-from testkit.utterances import some_tokens, streamed_mels, voice_of
+from testkit.models.sized import a_voice
+from testkit.utterances import some_tokens, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.backends import kernels_run
 from token2wav.execution.runner import FlowRunner
@@ -41,7 +42,7 @@ def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     kernels = kernels_run(torch.device("cuda"), model.pipeline.flow._layout.dim_head)
     assert isinstance(runner.step, TorchStep) is not kernels
     for prompt, count in ((0, 30), (41, 60), (75, 260)):
-        utterance = some_tokens(count), voice_of(model, prompt)
+        utterance = some_tokens(count), a_voice(model.config, prompt_tokens=prompt)
         [mel], expected = streamed_mels(model, utterance), reference.mel(*utterance)
         bound = DEVICES if precision == "float32" else HALF * float(expected.std())
         assert np.sqrt(np.mean((mel - expected) ** 2)) <= bound
@@ -60,7 +61,7 @@ def test_captured_windows_on_int8_pages_equal_the_cpu(folder: Path) -> None:
         )
         for device in ("cuda", "cpu")
     ]
-    utterance = some_tokens(260), voice_of(models[0], 30)
+    utterance = some_tokens(260), a_voice(models[0].config)
     [mel], [expected] = (streamed_mels(model, utterance) for model in models)
     # A value beside a rounding step of int8 may move by a whole step.
     assert np.sqrt(np.mean((mel - expected) ** 2)) <= HALF * float(expected.std())

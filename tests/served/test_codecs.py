@@ -19,9 +19,9 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
-from testkit.models import codebook_model
 from testkit.models.folders import write_folder
 from testkit.models.golden import snr_db
+from testkit.models.sized import a_voice
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import GatewayRig
 from testkit.rigs.server_rig import BOTH_MODELS, Rig
@@ -64,14 +64,11 @@ def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """A server of codes, of latents, or of a flow as both models, by the name of its folder."""
-    folder, voice = tmp_path_factory.mktemp("model"), None
-    models: tuple[str, ...] = BOTH_MODELS[:1]
-    if request.param == "codebooks":
-        folder, models = codebook_model.write_model(folder / "codes"), BOTH_MODELS
-        voice = ClientVoice(**vars(codebook_model.a_voice()))
-    else:
-        folder = write_folder(request.param, folder)
+    folder = write_folder(request.param, tmp_path_factory.mktemp("model"))
     model = Token2Wav.load(folder, stream=EXACT)
+    flow = model.config.takes_voice
+    models = BOTH_MODELS if flow else BOTH_MODELS[:1]
+    voice = ClientVoice(**vars(a_voice(model.config))) if flow else None
     tokens = model.config.tokens.draw(FRAMES, np.random.default_rng(0))
     settings = "stream: {first_tokens: 0, lookahead_frames: 0}"
     with Rig.start(folder, tmp_path_factory.mktemp("server"), settings, models=models) as rig:

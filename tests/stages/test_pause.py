@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from testkit.models.codec_models import drawn_tokens
 from testkit.models.folders import CPU, write_folder
 from testkit.models.golden import TINY
+from testkit.models.sized import a_voice
 from testkit.models.tiny_model import demo_tokens, demo_voice
-from testkit.utterances import Audio, chunks_of, portions, streamed, voice_of
+from testkit.utterances import Audio, chunks_of, portions, streamed
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.serving.options import UtteranceOptions
 from token2wav.stages.pause import Pause, PauseFlow, PauseVocoder
@@ -61,9 +62,7 @@ def test_chunks_have_the_lengths_of_the_real_stages(
     folder = write_folder(name, tmp_path)
     paused = Token2Wav.load(folder, stream=stream, runtime=PAUSE)
     real = Token2Wav.load(folder, stream=stream, runtime=CPU)
-    voice = voice_of(real, 30) if real.config.takes_prompt else None
-    if voice is None and real.config.takes_voice:
-        voice = voice_of(real, 0)
+    voice = a_voice(real.config, prompt_tokens=30) if real.config.takes_voice else None
     for count, sizes in (1, [1]), (11, [3]), (140, [9, 1, 30]):
         tokens = drawn_tokens(real.config, count)
         assert shapes(paused, tokens, sizes, voice) == shapes(real, tokens, sizes, voice), count

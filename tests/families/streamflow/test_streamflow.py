@@ -13,12 +13,8 @@ import torch
 import yaml
 
 from testkit.graph_pool import PoolWithoutGraphs
-from testkit.models.streamflow_model import (
-    SAMPLE_RATE,
-    SAMPLES_PER_TOKEN,
-    a_voice,
-    write_model,
-)
+from testkit.models.sized import a_voice
+from testkit.models.streamflow_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, write_model
 from testkit.utterances import chunks_of, joined, off, some_tokens, streamed_mels
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.families.streamflow import GuidedFlowConfig, StreamFlowConfig, flow
@@ -79,7 +75,8 @@ def test_an_engine_that_cannot_run_streamflow_is_refused(folder: Path) -> None:
 
 def test_streams_of_one_step_are_the_whole(folder: Path) -> None:
     """A window contains every frame that one evaluation depends on."""
-    model, voice = Token2Wav.load(folder, stream=StreamConfig(steps=(1,)), runtime=CPU), a_voice()
+    model = Token2Wav.load(folder, stream=StreamConfig(steps=(1,)), runtime=CPU)
+    voice = a_voice(model.config)
     assert isinstance(model.pipeline.flow, WindowFlow)
     chunks = chunks_of(model, np.array_split(TOKENS, 9), voice)
     audio = joined(chunks)
@@ -94,8 +91,9 @@ def test_no_guidance_has_no_unconditional_rows(folder: Path, tmp_path: Path) -> 
     unguided = written(folder, tmp_path, inference_cfg_rate=0, t_scheduler="linear")
     (tmp_path / "flow.safetensors").symlink_to(folder / "flow.safetensors")
     model = Token2Wav.load(unguided, stream=StreamConfig(steps=(1,)), runtime=CPU)
-    audio = model.synthesize(TOKENS[:70], a_voice())
-    assert np.abs(audio - model.vocode(model.mel(TOKENS[:70], a_voice()))).max() <= AUDIO
+    voice = a_voice(model.config)
+    audio = model.synthesize(TOKENS[:70], voice)
+    assert np.abs(audio - model.vocode(model.mel(TOKENS[:70], voice))).max() <= AUDIO
 
 
 def test_a_voice_with_a_prompt_is_refused(folder: Path) -> None:
@@ -143,11 +141,11 @@ def test_windows_in_graphs_equal_eager_windows(
     monkeypatch.setattr(flow, "CAPTURED_WINDOWS", (1, 4))
     eager, model = Token2Wav.load(folder, runtime=CPU), with_graphs(folder, device)
     counts = (36, 24, 39, 1, 41)
-    utterances = [(some_tokens(count), a_voice(count)) for count in counts]
+    utterances = [(some_tokens(count), a_voice(model.config, count)) for count in counts]
     expected = [streamed_mels(eager, utterance)[0] for utterance in utterances]
     for together in (range(len(counts)), [3], [0, 2]):
         mels = streamed_mels(model, *(utterances[index] for index in together))
         for index, mel in zip(together, mels, strict=True):
             assert off(mel, expected[index]) <= mel_error
-    tokens, voice = some_tokens(90), a_voice()
+    tokens, voice = some_tokens(90), a_voice(model.config)
     assert off(model.mel(tokens, voice), eager.mel(tokens, voice)) <= mel_error

@@ -5,7 +5,7 @@ of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from testkit.door import Door, VoiceInputs, at_once, audio_of, chunks_of, named
-from testkit.models import bigvgan_model, codebook_model, qwen25_omni_model, streamflow_model
+from testkit.models import qwen25_omni_model
 from testkit.models.codec_models import CODECS
-from testkit.models.folders import CACHING, golden_of, write_folder
+from testkit.models.folders import CACHING, write_folder
 from testkit.models.golden import snr_db
-from testkit.models.tiny_model import TINY, demo_voice
+from testkit.models.sized import a_voice
 from testkit.utterances import Audio, joined, random_portions
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, UtteranceOptions, Voice
 from token2wav.config import LimitConfig, ServerConfig
@@ -32,29 +32,7 @@ STREAMS, MOST_TOKENS = 6, 20_000
 FLOW_DB, CODEC_DB = 60, 100
 # Early audio depends on how tokens are portioned.
 EXACT = StreamConfig(first_tokens=0, lookahead_frames=0)
-
-
-def caching(name: str) -> Callable[[Path], tuple[Path, Voice]]:
-    def write(folder: Path) -> tuple[Path, Voice]:
-        return write_folder(name, folder), golden_of(name).voice
-
-    return write
-
-
-def qwen25_omni(folder: Path) -> tuple[Path, Voice]:
-    model = write_folder("qwen25_omni", folder)
-    return model, qwen25_omni_model.a_voice(model)
-
-
-# Models with a flow, by their writers; each returns the folder of the model, and a voice.
-FLOWS: dict[str, Callable[[Path], tuple[Path, Voice]]] = {
-    "cosyvoice3": lambda at: (TINY, demo_voice(30)),
-    **{name: caching(name) for name in CACHING},
-    "bigvgan": lambda at: (bigvgan_model.write_model(at / "m"), bigvgan_model.a_voice()),
-    "codebooks": lambda at: (codebook_model.write_model(at / "m"), codebook_model.a_voice()),
-    "streamflow": lambda at: (streamflow_model.write_model(at / "m"), streamflow_model.a_voice()),
-    "qwen25_omni": qwen25_omni,
-}
+FLOWS = ("cosyvoice3", *CACHING, "bigvgan", "codebooks", "streamflow", "qwen25_omni")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,18 +64,17 @@ class Subject:
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
-    name, folder = request.param, tmp_path_factory.mktemp(request.param)
-    voice, files = None, list[Path]()
-    if name in FLOWS:
-        folder, voice = FLOWS[name](folder)
-        files = [tmp_path_factory.mktemp("voices") / "anna.safetensors"]
-        save_file({name: np.ascontiguousarray(getattr(voice, name)) for name in FIELDS}, files[0])
-    else:
-        folder = write_folder(name, folder)
+    name, voice, files = request.param, None, list[Path]()
+    folder = write_folder(name, tmp_path_factory.mktemp(name))
     # windows depend on the number of tokens alone
     windows = name in CODECS and CODECS[name].windows
     settings = StreamConfig() if windows else EXACT
     model = Token2Wav.load(folder, stream=settings, runtime=RuntimeConfig(device="cpu"))
+    if model.config.takes_voice:
+        omni = name == "qwen25_omni"
+        voice = qwen25_omni_model.a_voice(folder) if omni else a_voice(model.config, 1, 30)
+        files = [tmp_path_factory.mktemp("voices") / "anna.safetensors"]
+        save_file({name: np.ascontiguousarray(getattr(voice, name)) for name in FIELDS}, files[0])
     limits = LimitConfig(streams=STREAMS + 4, stream_tokens=MOST_TOKENS)
     config = ServerConfig(settings, limits=limits, voices=tuple(map(str, files)))
     tokens = model.config.tokens.draw(60 if voice else 24, np.random.default_rng(0))
@@ -210,7 +187,7 @@ def test_the_longest_prompt_of_the_largest_values(subject: Subject) -> None:
 
 
 def test_named_voices_of_qwen25_omni(tmp_path: Path) -> None:
-    folder, _ = qwen25_omni(tmp_path)
+    folder = write_folder("qwen25_omni", tmp_path)
     files = write_voices(folder, tmp_path / "voices")
     model = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
     tokens = model.config.tokens.draw(20, np.random.default_rng(4))
