@@ -18,10 +18,8 @@ from token2wav.stages.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.stages.stage import Stages, StageSummary
 
 
-def two_stages(flow: Any, vocoder: Any, summary: StageSummary | None = None) -> Stages:
-    return Stages(
-        {"flow": flow, "vocoder": vocoder}, summary or StageSummary("torch", "float32", "cpu")
-    )
+def two_stages(flow: Any, vocoder: Any) -> Stages:
+    return Stages({"flow": flow, "vocoder": vocoder}, StageSummary("torch", "float32", "cpu"))
 
 
 def recomputing(folder: Path, stream: StreamConfig | None = None) -> Token2Wav:

@@ -59,11 +59,11 @@ def resized_yaml(sizes: Mapping[str, int]) -> str:
     return text
 
 
-def random_model(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> Path:
+def random_model(folder: Path, sizes: Mapping[str, int]) -> Path:
     """Writes a model folder with random weights and returns it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cosyvoice3.yaml").write_text(resized_yaml(sizes))
-    return fill_randomly(folder, seed)
+    return fill_randomly(folder)
 
 
 def model_folder(parent: Path, size: str) -> Path:
@@ -79,10 +79,10 @@ def model_folder(parent: Path, size: str) -> Path:
     return fill_randomly(folder)
 
 
-def fill_randomly(folder: Path, seed: int = 0) -> Path:
+def fill_randomly(folder: Path) -> Path:
     """Writes random weights that fit a folder's configuration, and returns the folder."""
     config: Any = read_config(folder)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     networks = flow_networks(config, "float32")
     save_file(networks.flow.state_dict(), folder / "flow.safetensors")
     hift = isinstance(config.vocoder, HiFTConfig)

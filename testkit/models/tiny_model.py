@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from testkit.batches import WHOLE_BLOCKS
 from token2wav import Voice
-from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.families.cosyvoice3 import CosyVoice3Config
 from token2wav.networks.hift import HiFT
@@ -56,8 +55,8 @@ def tiny_config(ode_steps: int = ODE_STEPS) -> CosyVoice3Config:
     return CosyVoice3Config.of(flow, config.vocoder)
 
 
-def schedule_of(config: ModelConfig, stream: StreamConfig | None = None) -> HopSchedule:
-    return HopSchedule.of(stream or WHOLE_BLOCKS, config)
+def schedule_of(config: ModelConfig) -> HopSchedule:
+    return HopSchedule.of(WHOLE_BLOCKS, config)
 
 
 def tiny_weights(stem: str) -> dict[str, torch.Tensor]:

@@ -95,8 +95,8 @@ class Rig:
         """Returns the gauges of the parts of the server."""
         return labelled(self.metrics(), "token2wav_open_streams")
 
-    def wait_until_empty(self, seconds: float = PATIENCE_SECONDS) -> None:
-        until(lambda: set(self.open_streams().values()) == {0}, seconds=seconds)
+    def wait_until_empty(self) -> None:
+        until(lambda: set(self.open_streams().values()) == {0})
 
     def ended(self) -> Counter[str]:
         """Streams that are over, by reason."""
