@@ -123,13 +123,20 @@ def test_provisional_audio_comes_with_the_token_that_completes_it(
 ) -> None:
     first, held_back = FIRST + LOOKAHEAD, 4 * 480 + 4
     with limited.connect(name) as connection:
-        connection.send(golden.tokens[: first - 1], golden.voice, "first audio", start=True)
-        assert not connection.answers().chunks
-        connection.send(golden.tokens[first - 1 : first], None, "first audio")
-        [(index, _, early)] = connection.answers().chunks
+        for attempt in range(10):
+            sequence = f"first audio {attempt}"
+            connection.send(golden.tokens[: first - 1], golden.voice, sequence, start=True)
+            assert not connection.answers().chunks
+            connection.send(golden.tokens[first - 1 : first], None, sequence)
+            early_audio = connection.answers()
+            connection.send(golden.tokens[first:], None, sequence, end=True)
+            rest = connection.answers()
+            if early_audio.chunks:
+                break
+            # While chunks wait for long on a busy machine, a server sends no early audio.
+            assert not rest.errors + early_audio.errors
+        [(index, _, early)] = early_audio.chunks
         assert (index, len(early)) == (0, 960 * FIRST - held_back)
-        connection.send(golden.tokens[first:], None, "first audio", end=True)
-        rest = connection.answers()
     assert not rest.errors
     with Token2Wav.load(limited.server.model).stream(golden.voice) as stream:
         chunks = stream.push(golden.tokens[:first]) + stream.finish(golden.tokens[first:])
