@@ -4,10 +4,10 @@ model in one process and the ensemble keep the same contract.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,7 @@ def test_provisional_audio_comes_with_the_token_that_completes_it(
     first, held_back = FIRST + LOOKAHEAD, 4 * 480 + 4
     with limited.connect(name) as connection:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        for attempt in count():
+        for attempt in itertools.count():
             sequence = f"first audio {attempt}"
             connection.send(golden.tokens[: first - 1], golden.voice, sequence, start=True)
             assert not connection.answers().chunks
