@@ -39,7 +39,7 @@ def some_tokens(count: int, seed: int = 0, *, vocabulary: int = VOCABULARY) -> T
 
 
 def portions(tokens: Tokens, sizes: Sequence[int]) -> list[Tokens]:
-    """Cuts tokens into portions of these sizes, in a cycle."""
+    """Cuts tokens into portions of the given sizes, in a cycle."""
     parts, at, turn = [], 0, 0
     while at < len(tokens):
         size = sizes[turn % len(sizes)]

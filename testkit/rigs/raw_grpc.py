@@ -19,7 +19,7 @@ STREAM = 1
 
 
 class UnfinishedCall:
-    """Call whose request never ends.
+    """Call with a request that never ends.
 
     Args:
         address: host:port.

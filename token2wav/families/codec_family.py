@@ -33,8 +33,8 @@ class CodecFamily(Family):
 
 
 class WindowCodecFamily(CodecFamily):
-    """Family of a codec whose decoder is not causal, and decodes windows of a stream. Its network
-    is a `WindowNetwork`, and its configuration a `WindowCodecConfig`.
+    """Family of a codec with a decoder that is not causal, and decodes windows of a stream. The
+    network is a `WindowNetwork`, and the configuration a `WindowCodecConfig`.
     """
 
     torch_only = "windows (a decoder that is not causal)"

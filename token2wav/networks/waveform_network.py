@@ -13,8 +13,8 @@ from token2wav.layers.streaming import ON_TIME, FreezableLayer, StreamStep, Timi
 
 
 class WaveformNetwork(nn.Module):
-    """Network from frames to audio: a vocoder, whose frames are mel frames, or a codec decoder,
-    whose frames are codes or latents.
+    """Network from frames to audio. The frames of a vocoder are mel frames. The frames of a codec
+    decoder are codes or latents.
 
     The method `forward` computes the audio (B, 1, frame_samples * T), late by `output_delay`, of
     the next frames (B, input_channels, T) of streams. Codes are -1 in codebooks that a stream does
@@ -54,13 +54,13 @@ class WaveformNetwork(nn.Module):
 
     @property
     def output_delay(self) -> int:
-        """Samples by which the audio of a step is late, because the network reads later frames."""
+        """Delay of the audio of a step in samples, because the network reads later frames."""
         return self.output.delay
 
     @property
     def missing_samples(self) -> int:
-        """Samples at the start of an utterance that the network does not make. The audio of a step
-        is late by these samples too.
+        """Samples at the start of an utterance that the network does not make. They add to the
+        delay of the audio of a step.
         """
         return -self.output.extra
 
@@ -112,7 +112,7 @@ class WindowNetwork(WaveformNetwork):
     @abstractmethod
     def forward(self, frames: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of frames (B, input_channels, T).
-        `positions` (B,) int64 are those of the first frame of each window.
+        `positions` (B,) int64 has the position of the first frame of each window.
         """
 
     def vocode(self, frames: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:

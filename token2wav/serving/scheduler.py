@@ -322,7 +322,7 @@ class Scheduler:
         return answers
 
     def give_up(self, turn: Turn, error: Token2WavError, now: float) -> list[Answer]:
-        """Ends a turn whose worker has failed, and fails the utterances that the worker still owns.
+        """Ends the turn of a worker that has failed, and fails the utterances that the worker owns.
         Returns their replies, as `settle`.
         """
         self._computing.discard(turn)

@@ -52,7 +52,7 @@ class Pause:
 
 
 class PauseFlow(FlowStage[None]):
-    """Flow stage whose mel repeats the first code of each token in all values of its frames."""
+    """Flow stage that repeats the first code of each token in all values of its mel frames."""
 
     def __init__(self, config: ModelConfig, pause: Pause) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _Signal:
 
 
 class PauseVocoder(VocoderStage[_Signal]):
-    """Vocoder stage whose audio holds a level for each frame, made from its first channel. Only the
+    """Vocoder stage that holds a level for each frame, made from its first channel. Only the
     sizes of the network are read. The batches of a codec take the time `pause`.
     """
 

@@ -86,8 +86,7 @@ class WindowStage(VocoderStage[_WindowStream]):
     Args:
         rows: numbers of whole windows to prepare. If there are none, any number of threads may use
             the stage at the same time.
-        graphs: pool of CUDA graphs that batches of these numbers are captured in; None to run
-            eagerly.
+        graphs: pool of CUDA graphs for batches of the prepared numbers; None to run eagerly.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ _EPS = 1e-6
 
 
 class WavTokenizerDecoder(WindowNetwork):
-    """Decoder from codes to audio: attention between convolutions, and Vocos. The norms of these
+    """Decoder from codes to audio: attention between convolutions, and Vocos. The norms of the
     convolutions average over all positions of a window.
     """
 
