@@ -104,21 +104,23 @@ def waiting(start_gateway: StartGateway, text_wait_s: float) -> Iterator[Socket]
 
 
 def test_words_wait_from_their_own_arrival_on(start_gateway: StartGateway) -> None:
-    with waiting(start_gateway, 1) as socket:
+    with waiting(start_gateway, 3) as socket:
         socket.send(type="input.text", text="One. It rains ")
         socket.until("audio.done")
         assert_waits(socket, "It rains")
         socket.until("audio.done")
-        time.sleep(0.6)
+        time.sleep(2)
         socket.send(type="input.text", text="It was a ")
         assert_waits(socket, "It was a")
 
 
 def assert_waits(socket: Socket, words: str) -> None:
-    """Asserts that these words are spoken next, and after about a second."""
+    """Asserts that these words are spoken next, and after about three seconds. On a busy machine
+    the `audio.done` before them is read late.
+    """
     began = time.monotonic()
     assert socket.until("audio.start")["sentence_text"] == words
-    assert time.monotonic() - began > 0.9
+    assert time.monotonic() - began > 1.5
 
 
 def test_words_without_an_end_are_spoken_after_a_while(start_gateway: StartGateway) -> None:
