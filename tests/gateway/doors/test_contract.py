@@ -30,6 +30,7 @@ from token2wav_client.audio import AudioFormat, decoded
 
 TEXT = "One two three four five six seven eight."
 SLOW = f"{'slow ' * 600}end."
+HELD = 2000  # tokens of SLOW after which the language model waits, so that no cancel is too late
 LISTENED_S, WORD_S = 2.0, 0.065 * len("slow ")
 LOOP = "Loop."
 MARKS = "Marks within speech."  # text whose tokens have numbers outside the vocabulary among them
@@ -66,7 +67,7 @@ def said(text: str) -> list[int]:
 @pytest.fixture(scope="module")
 def speaker(made_up_aligners: object) -> LanguageModel:
     """Language model of a gateway that can import the aligners."""
-    return LanguageModel(said, pace=PACE)
+    return LanguageModel(said, pace=PACE, holds_after=HELD)
 
 
 @pytest.fixture(scope="module")
