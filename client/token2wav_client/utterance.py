@@ -12,6 +12,7 @@ server ended the stream early, and leaves a thread behind for each cancelled str
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -28,6 +29,7 @@ from token2wav_client.errors import (
     ClientError,
     ProtocolError,
     ResponseTimeoutError,
+    ServerError,
     ServerUnavailable,
     UtteranceClosedError,
     error_of_rpc,
@@ -36,6 +38,9 @@ from token2wav_client.errors import (
 # Time for the server to close its side of a complete utterance. After this time the client cancels
 # the utterance.
 CLOSE_GRACE_S = 2.0
+# The same time after an error of the server. Triton 24.10 keeps the connection of many clients that
+# cancel at the moment of their last response.
+_ERROR_GRACE_S = 0.5
 
 
 class BaseUtterance(ABC):
@@ -75,8 +80,11 @@ class BaseUtterance(ABC):
         self._cancelled = False
         self._outbox = self._new_outbox()
         self._rpc: Any = None
-        # Reason for which the client ended the running attempt.
+        # Error of the running attempt, which ends: an error of the server, or the reason for which
+        # the client hung up.
         self._broken: ClientError | None = None
+        # Time at which the client hangs up if the server has not ended the stream of its error.
+        self._hangs_up_at = math.inf
         self._attempts = 0
         self._begin(retries)
 
@@ -209,28 +217,48 @@ class BaseUtterance(ABC):
         return None
 
     def _patience_s(self) -> float | None:
-        """Returns the seconds left for the server's next response; None if it owes no response."""
-        owed_since = self._call.owed_since
-        return (
-            None if owed_since is None else owed_since + self._response_timeout_s - time.monotonic()
-        )
+        """Returns the seconds left for the server's next response, or for the end of a failed
+        stream; None if the server owes neither.
+        """
+        owed_since, until = self._call.owed_since, self._hangs_up_at
+        if owed_since is not None:
+            until = min(until, owed_since + self._response_timeout_s)
+        return until - time.monotonic() if until < math.inf else None
 
     def _break_off(self) -> None:
         """Ends the attempt because the server has sent nothing for too long."""
-        self._broken = ResponseTimeoutError(
+        self._broken = self._broken or ResponseTimeoutError(
             f"the server at {self._url} did not respond for {self._response_timeout_s:g} s"
         )
+        self._hangs_up_at = math.inf
         self._call.interrupt()
         self._hang_up()
 
     def _accept(self, message: Any) -> None:
         with self._guard:
-            chunks = self._call.accept(message, time.monotonic())
+            if self._broken is not None:
+                return  # the attempt has failed, and only waits for the end of the stream
+            try:
+                chunks = self._call.accept(message, time.monotonic())
+            except ServerError as error:
+                if not message.error_message:
+                    raise
+                self._end_stream_of(error)
+                return
             if self._call.end_reason is not None:
                 self._outbox.put_nowait(False)  # ends the requests of the attempt
             if not self._cancelled:
                 self._chunks.extend(chunks)
             self._notify()
+
+    def _end_stream_of(self, error: ClientError) -> None:
+        """Ends the requests of an attempt that the server has answered with an error. The server
+        then ends the stream.
+        """
+        self._broken, self._hangs_up_at = error, time.monotonic() + _ERROR_GRACE_S
+        self._call.interrupt()
+        self._outbox.put_nowait(False)
+        self._notify()
 
     @contextmanager
     def _attempting(self) -> Iterator[Any]:
@@ -267,7 +295,7 @@ class BaseUtterance(ABC):
         finally:
             with self._guard:
                 self._hang_up()
-                self._rpc = None
+                self._rpc, self._hangs_up_at = None, math.inf
                 # If the server ended the stream, gRPC waits for further requests all the same.
                 self._outbox.put_nowait(False)
         with self._guard:

@@ -22,7 +22,12 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     Attributes:
         metadata: headers of the streams.
+        half_closed: streams whose client has ended its requests.
+        ends_streams: whether the server ends these streams. Otherwise their clients have to cancel.
     """
+
+    half_closed = 0
+    ends_streams = True
 
     def __init__(self, answer: Answer) -> None:
         self.metadata: dict[str, str] = {}
@@ -41,6 +46,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             yield from answers
             if not answers:  # no answer, and no end of the stream
                 gone.wait()
+        if not gone.is_set():
+            self.half_closed += 1
+        if not self.ends_streams:
+            gone.wait()
 
 
 def response(
