@@ -98,10 +98,6 @@ class PythonFront:
         self._endings: list[SimpleQueue[Callable[[], None] | None]] = [
             SimpleQueue() for _ in range(_FINISHERS)
         ]
-        # Requests that this front refuses. `_watch` sends the errors, at the earliest one round
-        # later: Triton keeps the connection of a client that leaves at its error while its request
-        # is not released yet, and the stub releases it some time after `execute` has returned.
-        self._refused: SimpleQueue[tuple[int, _Failure]] = SimpleQueue()
         self._is_open = True
         deadline = time.monotonic() + _START_S
         while (engine := _connected(self._path)) is None:
@@ -137,7 +133,7 @@ class PythonFront:
             except Exception as error:  # else the reply would stay open
                 failure = _Failure("INTERNAL", f"request: {type(error).__name__}: {error}")
             if failure is not None:
-                self._refused.put((slot, failure))
+                self._fail(slot, failure)
 
     def close(self) -> None:
         """Disconnects from the engine. Open requests get an error."""
@@ -204,8 +200,7 @@ class PythonFront:
             self._end(key, partial(reply.fail_with, *failure))
 
     def _watch(self) -> None:
-        """Sends the errors of refused requests, and tells the engine of clients that have cancelled
-        or vanished.
+        """Tells the engine of clients that have cancelled or vanished.
 
         Only the oldest open reply of an utterance is checked, because all of them have the same
         client.
@@ -213,10 +208,7 @@ class PythonFront:
         reported: set[int] = set()
         pause_s = _CANCEL_POLL_S
         while self._is_open:
-            refused = self._refused.qsize()
             time.sleep(pause_s)
-            for _ in range(refused):
-                self._fail(*self._refused.get())
             replies, engine = dict(self._replies), self._engine
             reported &= replies.keys()
             oldest: dict[int | str, int] = {}

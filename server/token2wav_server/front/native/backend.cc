@@ -127,8 +127,7 @@ uint64_t now_ns() {
 }
 
 // Copies and releases a request, and then forwards or refuses it. After the release, Triton may free
-// its memory. The release comes before the answer: Triton keeps the connection of a client that
-// leaves at its answer while its request is not released yet.
+// its memory.
 void forward(Front& front, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) {
     Reply reply(request);
     Outgoing copied;
