@@ -51,10 +51,17 @@ _THREADS = 256  # two for each gRPC stream
 
 
 class _Ends(Observer):
-    """Counts utterances that are over, by reason."""
+    """Counts utterances that are open, and those that are over by reason."""
 
     def __init__(self) -> None:
+        self.open = 0
         self.reasons: Counter[str] = Counter()
+
+    def admitted(self, open_utterances: int) -> None:
+        self.open = open_utterances
+
+    def changed(self, open_utterances: int) -> None:
+        self.open = open_utterances
 
     def ended(self, utterance: Utterance, reason: str) -> None:
         self.reasons[reason] += 1
@@ -107,7 +114,8 @@ class DoorServer:
         return self._ends.reasons.copy()
 
     def wait_until_empty(self) -> None:
-        until(lambda: not self.model.pipeline.open_streams)
+        """Waits until no stream is open, and `ended` counts all that were."""
+        until(lambda: not self.model.pipeline.open_streams and not self._ends.open)
 
 
 class _Calls(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]

@@ -63,7 +63,7 @@ def said(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def speaker() -> LanguageModel:
-    return LanguageModel(said)
+    return LanguageModel(said, holds_after=1000)  # so that no cancel is too late
 
 
 @pytest.fixture(scope="module")

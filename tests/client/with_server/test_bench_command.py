@@ -27,6 +27,7 @@ def test_rows_of_streams(
     report = json.loads(out.read_text())
     assert [row["streams"] for row in report["rows"]] == [1, 3]
     assert [row["complete"] for row in report["rows"]] == [2, 6]
+    rig.wait_until_empty()
     assert rig.ended()["finished"] - before >= 2 + 6 + 2  # the first two are not counted
     for row in report["rows"]:
         assert (row["cut"], row["failed"], row["errors"]) == (0, 0, [])

@@ -153,6 +153,7 @@ def test_a_limit_of_the_server_stops_the_tokens(
     whole = model.synthesize(np.append(TOKENS[:60], np.repeat(TOKENS[59], 7)), demo_voice(30))
     assert audio.shape == whole.shape
     assert np.abs(audio - whole).max() <= SAME_AUDIO
+    rig.wait_until_empty()
     assert rig.ended() - before == {"repeats": 1}
 
 
