@@ -2,7 +2,7 @@
 make.
 
 The door, the requests and the replies are real, and so is gRPC. Triton, its fronts, the process of
-the engine and the launcher are not here: those need `testkit/rigs/server_rig.py`.
+the engine and the launcher are not here: `testkit/rigs/server_rig.py` has them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _THREADS = 256  # two for each gRPC stream
 
 
 class _Ends(Observer):
-    """Counts utterances that are open, and those that are over by reason."""
+    """Counts open utterances, and ended utterances by reason."""
 
     def __init__(self) -> None:
         self.open = 0

@@ -22,8 +22,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     Attributes:
         metadata: headers of the streams.
-        half_closed: streams whose client has ended its requests.
-        ends_streams: whether the server ends these streams. Otherwise their clients have to cancel.
+        half_closed: number of streams with an end of the requests, and without a cancel.
+        ends_streams: whether the server ends a stream after the end of its requests. Otherwise the
+            client has to cancel.
     """
 
     half_closed = 0

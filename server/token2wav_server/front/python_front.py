@@ -68,7 +68,7 @@ _STOPPING = _Failure("UNAVAILABLE", "server: it is shutting down; try another on
 
 
 class PythonFront:
-    """Front of the engine whose socket the environment names.
+    """Front of the engine. An environment variable names the socket of the engine.
 
     Args:
         instance: name of the model's instance, as Triton gives it: token2wav_0_0 for the first one.
@@ -140,11 +140,11 @@ class PythonFront:
         self._is_open = False
         if (engine := self._engine) is not None:
             engine.connection.close()
-        reader, *others = self._threads
+        reader, watcher, *finishers = self._threads
         reader.join()
         for calls in self._endings:
             calls.put(None)
-        for thread in others:
+        for thread in (watcher, *finishers):
             thread.join()
 
     def _read(self) -> None:
@@ -194,7 +194,7 @@ class PythonFront:
         self._endings[hash(key) % _FINISHERS].put(ending)
 
     def _fail(self, slot: int, failure: _Failure) -> None:
-        # Several threads may try this, but `pop` gives the reply to one of them.
+        # Several threads may fail one reply, but `pop` gives it to a single thread.
         if (open_reply := self._replies.pop(slot, None)) is not None:
             reply, key = open_reply
             self._end(key, partial(reply.fail_with, *failure))
@@ -202,8 +202,8 @@ class PythonFront:
     def _watch(self) -> None:
         """Tells the engine of clients that have cancelled or vanished.
 
-        Only the oldest open reply of an utterance is checked, because all of them have the same
-        client.
+        Only the oldest open reply of an utterance is checked, because all replies of an utterance
+        have the same client.
         """
         reported: set[int] = set()
         pause_s = _CANCEL_POLL_S
