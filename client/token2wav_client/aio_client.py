@@ -244,7 +244,8 @@ async def send_all(utterance: AsyncUtterance, token_batches: TokenBatches) -> No
                 await asyncio.sleep(0)
         utterance.finish()
     except asyncio.CancelledError:
-        utterance.cancel()
+        if not utterance.complete:  # else it ends gracefully, see `AsyncUtterance.close`
+            utterance.cancel()
         raise
     except BaseException as error:  # any error must be raised in the task that iterates
         utterance.fail(error)

@@ -14,6 +14,9 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype
 
+# Time in which a client that ends its requests and cancels does both.
+_CANCEL_SECONDS = 0.1
+
 Answer = Callable[[Any, npt.NDArray[Any]], Iterator[Any]]  # from the request and its true audio
 
 
@@ -47,7 +50,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             yield from answers
             if not answers:  # no answer, and no end of the stream
                 gone.wait()
-        if not gone.is_set():
+        if not gone.wait(_CANCEL_SECONDS):
             self.half_closed += 1
         if not self.ends_streams:
             gone.wait()
