@@ -36,6 +36,7 @@ from token2wav import (
 )
 from token2wav.errors import ExpiredError, IdleError
 from token2wav.serving.observer import Observer
+from token2wav.serving.utterance import Utterance
 
 
 def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice) -> None:
@@ -202,6 +203,26 @@ def test_the_place_of_an_utterance_is_free_before_its_final_chunk_is_sent(
     workers = make(streams=1)
     speak(workers, voice, SECOND, Hasty()).succeeded()
     assert held == [0], "the cache may have no room for the next utterance"
+
+
+def test_a_client_that_leaves_at_its_final_chunk_has_not_cancelled(
+    make: Make, voice: Voice
+) -> None:
+    reasons: list[str] = []
+
+    class Onlooker(Observer):
+        def ended(self, utterance: Utterance, reason: str) -> None:
+            reasons.append(reason)
+
+    class Hasty(RecordingReply):
+        def send(self, chunk: AudioChunk) -> None:
+            super().send(chunk)
+            self.cancelled = chunk.final
+            workers.utterances.drop_abandoned()
+
+    workers = make(observer=Onlooker())
+    speak(workers, voice, SECOND, Hasty()).succeeded()
+    assert reasons == ["finished"]
 
 
 def test_close_ends_open_streams_and_refuses_new_ones(

@@ -291,6 +291,7 @@ class UtterancePool:
                     + utterance.kept_open,
                 )
                 for utterance in self.scheduler.utterances
+                if not utterance.leaves  # its client may leave with the final chunk
             ]
         vanished = [
             (utterance, None) for utterance, replies in waiting if any(map(_is_cancelled, replies))
