@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype
 
-# Time in which a client that ends its requests and cancels does both.
+# A client that also cancels does so within this time after the end of its requests.
 _CANCEL_SECONDS = 0.1
 
 Answer = Callable[[Any, npt.NDArray[Any]], Iterator[Any]]  # from the request and its true audio

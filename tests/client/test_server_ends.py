@@ -18,29 +18,41 @@ from token2wav_client import AsyncClient, Client, ServerError, aio_client, clien
 SENTENCE = "voice: unknown"
 TOKENS = [1, 2, 3]
 
-
-def by_threads(url: str) -> None:
-    with Client(url) as client, client.open() as opened:
-        opened.push(TOKENS)  # and the utterance stays open
-        list(opened)
+Speak = Callable[[str], list[str | None]]
 
 
-def by_tasks(url: str) -> None:
-    async def run() -> None:
-        async with AsyncClient(url) as client, await client.open() as opened:
-            opened.push(TOKENS)
-            [chunk async for chunk in opened]
+def by_threads(url: str) -> list[str | None]:
+    """Synthesizes tokens that never end. Returns the `end_reason` of each chunk."""
+    left = threading.Event()
 
-    asyncio.run(run())
+    def tokens() -> Iterator[list[int]]:
+        yield TOKENS
+        left.wait()
+
+    try:
+        with Client(url) as speaker:
+            return [chunk.end_reason for chunk in speaker.synthesize(tokens())]
+    finally:
+        left.set()
+
+
+def by_tasks(url: str) -> list[str | None]:
+    async def tokens() -> AsyncIterator[list[int]]:
+        yield TOKENS
+        await asyncio.Event().wait()
+
+    async def run() -> list[str | None]:
+        async with AsyncClient(url) as speaker:
+            return [chunk.end_reason async for chunk in speaker.synthesize(tokens())]
+
+    return asyncio.run(run())
 
 
 both = pytest.mark.parametrize("speak", [by_threads, by_tasks])
 
 
 @both
-def test_a_refused_client_ends_its_requests(
-    speak: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_client_ends_its_requests(speak: Speak, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utterance, "_ERROR_GRACE_S", PATIENCE_SECONDS)
     with fake_triton(refused(SENTENCE)) as (url, server):
         with pytest.raises(ServerError, match=SENTENCE):
@@ -49,7 +61,7 @@ def test_a_refused_client_ends_its_requests(
 
 
 @both
-def test_a_stream_that_goes_on_after_its_error_is_cancelled(speak: Callable[[str], None]) -> None:
+def test_a_stream_that_goes_on_after_its_error_is_cancelled(speak: Speak) -> None:
     with fake_triton(refused(SENTENCE)) as (url, server):
         server.ends_streams = False
         with pytest.raises(ServerError, match=SENTENCE):
@@ -63,37 +75,12 @@ def at_its_limit(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
     yield response(request.id, outputs, last=True)
 
 
-def endless_by_threads(url: str) -> None:
-    left = threading.Event()
-
-    def tokens() -> Iterator[list[int]]:
-        yield TOKENS
-        left.wait()
-
-    with Client(url) as speaker:
-        assert [chunk.end_reason for chunk in speaker.synthesize(tokens())] == ["repeats"]
-        left.set()
-
-
-def endless_by_tasks(url: str) -> None:
-    async def tokens() -> AsyncIterator[list[int]]:
-        yield TOKENS
-        await asyncio.Event().wait()
-
-    async def run() -> None:
-        async with AsyncClient(url) as speaker:
-            chunks = speaker.synthesize(tokens())
-            assert [chunk.end_reason async for chunk in chunks] == ["repeats"]
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("speak", [endless_by_threads, endless_by_tasks])
+@both
 def test_a_client_at_a_limit_ends_its_requests(
-    speak: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    speak: Speak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (client, aio_client):
         monkeypatch.setattr(module, "CLOSE_GRACE_S", PATIENCE_SECONDS)
     with fake_triton(at_its_limit) as (url, server):
-        speak(url)
+        assert speak(url) == ["repeats"]
         assert server.half_closed == 1
