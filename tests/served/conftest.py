@@ -23,7 +23,7 @@ __all__ = ["_gateway_is_idle", "gateway", "speaker"]
 
 RESPONSE_SECONDS = 120.0
 IDLE_SECONDS = 5  # of the server with small limits
-STEPS = (10, 3)  # ODE steps that a request may choose
+STEPS = (10, 1)  # ODE steps that a request may choose
 FIRST, LOOKAHEAD = StreamConfig().first_tokens, StreamConfig().provisional_lookahead_tokens
 ANNA = "anna"  # voice that the server knows by name
 
@@ -91,7 +91,8 @@ def rig(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """A real tritonserver with both models, small limits, and streams that speak early."""
     settings = (
-        f"stream: {{first_tokens: {FIRST}, provisional_lookahead_tokens: {LOOKAHEAD}}}\n"
+        f"stream: {{first_tokens: {FIRST}, provisional_lookahead_tokens: {LOOKAHEAD}, "
+        f"steps: {list(STEPS)}}}\n"
         f"limits: {{streams: 2, stream_tokens: 200, idle_seconds: {IDLE_SECONDS}}}"
     )
     with Rig.start(TINY, tmp_path_factory.mktemp("limited"), settings, models=BOTH_MODELS) as rig:
