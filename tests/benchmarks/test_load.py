@@ -14,7 +14,7 @@ from benchmarks.load.clients import Load
 from benchmarks.load.figures import highest_rate, next_rate, row
 from benchmarks.load.listener import Heard
 from benchmarks.load.subject import LABELS, model_folder
-from testkit.models.codec_models import Codec
+from testkit.models.codec_row import Codec
 from testkit.models.published_codecs import SIXTEENTH
 from token2wav.families.dac import DacConfig
 from token2wav.published.registry import read_config

@@ -21,6 +21,7 @@ from testkit.models.folders import golden_of, write_folder
 from testkit.tables import table
 from testkit.utterances import Audio, chunks_of, joined, off, portions
 from testkit.window_memory import kept_bytes
+from tests.families.tolerances import PARITY
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import family_for
 from token2wav.execution.captured_sizes import CAPTURED_WINDOWS
@@ -29,7 +30,6 @@ from token2wav.published.registry import read_config
 from token2wav.stages.windows import WindowStage
 from token2wav.voice import voice_for
 
-PARITY = 2e-5  # of the spread of the audio, as in `test_codec_contract.py`
 CPU = RuntimeConfig(device="cpu")
 NAMES = [name for name, codec in CODECS.items() if codec.windows]
 COUNTS = (71, 40, 9, 1, 50)
