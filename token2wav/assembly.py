@@ -452,7 +452,7 @@ class Assembly:
         if self.pool is None or not isinstance(vocoder, HiFT) or not gpu_runs_kernels(device):
             return None
         # Triton-language kernels
-        from token2wav.kernels.channels_last import HiFTPlan
+        from token2wav.kernels.hift_plan import HiFTPlan
         from token2wav.kernels.rounding import precision_beside
         from token2wav.stages.kernel_pieces import kernel_pieces
 

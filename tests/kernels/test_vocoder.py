@@ -21,8 +21,8 @@ from testkit.tiles import tiles_of, use_tile
 from token2wav.execution.buckets import PaddedSize
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.families.chatterbox.fade import FadedHiFT
-from token2wav.kernels.channels_last import HiFTPlan
 from token2wav.kernels.convolution import Convolution
+from token2wav.kernels.hift_plan import HiFTPlan
 from token2wav.kernels.rounding import Precision, rounded_weights, tf32
 from token2wav.kernels.signals import FAR, PieceTensors, Signal, SignalLayout
 from token2wav.kernels.tiles import Tile

@@ -22,7 +22,7 @@ from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage, likely_pieces
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
-from token2wav.kernels.channels_last import HiFTPlan
+from token2wav.kernels.hift_plan import HiFTPlan
 from token2wav.kernels.rounding import Precision
 from token2wav.stages.kernel_pieces import kernel_pieces
 

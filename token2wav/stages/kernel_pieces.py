@@ -15,7 +15,7 @@ from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
 from token2wav.execution.buckets import BucketRunner, PaddedSize
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.staging import copy_to
-from token2wav.kernels.channels_last import HiFTPlan
+from token2wav.kernels.hift_plan import HiFTPlan
 from token2wav.kernels.signals import COLUMNS, FAR, PieceTensors
 from token2wav.networks.noise import NoiseTable
 from token2wav.stages.waveform import KernelPieces, PieceInput
