@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from testkit.patience import PATIENCE_SECONDS
+from testkit.patience import PATIENCE_SECONDS, until
 from token2wav_server.launcher.reaper import children as children
 
 _Program = TypeVar("_Program", bound="Program")
@@ -76,9 +77,27 @@ class Program:
         self._lines.put(None)
 
 
-def stat_fields(process: int) -> list[str]:
-    """Returns the fields of /proc/PID/stat after the name, which is in parentheses."""
+def stat_fields(process: int | str) -> list[str]:
+    """Returns the fields of /proc/PID/stat after the name, which is in parentheses. A thread is
+    named PID/task/TID.
+    """
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+
+
+def suspend(process: int) -> None:
+    """Stops a process until SIGCONT, and returns once all its threads have stopped. Before that, it
+    handles other signals.
+    """
+    os.kill(process, signal.SIGSTOP)
+
+    def all_stopped() -> bool:
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread has just ended
+            threads = Path(f"/proc/{process}/task").iterdir()
+            states = {stat_fields(f"{process}/task/{thread.name}")[0] for thread in threads}
+            return states <= {"T", "Z"}
+        return False
+
+    until(all_stopped)
 
 
 def program(process: int) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.metrics import scrape
-from testkit.rigs.processes import Program, children, program
+from testkit.rigs.processes import Program, children, program, suspend
 from testkit.rigs.settings import FRONT
 from testkit.rigs.traces import Traces
 from token2wav_client import Client, ClientError, ClientVoice
@@ -119,7 +119,7 @@ class Serving(Program):
         traces = self.traces
         processes = [self.process.pid, *traces.processes]
         for process in processes:
-            os.kill(process, signal.SIGSTOP)  # so that none reacts to a death
+            suspend(process)  # so that none reacts to a death
         for process in processes:
             os.kill(process, signal.SIGKILL)
         self.process.wait(PATIENCE_SECONDS)

@@ -16,7 +16,7 @@ import pytest
 import soundfile
 
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.processes import children, command_line, descendants
+from testkit.rigs.processes import children, command_line, descendants, suspend
 from token2wav_server import Ports, demo, up
 
 UP = [str(Path(sys.executable).with_name("token2wav")), "up"]
@@ -91,7 +91,7 @@ def test_ctrl_c_ends_all_parts_and_a_second_one_kills_a_part_that_hangs(tmp_path
             assert running.poll() is None
         processes = descendants(running.pid)
         gateway = _gateway(processes)
-        os.kill(gateway, signal.SIGSTOP)
+        suspend(gateway)
         running.send_signal(signal.SIGINT)
         until(lambda: signal.SIGTERM in _pending(gateway))
         running.send_signal(signal.SIGINT)

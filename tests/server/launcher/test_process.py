@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.processes import suspend
 from testkit.rigs.traces import Traces
 from token2wav_server import PortInUseError, Ports, ServerError, ServerStartError, TritonServer
 from token2wav_server.launcher import reaper
@@ -174,7 +175,7 @@ def test_stop_at_once(repository: Path, tmp_path: Path, monkeypatch: pytest.Monk
     with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
         traces = Traces.of(server.pid)
         for process in traces.processes[1:]:
-            os.kill(process, signal.SIGSTOP)
+            suspend(process)
         began = time.monotonic()
         server.stop(at_once=True)
         assert time.monotonic() - began < PATIENCE_SECONDS
@@ -201,7 +202,7 @@ def test_reaper_that_is_killed(repository: Path, tmp_path: Path) -> None:
     with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
         traces = Traces.of(server.pid)
         # a model process that hangs does not notice its server's end
-        os.kill(traces.processes[2], signal.SIGSTOP)
+        suspend(traces.processes[2])
         os.kill(traces.processes[0], signal.SIGKILL)
         assert server.wait(PATIENCE_SECONDS) == -signal.SIGKILL
         assert (
