@@ -1,4 +1,4 @@
-"""Row of the table of codecs: what the authors call the files and the weights of one format."""
+"""Row of the table of codecs: the files of one published format, and the names of its weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Base of the flow networks of several families."""
+"""Bases of the flow networks of several families."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -22,21 +23,11 @@ EstimatorT = TypeVar("EstimatorT", bound=Estimator)
 class FlowNetwork(nn.Module, Generic[EstimatorT]):
     """Base of the flows of CosyVoice2, CosyVoice3 and their relatives. They project speaker
     embeddings in the same way, and their parameters of the estimator have names below `decoder.`.
-
-    Attributes:
-        key_value_specs, lookahead, lookbehind, token_shape, mel_bands, token_mel_ratio,
-            attention_heads: sizes of the encoder, see `Encoder`.
     """
 
     spk_embed_affine_layer: nn.Linear
     decoder: nn.ModuleDict
-    key_value_specs: tuple[KeyValueSpec, ...] = ()
-    lookahead: int
-    lookbehind: int
     mel_bands: int
-    token_mel_ratio: int
-    token_shape: tuple[int, ...] = ()
-    attention_heads: tuple[int, int] = (0, 0)
 
     @property
     def estimator(self) -> EstimatorT:
@@ -49,6 +40,22 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
         """Projects a speaker embedding (..., spk_embed_dim) to a speaker vector (..., bands)."""
         return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
+
+
+class ChunkedFlow(FlowNetwork[EstimatorT], ABC):
+    """Base of the flows with an encoder of chunks, see `Encoder`.
+
+    Attributes:
+        key_value_specs, lookahead, lookbehind, token_shape, token_mel_ratio, attention_heads: sizes
+            of the encoder, see `Encoder`.
+    """
+
+    key_value_specs: tuple[KeyValueSpec, ...] = ()
+    lookahead: int
+    lookbehind: int
+    token_mel_ratio: int
+    token_shape: tuple[int, ...] = ()
+    attention_heads: tuple[int, int] = (0, 0)
 
     def encode(
         self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
@@ -67,11 +74,9 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
             ]
         return [self._encoded(chunk, step) for chunk, step in zip(batch, steps, strict=True)]
 
+    @abstractmethod
     def _encoded(self, encoder_input: EncoderInput, step: StreamStep) -> torch.Tensor:
-        """Computes mu (bands, frames) of one chunk. A flow in windows has no such method of its
-        own.
-        """
-        raise NotImplementedError
+        """Computes mu (bands, frames) of one chunk."""
 
     def with_lookahead(self, chunk: TokenChunk, grid: BlockGrid) -> NDArray[np.int32]:
         """Returns the tokens of a chunk and its look-ahead; see `Encoder`."""

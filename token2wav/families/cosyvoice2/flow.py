@@ -13,7 +13,7 @@ from torch import nn
 
 from token2wav.execution.staging import to_device
 from token2wav.families.cosyvoice2 import FlowConfig
-from token2wav.families.flow_network import EstimatorT, FlowNetwork
+from token2wav.families.flow_network import ChunkedFlow, EstimatorT
 from token2wav.layers.lookahead import embed_tokens
 from token2wav.layers.streaming import StreamStep
 from token2wav.networks.conformer import Conformer, ConformerAttention, SequenceAttention
@@ -22,7 +22,7 @@ from token2wav.published.sizes import UNetConfig
 from token2wav.stages.stage import EncoderInput
 
 
-class Flow(FlowNetwork[EstimatorT]):
+class Flow(ChunkedFlow[EstimatorT]):
     """Flow with a token embedding, a conformer encoder, a speaker projection and an estimator. Its
     public class is CausalMaskedDiffWithXvec.
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from token2wav.execution.staging import to_device
 from token2wav.families.cosyvoice3 import FlowConfig
-from token2wav.families.flow_network import FlowNetwork
+from token2wav.families.flow_network import ChunkedFlow
 from token2wav.layers.lookahead import PreLookahead, embed_tokens
 from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.conformer import ConformerAttention
@@ -15,7 +15,7 @@ from token2wav.networks.dit import DiT
 from token2wav.stages.stage import EncoderInput
 
 
-class Flow(FlowNetwork[DiT]):
+class Flow(ChunkedFlow[DiT]):
     """Flow with a token embedding, a look-ahead layer, a speaker projection and an estimator. Its
     public class is CausalMaskedDiffWithDiT.
 
