@@ -1,8 +1,9 @@
-"""Tables of all codecs and of their other formats: the published files, with random weights.
-`tests/families/test_codec_contract.py` tests each row.
+"""Tables of all codecs and of their other formats: the published files, with random weights. In
+`tests/families`, `test_codec_contract.py` tests each codec, and `test_codec_formats.py` each
+further format.
 
-A new codec needs one row here, and golden data of its public code in `tests/data/families/NAME`
-(`family_golden.py` describes them). The golden data say what the codec takes: latents or codes, and
+A new codec needs one row here, and golden data of its public code in `tests/data/families/NAME`,
+see `family_golden.py`. The golden data define the tokens of the codec: latents or codes, and
 whether a stream may have fewer codebooks.
 """
 

@@ -29,7 +29,7 @@ class Codec:
         names: names of the weights. They select the random values.
         document: content of the configuration file for the sizes of golden data.
         file, weights: files of the configuration and of the weights.
-        others: further files of JSON.
+        further_files: contents of further JSON files by file name.
         fill: draws the values of the weights.
         renamed: rules for the names of the weights after their values are drawn.
         beside: tensors beside the weights of the network, by its sizes. Most are of other parts of
@@ -38,8 +38,8 @@ class Codec:
         shards: number of files of weights.
         packed: packs all files into an archive.
         golden: name of the golden data; empty if it is the name of the row.
-        windows: whether the decoder is not causal. Its whole utterances are tested as those of any
-            codec, and its windows in `test_window_contract.py`.
+        windows: whether the decoder is not causal. `test_window_contract.py` tests its windows, and
+            `test_codec_contract.py` its whole utterances.
         sizes: sizes of the golden data.
     """
 
@@ -47,7 +47,7 @@ class Codec:
     document: Callable[[Document], Document] = dict
     file: str = "config.json"
     weights: str = "model.safetensors"
-    others: Mapping[str, Document] = field(default_factory=dict)
+    further_files: Mapping[str, Document] = field(default_factory=dict)
     fill: Callable[[Weights], Weights] = fill_state
     renamed: Rules = ()
     beside: Callable[[Any], Weights] = lambda sizes: {}
@@ -79,7 +79,7 @@ class Codec:
 
     def write_document(self, folder: Path, sizes: Document) -> Path:
         """Writes a model folder without weights, and returns the folder."""
-        for name, document in {self.file: self.document(sizes), **self.others}.items():
+        for name, document in {self.file: self.document(sizes), **self.further_files}.items():
             dump = yaml.safe_dump if name.endswith(".yaml") else json.dumps
             (folder / name).write_text(dump(document))
         (folder / self.weights).touch()
@@ -104,14 +104,16 @@ class Descript(Codec):
         return folder
 
 
-def pointwise(shape: tuple[int, ...], _: Any) -> tuple[int, ...]:
-    """Shape of a product that is published as a convolution with a kernel of one."""
+def pointwise(shape: tuple[int, ...], sizes: Any) -> tuple[int, ...]:
+    """Returns the shape of a product that is published as a convolution with a kernel of one."""
     return (*shape, 1)
 
 
-def slopes(shape: tuple[int, ...], _: Any) -> tuple[int, ...]:
+def slopes(shape: tuple[int, ...], sizes: Any) -> tuple[int, ...]:
+    """Returns the published shape of the slopes of an activation."""
     return (1, *shape, 1)
 
 
 def unread(*names: str) -> Callable[[Any], Weights]:
+    """Returns a value for `Codec.beside`: tensors that no reader reads."""
     return lambda sizes: {name: torch.ones(3) for name in names}

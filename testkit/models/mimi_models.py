@@ -72,7 +72,7 @@ MOSHI = Codec(
     ),
     file="mimi_config.json",
     weights=MOSHI_WEIGHTS,
-    others={
+    further_files={
         "config.json": {
             "model_type": "moshi",
             "mimi_name": MOSHI_WEIGHTS,
@@ -133,7 +133,7 @@ def _named_in_a_unit(match: re.Match[str]) -> str:
     return f"{match[1]}.{('act1', 'conv1', 'act2', 'conv2')[int(match[2])]}"
 
 
-def _qwen3(prefix: str, document: Callable[[Document], Document], other: str) -> Codec:
+def _qwen3(prefix: str, document: Callable[[Document], Document], unread_name: str) -> Codec:
     return Codec(
         Naming(
             (
@@ -149,7 +149,7 @@ def _qwen3(prefix: str, document: Callable[[Document], Document], other: str) ->
         document,
         fill=fill_qwen3,
         renamed=(("^", prefix),),
-        beside=unread(other),
+        beside=unread(unread_name),
     )
 
 

@@ -85,8 +85,8 @@ def stat_fields(process: int | str) -> list[str]:
 
 
 def suspend(process: int) -> None:
-    """Stops a process until SIGCONT, and returns once all its threads have stopped. Before that, it
-    handles other signals.
+    """Stops a process until SIGCONT, and returns once all its threads have stopped. A process that
+    has not stopped yet handles signals that were sent after SIGSTOP.
     """
     os.kill(process, signal.SIGSTOP)
 
