@@ -21,7 +21,7 @@ class Traces:
     Attributes:
         processes: ids of the reaper, of tritonserver, of its stubs and all their children, and of
             the engine. The native front has no stub.
-        engine: id of the process with the model; 0 if the server has none.
+        engines: id of the process with the model; empty if the server has none at the moment.
         shm_prefix: prefix of the names of the server's segments in /dev/shm.
         folders: temporary folder of the server, and folders of Python backends unless another
             server may have made them.
@@ -30,7 +30,18 @@ class Traces:
     processes: tuple[int, ...]
     shm_prefix: str
     folders: tuple[Path, ...]
-    engine: int
+    engines: tuple[int, ...]
+
+    @property
+    def engine(self) -> int:
+        """Returns the id of the process with the model.
+
+        Raises:
+            ProcessLookupError: the server had none.
+        """
+        if not self.engines:
+            raise ProcessLookupError("the server has no engine at the moment")
+        return self.engines[0]
 
     @classmethod
     def of(cls, server: int) -> Traces:
@@ -40,16 +51,16 @@ class Traces:
         backends = [] if reaper.running_servers() - {server} else Path("/tmp").glob("python_env_*")
         reaper_process = parent(server)
         # The engine is the other child of the launcher that knows the private folder.
-        engines = [
+        engines = tuple(
             child
             for child in children(parent(reaper_process))
             if child != reaper_process and bytes(folder) in environment(child)
-        ]
+        )
         return cls(
             processes=(reaper_process, server, *descendants(server), *engines),
             shm_prefix=_only(r"shm-region-prefix-name=(.+)", command),
             folders=(folder, *backends),
-            engine=engines[0] if engines else 0,
+            engines=engines,
         )
 
     def remaining(self) -> list[str]:
