@@ -127,7 +127,9 @@ class PythonFront:
             self._replies[slot] = TritonReply(request), request.correlation_id() or -slot
             engine = self._engine
             try:
-                failure = _STARTING if engine is None else engine.forward(slot, request)
+                failure = (
+                    _without_engine(request) if engine is None else engine.forward(slot, request)
+                )
             except InputError as error:
                 failure = _Failure("INVALID_ARG", str(error))
             except Exception as error:  # else the reply would stay open
@@ -263,6 +265,12 @@ class _Engine:
         counted = sequence_id and not request.flags() & _START
         connection.send(frame, sequence_id if counted else None)
         return None
+
+
+def _without_engine(request: Any) -> _Failure:
+    # A further request of a sequence is for an utterance of the engine that has ended.
+    further = request.correlation_id() and not request.flags() & _START
+    return _ENDED if further else _STARTING
 
 
 def _run(calls: SimpleQueue[Callable[[], None] | None]) -> None:

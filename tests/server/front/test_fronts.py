@@ -217,6 +217,10 @@ def test_the_end_of_the_engine_and_a_new_one(
         engine.request()
     engine.stop()
     assert [client.error() for _ in range(10)] == [ENDED] * 10
+    client.send(TOKENS, sequence=9)  # before the client has read the error
+    assert client.error() == ENDED
+    client.send(TOKENS, sequence=9, start=True)
+    assert client.error() == STARTING
     client.send(TOKENS)
     assert client.error() == STARTING
     assert server.ready, "tritonserver goes on"

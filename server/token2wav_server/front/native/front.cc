@@ -135,7 +135,12 @@ void Front::wait_until_ready(std::chrono::seconds patience) {
 void Front::submit(const Outgoing& request, Reply& reply) {
     const std::string& key = request.sequence_key;
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!ready_) throw Refusal(TRITONSERVER_ERROR_UNAVAILABLE, ENGINE_STARTING);
+    if (!ready_) {
+        // A further request of a sequence is for an utterance of the engine that has ended. It may
+        // come before `fail_all`.
+        bool further = !key.empty() && !request.starts_sequence;
+        throw Refusal(TRITONSERVER_ERROR_UNAVAILABLE, further ? ENGINE_ENDED : ENGINE_STARTING);
+    }
     if (backlog_.total() > MOST_UNSENT || backlog_.of_sequence(key) > MOST_UNSENT_OF_SEQUENCE) {
         throw Refusal(TRITONSERVER_ERROR_UNAVAILABLE, ENGINE_SLOW);
     }
