@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates .venv with the project and all dependencies, with Python 3.10 to 3.12. Does nothing if .venv is up to date.
+# Creates .venv with the project and all dependencies, with Python 3.10 to 3.13. Does nothing if .venv is up to date.
 # PYTHON=... selects the interpreter. The default is the interpreter of the existing .venv, else python3.
 set -euo pipefail
 
@@ -35,7 +35,12 @@ main() {
     say "installing the project and its tools (packages of 700 MB)"
     pip --constraint constraints.txt --editable ".[client,server,onnx,export,rtx,dev]" || fail_with_log
     say "installing tritonserver (150 MB)"
-    logged .venv/bin/token2wav setup --recipe || fail_with_log
+    if [[ "$version" == 3.13 ]]; then
+        say "NOTICE: the models of CosyVoice's Triton recipe are left out, because they need Python 3.10 to 3.12"
+        logged .venv/bin/token2wav setup || fail_with_log
+    else
+        logged .venv/bin/token2wav setup --recipe || fail_with_log
+    fi
     echo "$wanted" >"$STAMP"
     say "done: .venv is ready"
 }
@@ -53,11 +58,11 @@ chosen_python() {
 
 supported_version() {
     local version
-    command -v "$1" >/dev/null || fail "$1 not found: install Python 3.10, 3.11 or 3.12, or name one with PYTHON=..."
+    command -v "$1" >/dev/null || fail "$1 not found: install Python 3.10 to 3.13, or name one with PYTHON=..."
     version=$("$1" -c "import sys; print('%d.%d' % sys.version_info[:2])") || fail "$1 does not run"
     case "$version" in
-        3.10 | 3.11 | 3.12) echo "$version" ;;
-        *) fail "$1 is Python $version, but 3.10, 3.11 or 3.12 is needed: name one, as in PYTHON=python3.12 make setup" ;;
+        3.10 | 3.11 | 3.12 | 3.13) echo "$version" ;;
+        *) fail "$1 is Python $version, but 3.10 to 3.13 is needed: name one, as in PYTHON=python3.12 make setup" ;;
     esac
 }
 

@@ -41,7 +41,7 @@ _EXIT_CODES = (
     "  2    wrong usage\n"
     "  3    an error was found, with which a server cannot run\n"
 )
-_PYTHONS = ((3, 10), (3, 12))  # first and last version with a Python backend of Triton
+_PYTHONS = ((3, 10), (3, 13))  # first and last version with a Python backend of Triton
 # Modules of the extra `server`.
 _MODULES = (
     "aiohttp",
@@ -66,7 +66,7 @@ def python(running: tuple[int, int] = sys.version_info[:2], system: str = sys.pl
         return error(f"{system}: a server needs Linux; run it in a container")
     if not _PYTHONS[0] <= running <= _PYTHONS[1]:
         return error(
-            f"{running[0]}.{running[1]}: Triton's Python backend exists for 3.10, 3.11 and 3.12; "
+            f"{running[0]}.{running[1]}: Triton's Python backend exists for 3.10 to 3.13; "
             "make a virtual environment with one of these"
         )
     return ok(f"{platform.python_version()}, {platform.machine()}")

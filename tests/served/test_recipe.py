@@ -7,6 +7,7 @@ from __future__ import annotations
 import queue
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ def recipe(speaker: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> 
     """The recipe's models and the model `token2wav`, beside a language model server. The model for
     whole texts is a copy under the name that clients of the recipe use, as docs/recipe.md says.
     """
+    if sys.version_info >= (3, 13):
+        pytest.skip("Triton reads strings only with NumPy 1, which does not exist for Python 3.13")
     folder = tmp_path_factory.mktemp("recipe")
     repository = shutil.copytree(ROOT / "model_repository", folder / "repository")
     copy = (repository / "cosyvoice3_offline").rename(repository / "cosyvoice2")

@@ -32,6 +32,8 @@ _EXECUTABLE = Path("bin/tritonserver")
 _STUB = "triton_python_backend_stub"
 # Name of the Python library, in the list of libraries that a stub is linked with.
 _STUB_PYTHON = re.compile(rb"libpython(\d+\.\d+)\.so")
+# Name of a Python library that is in the wheel.
+_WHEEL_LIBPYTHON = re.compile(rb"libpython3-[0-9a-f]{8}\.\d+\.so\.1\.0")
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBPYTHON = f"libpython{_PYTHON}.so.1.0"
 
@@ -118,13 +120,13 @@ def _from_wheel(folder: Path) -> Triton:
     stub = root / "python_backend_stubs" / _PYTHON / _STUB
     if not stub.is_file():
         raise TritonNotFoundError(
-            f"{WHEEL} has no Python backend for Python {_PYTHON}; use Python 3.10, 3.11 or 3.12"
+            f"{WHEEL} has no Python backend for Python {_PYTHON}; use Python 3.10 to 3.13"
         )
     backend = folder / "backends" / "python"
     backend.mkdir(parents=True)
     library_folder = root / "backends" / "python"
-    for file in (library_folder / "libtriton_python.so", stub):
-        (backend / file.name).symlink_to(file)
+    (backend / "libtriton_python.so").symlink_to(library_folder / "libtriton_python.so")
+    _copy_stub(stub, backend / stub.name)
     # Stubs ignore PYTHONPATH. A model that takes strings imports this module before NumPy.
     utilities = library_folder / "triton_python_backend_utils.py"
     code = utilities.read_text()
@@ -148,6 +150,20 @@ def _from_wheel(folder: Path) -> Triton:
             "or use a Python that was built with --enable-shared"
         )
     return Triton(root / "bin" / "tritonserver", backend.parent, environment)
+
+
+def _copy_stub(stub: Path, copy: Path) -> None:
+    """Copies a stub, and links the copy with the libpython of this system.
+
+    The stub for Python 3.13 is linked with a library of the wheel, `libpython3-419a3a08.13.so.1.0`.
+    That library has modules such as `binascii` in files of their own, which Debian does not have.
+    The name of the library is replaced by a shorter one, with zero bytes up to the same length.
+    """
+    name = _LIBPYTHON.encode()
+    copy.write_bytes(
+        _WHEEL_LIBPYTHON.sub(lambda match: name.ljust(len(match[0]), b"\0"), stub.read_bytes())
+    )
+    copy.chmod(0o755)
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,6 +45,20 @@ def test_wheel(tmp_path: Path) -> None:
     ]
     assert triton.environment["PATH"].startswith(str(Path(sys.executable).parent))
     assert "nvidia_pytriton.libs" in triton.environment["LD_LIBRARY_PATH"]
+
+
+def test_every_stub_loads_the_libpython_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binaries, "_PYTHON", "3.13")  # linked with a library of the wheel
+    triton = find_tritonserver(tmp_path)
+    stub = triton.backends / "python" / "triton_python_backend_stub"
+    libraries = subprocess.run(
+        ["/usr/bin/ldd", stub], env=triton.environment, capture_output=True, text=True, check=True
+    ).stdout
+    python_version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert re.findall(r"(libpython\S+) => .*/", libraries) == [f"libpython{python_version}.so.1.0"]
+    assert os.access(stub, os.X_OK)
 
 
 @pytest.mark.parametrize("way", ["variable", "PATH", "image"])
@@ -91,7 +107,7 @@ def test_installation_for_another_python(
     """The launcher accepts only a stub of the wheel that was made for this Python version."""
     monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(installation))
     python_version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    for version in ("3.10", "3.11", "3.12"):
+    for version in ("3.10", "3.11", "3.12", "3.13"):
         stubs = binaries.WHEEL_FOLDER / "pytriton" / "tritonserver" / "python_backend_stubs"
         stub = stubs / version / "triton_python_backend_stub"
         shutil.copy(stub, installation / STUB)
@@ -109,7 +125,7 @@ def test_installation_for_another_python(
     ("name", "value", "message"),
     [
         ("WHEEL_FOLDER", Path("/nowhere"), r"run `token2wav setup` .*, or set TOKEN2"),
-        ("_PYTHON", "3.99", r"Python 3\.99; use Python 3\.10, 3\.11 or 3\.12"),
+        ("_PYTHON", "3.99", r"Python 3\.99; use Python 3\.10 to 3\.13"),
         (
             "_LIBPYTHON",
             "libpython3.99.so.1.0",
