@@ -46,8 +46,8 @@ bench | --rounds 1.5 | '1.5' is not an integer of at least 1
 bench | --row-seconds 0 | '0' is not a number above 0
 bench | --voice a.npz --voice-id b | not allowed with argument
 voice create | "" | arguments are required: --wav, --out
-export onnx | --opset 1 | invalid choice: 1
-export onnx | --opset 23 | invalid choice: 23
+export onnx | --opset 1 | argument --opset: invalid choice
+export onnx | --opset 23 | argument --opset: invalid choice
 export onnx | --graphs other | 'other'
 export onnx | --precision int8 | 'int8'
 export tensorrt | --package other | 'other'

@@ -126,7 +126,7 @@ def _from_wheel(folder: Path) -> Triton:
     backend.mkdir(parents=True)
     library_folder = root / "backends" / "python"
     (backend / "libtriton_python.so").symlink_to(library_folder / "libtriton_python.so")
-    _copy_stub(stub, backend / stub.name)
+    copy_stub(stub, backend / stub.name)
     # Stubs ignore PYTHONPATH. A model that takes strings imports this module before NumPy.
     utilities = library_folder / "triton_python_backend_utils.py"
     code = utilities.read_text()
@@ -152,7 +152,7 @@ def _from_wheel(folder: Path) -> Triton:
     return Triton(root / "bin" / "tritonserver", backend.parent, environment)
 
 
-def _copy_stub(stub: Path, copy: Path) -> None:
+def copy_stub(stub: Path, copy: Path) -> None:
     """Copies a stub, and links the copy with the libpython of this system.
 
     The stub for Python 3.13 is linked with a library of the wheel, `libpython3-419a3a08.13.so.1.0`.
