@@ -35,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Installs what is missing, and returns the exit code: 3 if pip fails, else 0."""
     options = parser().parse_args(arguments)
     needed = [(WHEEL, WHEEL_FOLDER)]
-    if options.recipe and sys.version_info >= (3, 13):
-        print(
-            f"{PROGRAM}: error: --recipe needs Python 3.10, 3.11 or 3.12, because {_STUB_NUMPY} "
-            "exists for no later one",
-            file=sys.stderr,
-        )
-        return FAILED
     if options.recipe:
+        if sys.version_info >= (3, 13):
+            print(
+                f"{PROGRAM}: error: --recipe needs Python 3.10, 3.11 or 3.12, because "
+                f"{_STUB_NUMPY} exists for no later one",
+                file=sys.stderr,
+            )
+            return FAILED
         needed.append((_STUB_NUMPY, STUB_NUMPY_FOLDER))
     for package, folder in needed:
         if _installed(package, folder):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import platform
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,17 @@ def test_the_library_needs_little(native_library: Path) -> None:
         b"ld-linux-x86-64.so.2",
         b"ld-linux-aarch64.so.1",
     }
+
+
+def test_the_recipe_of_cosyvoice_is_refused_where_numpy_1_does_not_exist(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0, "final", 0))
+    assert setup.main(["--recipe"]) == 3
+    assert capsys.readouterr().err == (
+        "token2wav setup: error: --recipe needs Python 3.10, 3.11 or 3.12, because numpy==1.26.4 "
+        "exists for no later one\n"
+    )
 
 
 @pytest.mark.usefixtures("sources")
