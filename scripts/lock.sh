@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes constraints.txt: one version of each package that the extras need, for Python 3.10 to 3.13. `make setup` and the
+# Writes constraints.txt: one version of each package that the extras need, for Python 3.10 to 3.14. `make setup` and the
 # images install these versions. Run this script to update the packages, then run `make test`. It needs PyPI, and
 # pypi.nvidia.com for the extra `tensorrt`.
 set -euo pipefail
