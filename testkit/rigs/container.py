@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from token2wav_server.launcher.binaries import WHEEL_FOLDER, copy_stub
+from token2wav_server.launcher.binaries import WHEEL_FOLDER, place_stub
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -116,7 +116,7 @@ def ngc_installation(root: Path) -> Path:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(file)
     stub = "triton_python_backend_stub"
-    copy_stub(wheel / "python_backend_stubs" / python / stub, root / "backends" / "python" / stub)
+    place_stub(wheel / "python_backend_stubs" / python / stub, root / "backends" / "python" / stub)
     return root
 
 

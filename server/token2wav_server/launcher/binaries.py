@@ -126,7 +126,7 @@ def _from_wheel(folder: Path) -> Triton:
     backend.mkdir(parents=True)
     library_folder = root / "backends" / "python"
     (backend / "libtriton_python.so").symlink_to(library_folder / "libtriton_python.so")
-    copy_stub(stub, backend / stub.name)
+    place_stub(stub, backend / stub.name)
     # Stubs ignore PYTHONPATH. A model that takes strings imports this module before NumPy.
     utilities = library_folder / "triton_python_backend_utils.py"
     code = utilities.read_text()
@@ -152,18 +152,24 @@ def _from_wheel(folder: Path) -> Triton:
     return Triton(root / "bin" / "tritonserver", backend.parent, environment)
 
 
-def copy_stub(stub: Path, copy: Path) -> None:
-    """Copies a stub, and links the copy with the libpython of this system.
+def place_stub(stub: Path, path: Path) -> None:
+    """Makes a stub of the wheel available at a path, linked with the libpython of this system.
 
     The stub for Python 3.13 is linked with a library of the wheel, `libpython3-419a3a08.13.so.1.0`.
     That library has modules such as `binascii` in files of their own, which Debian does not have.
-    The name of the library is replaced by a shorter one, with zero bytes up to the same length.
+    In a copy of the stub, the name of the library is replaced by a shorter one, with zero bytes up
+    to the same length. Other stubs become symbolic links, which also work where the temporary
+    folder is mounted with `noexec`.
     """
     name = _LIBPYTHON.encode()
-    copy.write_bytes(
-        _WHEEL_LIBPYTHON.sub(lambda match: name.ljust(len(match[0]), b"\0"), stub.read_bytes())
+    content, count = _WHEEL_LIBPYTHON.subn(
+        lambda match: name.ljust(len(match[0]), b"\0"), stub.read_bytes()
     )
-    copy.chmod(0o755)
+    if not count:
+        path.symlink_to(stub)
+        return
+    path.write_bytes(content)
+    path.chmod(0o755)
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:
