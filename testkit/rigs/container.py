@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from token2wav_server.launcher.binaries import WHEEL_FOLDER, place_stub
+from token2wav_server.launcher.binaries import WHEEL_FOLDER
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -110,13 +110,15 @@ def ngc_installation(root: Path) -> Path:
         / "libtriton_python.so",
         "backends/python/triton_python_backend_utils.py": wheel
         / "backends/python/triton_python_backend_utils.py",
+        "backends/python/triton_python_backend_stub": wheel
+        / "python_backend_stubs"
+        / python
+        / ("triton_python_backend_stub"),
     }
     for name, file in files.items():
         link = root / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(file)
-    stub = "triton_python_backend_stub"
-    place_stub(wheel / "python_backend_stubs" / python / stub, root / "backends" / "python" / stub)
     return root
 
 

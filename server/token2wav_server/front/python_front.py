@@ -127,9 +127,10 @@ class PythonFront:
             self._replies[slot] = TritonReply(request), request.correlation_id() or -slot
             engine = self._engine
             try:
-                failure = (
-                    _without_engine(request) if engine is None else engine.forward(slot, request)
-                )
+                if engine is not None:
+                    failure = engine.forward(slot, request)
+                else:  # the utterance of a further request ended with its engine
+                    failure = _ENDED if _is_further(request) else _STARTING
             except InputError as error:
                 failure = _Failure("INVALID_ARG", str(error))
             except Exception as error:  # else the reply would stay open
@@ -262,15 +263,13 @@ class _Engine:
             return _SLOW
         # The voice in the first request of an utterance may be larger than the bound by itself.
         # Requests without a sequence are whole utterances of any clients.
-        counted = sequence_id and not request.flags() & _START
-        connection.send(frame, sequence_id if counted else None)
+        connection.send(frame, sequence_id if _is_further(request) else None)
         return None
 
 
-def _without_engine(request: Any) -> _Failure:
-    # A further request of a sequence is for an utterance of the engine that has ended.
-    further = request.correlation_id() and not request.flags() & _START
-    return _ENDED if further else _STARTING
+def _is_further(request: Any) -> bool:
+    """Returns whether a request belongs to a sequence, and is not the first one of it."""
+    return bool(request.correlation_id()) and not request.flags() & _START
 
 
 def _run(calls: SimpleQueue[Callable[[], None] | None]) -> None:
