@@ -181,7 +181,7 @@ def clock(
             f"{date} is before this program was installed, so TLS refuses certificates; set the "
             "clock, for example with chrony"
         )
-    # the fastest of five rounds, because other processes may interrupt some of them
+    # the fastest of five rounds, because other processes may interrupt a round
     cost_s = min(timeit.repeat(reading, number=_READINGS, repeat=5)) / _READINGS
     file = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     source = file.read_text().strip() if file.is_file() else "unknown source"
@@ -201,7 +201,7 @@ BEFORE_START: dict[str, Check] = {
 
 
 def _all_checks(options: argparse.Namespace) -> dict[str, Check]:
-    # Without torch, the check of packages says so.
+    # The check of packages reports a missing torch.
     with_torch: dict[str, Check] = {
         "torch": gpus,
         "triton language": kernels,
