@@ -35,12 +35,12 @@ main() {
     say "installing the project and its tools (packages of 700 MB)"
     pip --constraint constraints.txt --editable ".[client,server,onnx,export,rtx,dev]" || fail_with_log
     say "installing tritonserver (150 MB)"
+    local recipe=(--recipe)
     if [[ "$version" == 3.13 ]]; then
         say "NOTICE: the models of CosyVoice's Triton recipe are left out, because they need Python 3.10 to 3.12"
-        logged .venv/bin/token2wav setup || fail_with_log
-    else
-        logged .venv/bin/token2wav setup --recipe || fail_with_log
+        recipe=()
     fi
+    logged .venv/bin/token2wav setup "${recipe[@]}" || fail_with_log
     echo "$wanted" >"$STAMP"
     say "done: .venv is ready"
 }

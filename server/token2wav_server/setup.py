@@ -1,13 +1,15 @@
 """Command `token2wav setup`: installs tritonserver for this Python environment, with pip, and
 compiles the native front if the package has none for this machine.
 
-NVIDIA publishes tritonserver for pip only inside the wheel nvidia-pytriton, whose requirements
-(NumPy 1 among them) belong to an API that is not used here. So the wheel is installed without them,
-into a folder of its own: beside the other packages, `pip check` would miss them.
+NVIDIA publishes tritonserver for pip only inside the wheel nvidia-pytriton. The requirements of the
+wheel, with NumPy 1, belong to an API that this project does not use. So the wheel is installed
+without its requirements, into a folder of its own: beside the other packages, `pip check` would
+report that the requirements are missing.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -27,12 +29,15 @@ from token2wav_server.launcher.binaries import STUB_NUMPY_FOLDER, WHEEL, WHEEL_F
 
 PROGRAM = "token2wav setup"
 DONE, FAILED = 0, 3
+# Name of a libpython of the wheel, and its name in the system, filled up to the same length.
+_WHEEL_LIBPYTHON = re.compile(rb"libpython3-[0-9a-f]{8}\.(\d+)\.so\.1\.0")
+_SYSTEM_LIBPYTHON = rb"libpython3.\1.so.1.0" + len("-419a3a08") * b"\0"
 # The wheel's Python backend reads strings only with NumPy 1.
 _STUB_NUMPY = "numpy==1.26.4"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Installs what is missing, and returns the exit code: 3 if pip fails, else 0."""
+    """Installs the missing parts, and returns the exit code: 3 if pip fails, else 0."""
     options = parser().parse_args(arguments)
     needed = [(WHEEL, WHEEL_FOLDER)]
     if options.recipe:
@@ -52,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _install(package, folder):
             print(f"{PROGRAM}: error: {package} was not installed, see above", file=sys.stderr)
             return FAILED
+    _link_stubs()
     _prepare_front()
     return DONE
 
@@ -73,6 +79,19 @@ def parser() -> CommandParser:
         "CosyVoice's Triton recipe use",
     )
     return program
+
+
+def _link_stubs() -> None:
+    """Links the stubs of Triton's Python backend with the libpython of this system.
+
+    The stub for Python 3.13 is linked with a library of the wheel, `libpython3-419a3a08.13.so.1.0`.
+    That library has modules such as `binascii` in files of their own, which Debian does not have.
+    The name of the library is replaced by a shorter one, with zero bytes up to the same length.
+    """
+    for stub in WHEEL_FOLDER.glob("pytriton/tritonserver/python_backend_stubs/*/*_stub"):
+        content, count = _WHEEL_LIBPYTHON.subn(_SYSTEM_LIBPYTHON, stub.read_bytes())
+        if count:
+            stub.write_bytes(content)
 
 
 def _prepare_front() -> None:

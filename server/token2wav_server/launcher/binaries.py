@@ -32,8 +32,6 @@ _EXECUTABLE = Path("bin/tritonserver")
 _STUB = "triton_python_backend_stub"
 # Name of the Python library, in the list of libraries that a stub is linked with.
 _STUB_PYTHON = re.compile(rb"libpython(\d+\.\d+)\.so")
-# Name of a Python library that is in the wheel.
-_WHEEL_LIBPYTHON = re.compile(rb"libpython3-[0-9a-f]{8}\.\d+\.so\.1\.0")
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBPYTHON = f"libpython{_PYTHON}.so.1.0"
 
@@ -125,8 +123,8 @@ def _from_wheel(folder: Path) -> Triton:
     backend = folder / "backends" / "python"
     backend.mkdir(parents=True)
     library_folder = root / "backends" / "python"
-    (backend / "libtriton_python.so").symlink_to(library_folder / "libtriton_python.so")
-    place_stub(stub, backend / stub.name)
+    for file in (library_folder / "libtriton_python.so", stub):
+        (backend / file.name).symlink_to(file)
     # Stubs ignore PYTHONPATH. A model that takes strings imports this module before NumPy.
     utilities = library_folder / "triton_python_backend_utils.py"
     code = utilities.read_text()
@@ -150,26 +148,6 @@ def _from_wheel(folder: Path) -> Triton:
             "or use a Python that was built with --enable-shared"
         )
     return Triton(root / "bin" / "tritonserver", backend.parent, environment)
-
-
-def place_stub(stub: Path, path: Path) -> None:
-    """Makes a stub of the wheel available at a path, linked with the libpython of this system.
-
-    The stub for Python 3.13 is linked with a library of the wheel, `libpython3-419a3a08.13.so.1.0`.
-    That library has modules such as `binascii` in files of their own, which Debian does not have.
-    In a copy of the stub, the name of the library is replaced by a shorter one, with zero bytes up
-    to the same length. Other stubs become symbolic links, which also work where the temporary
-    folder is mounted with `noexec`.
-    """
-    name = _LIBPYTHON.encode()
-    content, count = _WHEEL_LIBPYTHON.subn(
-        lambda match: name.ljust(len(match[0]), b"\0"), stub.read_bytes()
-    )
-    if not count:
-        path.symlink_to(stub)
-        return
-    path.write_bytes(content)
-    path.chmod(0o755)
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:
