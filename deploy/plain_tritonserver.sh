@@ -6,7 +6,7 @@
 set -euo pipefail
 
 models=$(python3 -c 'from importlib.resources import files; print(files("token2wav_server") / "model_repository")')
-rm -rf backends/python
+rm -rf backends
 triton=$(python3 -c '
 from pathlib import Path
 from token2wav_server.launcher.binaries import find_tritonserver

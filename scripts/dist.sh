@@ -145,7 +145,7 @@ PYTHON
 # no wheels there that this project has tried, so pyproject.toml limits them to x86_64.
 aarch64() {
     local version
-    for version in 3.10 3.11 3.12 3.13; do
+    for version in 3.10 3.11 3.12 3.13 3.14; do
         echo "$(sed -n 's/^WHEEL = "\(.*\)"/\1/p' server/token2wav_server/launcher/binaries.py)" \
             | uv pip compile --no-deps --only-binary :all: --python-platform aarch64-manylinux_2_35 \
                 --python-version "$version" --output-file "$ENVIRONMENTS/aarch64-triton.txt" - || fail "$ENVIRONMENTS/uv.log"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates .venv with the project and all dependencies, with Python 3.10 to 3.13. Does nothing if .venv is up to date.
+# Creates .venv with the project and all dependencies, with Python 3.10 to 3.14. Does nothing if .venv is up to date.
 # PYTHON=... selects the interpreter. The default is the interpreter of the existing .venv, else python3.
 set -euo pipefail
 
@@ -36,7 +36,7 @@ main() {
     pip --constraint constraints.txt --editable ".[client,server,onnx,export,rtx,dev]" || fail_with_log
     say "installing tritonserver (150 MB)"
     local recipe=(--recipe)
-    if [[ "$version" == 3.13 ]]; then
+    if [[ "$version" == 3.13 || "$version" == 3.14 ]]; then
         say "NOTICE: the models of CosyVoice's Triton recipe are left out, because they need Python 3.10 to 3.12"
         recipe=()
     fi
@@ -58,19 +58,26 @@ chosen_python() {
 
 supported_version() {
     local version
-    command -v "$1" >/dev/null || fail "$1 not found: install Python 3.10 to 3.13, or name one with PYTHON=..."
+    command -v "$1" >/dev/null || fail "$1 not found: install Python 3.10 to 3.14, or name one with PYTHON=..."
     version=$("$1" -c "import sys; print('%d.%d' % sys.version_info[:2])") || fail "$1 does not run"
     case "$version" in
-        3.10 | 3.11 | 3.12 | 3.13) echo "$version" ;;
-        *) fail "$1 is Python $version, but 3.10 to 3.13 is needed: name one, as in PYTHON=python3.12 make setup" ;;
+        3.10 | 3.11 | 3.12 | 3.13 | 3.14) echo "$version" ;;
+        *) fail "$1 is Python $version, but 3.10 to 3.14 is needed: name one, as in PYTHON=python3.12 make setup" ;;
     esac
 }
 
-# Debian and Ubuntu keep venv and libpython, which Triton's Python backend loads, in packages of their own.
+# Debian and Ubuntu keep venv and libpython, which Triton's Python backend loads, in packages of their own. That backend
+# does not exist for Python 3.14, so the native front has to be compiled. PyPI has no wheel of pocketsphinx for 3.14, so
+# pip compiles it.
 install_system_packages() {
     local python=$1 version=$2 packages=() sudo=()
     "$python" -c "import ensurepip, venv" 2>/dev/null || packages+=("python$version-venv")
-    has_libpython "$python" "$version" || packages+=("libpython$version")
+    if [[ "$version" == 3.14 ]]; then
+        command -v g++ >/dev/null || packages+=(g++)
+        has_headers "$python" || packages+=("python$version-dev")
+    else
+        has_libpython "$python" "$version" || packages+=("libpython$version")
+    fi
     ((${#packages[@]})) || return 0
     local command="apt-get install -y --no-install-recommends ${packages[*]}"
     local remedy="missing on this system: ${packages[*]}; as root run: $command"
@@ -97,6 +104,8 @@ if not any(os.path.isfile(os.path.join(folder, sys.argv[1])) for folder in folde
     ctypes.CDLL(sys.argv[1])
 PYTHON
 }
+
+has_headers() { [[ -f "$("$1" -c "import sysconfig; print(sysconfig.get_path('include'))")/Python.h" ]]; }
 
 # Without its dependencies, which come with the project: only torch is to be looked for in the other index.
 install_torch() {

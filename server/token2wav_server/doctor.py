@@ -41,7 +41,7 @@ _EXIT_CODES = (
     "  2    wrong usage\n"
     "  3    an error was found, with which a server cannot run\n"
 )
-_PYTHONS = ((3, 10), (3, 13))  # first and last version with a Python backend of Triton
+_PYTHONS = ((3, 10), (3, 14))  # first and last version
 # Modules of the extra `server`.
 _MODULES = (
     "aiohttp",
@@ -66,8 +66,8 @@ def python(running: tuple[int, int] = sys.version_info[:2], system: str = sys.pl
         return error(f"{system}: a server needs Linux; run it in a container")
     if not _PYTHONS[0] <= running <= _PYTHONS[1]:
         return error(
-            f"{running[0]}.{running[1]}: Triton's Python backend exists for 3.10 to 3.13; "
-            "make a virtual environment with one of these"
+            f"{running[0]}.{running[1]}: a server needs Python 3.10 to 3.14; make a virtual "
+            "environment with one of these"
         )
     return ok(f"{platform.python_version()}, {platform.machine()}")
 
@@ -80,13 +80,13 @@ def packages(names: Sequence[str] = _MODULES) -> Finding:
 
 
 def triton_server() -> Finding:
-    """Checks that a tritonserver for this Python is installed.
+    """Checks that a tritonserver is installed. For the Python front it needs a Python backend.
 
     Raises:
         TritonNotFoundError: there is none.
     """
     with tempfile.TemporaryDirectory(prefix="token2wav-doctor-") as folder:
-        triton = find_tritonserver(Path(folder))
+        triton = find_tritonserver(Path(folder), python_models=native_front() is None)
     return ok(str(triton.executable))
 
 

@@ -25,7 +25,12 @@ from token2wav_server.front.build import (
     cxx_compiler,
     native_front,
 )
-from token2wav_server.launcher.binaries import STUB_NUMPY_FOLDER, WHEEL, WHEEL_FOLDER
+from token2wav_server.launcher.binaries import (
+    STUB_NUMPY_FOLDER,
+    WHEEL,
+    WHEEL_FOLDER,
+    wheel_has_stub,
+)
 
 PROGRAM = "token2wav setup"
 DONE, FAILED = 0, 3
@@ -37,7 +42,7 @@ _STUB_NUMPY = "numpy==1.26.4"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Installs the missing parts, and returns the exit code: 3 if pip fails, else 0."""
+    """Installs the missing parts, and returns the exit code: 3 if no server can run, else 0."""
     options = parser().parse_args(arguments)
     needed = [(WHEEL, WHEEL_FOLDER)]
     if options.recipe:
@@ -58,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{PROGRAM}: error: {package} was not installed, see above", file=sys.stderr)
             return FAILED
     _link_stubs()
-    _prepare_front()
-    return DONE
+    return DONE if _prepare_front() else FAILED
 
 
 def parser() -> CommandParser:
@@ -94,28 +98,34 @@ def _link_stubs() -> None:
             stub.write_bytes(content)
 
 
-def _prepare_front() -> None:
-    """Compiles the native front, unless it is there. The server also runs without it."""
+def _prepare_front() -> bool:
+    """Compiles the native front, unless it is there, and returns whether a server has a front."""
     library = native_front()
     if library is not None:
         print(f"{PROGRAM}: the native front is already in {library.parent}")
-        return
+        return True
+    if has_python_front := wheel_has_stub():
+        consequence = "so the server uses the Python front, which takes in fewer messages a second"
+    else:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        consequence = f"so no server runs with Python {version}, which has no Python front"
     compiler = cxx_compiler()
     if compiler is None:
         print(
-            f"{PROGRAM}: no C++ compiler found, so the server uses the Python front, which takes "
-            f"in fewer messages a second; install g++ and run `{PROGRAM}` again"
+            f"{PROGRAM}: no C++ compiler found, {consequence}; install g++ and run `{PROGRAM}` "
+            "again"
         )
-        return
+        return has_python_front
     print(f"{PROGRAM}: compiling the native front into {COMPILED_FOLDER}", flush=True)
     try:
         compile_front(compiler, COMPILED_FOLDER)
     except CompileError as error:
         print(
-            f"{PROGRAM}: the native front was not compiled, so the server uses the Python front, "
-            f"which takes in fewer messages a second:\n{error}",
+            f"{PROGRAM}: the native front was not compiled, {consequence}:\n{error}",
             file=sys.stderr,
         )
+        return has_python_front
+    return True
 
 
 def _installed(package: str, folder: Path) -> bool:

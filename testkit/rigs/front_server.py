@@ -81,7 +81,7 @@ def tritonserver(front: Path, *, instances: int = 1, engine: bool = True) -> Ite
     (version.parent / "config.pbtxt").write_text(
         _CONFIG.format(instances=instances, backend=backend)
     )
-    triton = find_tritonserver(folder)
+    triton = find_tritonserver(folder, python_models=is_python)
     ports = Ports.free()
     arguments = {
         "model-repository": version.parent.parent,

@@ -26,10 +26,10 @@ from token2wav_server.model_findings import examine_model
 
 PYTHONS = table(
     """
-3.9  | linux  | error | 3.9: Triton's Python backend exists for 3.10 to 3.13
+3.9  | linux  | error | 3.9: a server needs Python 3.10 to 3.14
 3.10 | linux  | ok    | 3.
-3.13 | linux  | ok    | 3.
-3.14 | linux  | error | make a virtual environment
+3.14 | linux  | ok    | 3.
+3.15 | linux  | error | make a virtual environment
 3.12 | darwin | error | darwin: a server needs Linux
 """
 )

@@ -6,6 +6,9 @@ only. The second source is the wheel nvidia-pytriton, from which only files are 
 setup` installs it into a folder of its own, because its requirements are not installed. Its
 Python backend has to be assembled from a library and the stub for this Python version. The stub is
 the program that runs a Python model in a process of its own.
+
+The native front is no Python model, so a server with this front works with any Python version. The
+Python front, the ensemble and the models of CosyVoice's Triton recipe are Python models.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ _STUB = "triton_python_backend_stub"
 _STUB_PYTHON = re.compile(rb"libpython(\d+\.\d+)\.so")
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBPYTHON = f"libpython{_PYTHON}.so.1.0"
+_REMEDY = (
+    "use Python 3.10 to 3.13, or for a server without these install g++ and run `token2wav setup`"
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Triton:
     environment: dict[str, str]
 
 
-def find_tritonserver(folder: Path) -> Triton:
+def find_tritonserver(folder: Path, *, python_models: bool = True) -> Triton:
     """Finds a tritonserver.
 
     The first of these is used: the installation in $TOKEN2WAV_TRITONSERVER, an installation on
@@ -57,13 +63,29 @@ def find_tritonserver(folder: Path) -> Triton:
 
     Args:
         folder: folder in which the Python backend of the wheel is assembled.
+        python_models: whether Python models will run, which need a Python backend for this version.
 
     Raises:
         TritonNotFoundError: no tritonserver can be used. The message names the missing part, and
             how to get it.
     """
     installation = _installation()
-    return _from_wheel(folder) if installation is None else _from_installation(installation)
+    if installation is not None:
+        if python_models:
+            _check_stub(installation)
+        return Triton(installation / _EXECUTABLE, installation / "backends", _environment([]))
+    if not (root := _wheel_root()).is_dir():
+        raise TritonNotFoundError(
+            "tritonserver not found: run `token2wav setup` (Linux with glibc 2.35 or newer: "
+            f"Debian 12, Ubuntu 22.04), or set {_VARIABLE} to an installation of Triton such as "
+            f"{_INSTALLED}"
+        )
+    (backends := folder / "backends").mkdir(parents=True)
+    libraries = [WHEEL_FOLDER / "nvidia_pytriton.libs"]
+    if python_models:
+        libraries = [*_libpython_folders(), *libraries]
+        _assemble(backends / "python", _environment(libraries))
+    return Triton(root / _EXECUTABLE, backends, _environment(libraries))
 
 
 def _installation() -> Path | None:
@@ -88,12 +110,13 @@ def _is_executable(path: Path) -> bool:
     return os.access(path, os.X_OK) and path.is_file()
 
 
-def _from_installation(root: Path) -> Triton:
-    backends = root / "backends"
+def _check_stub(installation: Path) -> None:
+    """Checks that an installation of Triton has a stub for this Python version."""
+    backends = installation / "backends"
     stub = backends / "python" / _STUB
     if not stub.is_file():
         raise TritonNotFoundError(
-            f"{root} has no Python backend in {backends}: "
+            f"{installation} has no Python backend in {backends}: "
             f"name another installation with {_VARIABLE}, or use Triton's image with the Python "
             f"backend"
         )
@@ -104,26 +127,36 @@ def _from_installation(root: Path) -> Triton:
             f"{stub} is made for Python {stub_python}, but this is Python {_PYTHON}: install "
             f"token2wav for Python {stub_python}, or name another installation with {_VARIABLE}"
         )
-    return Triton(root / _EXECUTABLE, backends, _environment([]))
 
 
-def _from_wheel(folder: Path) -> Triton:
-    root = WHEEL_FOLDER / "pytriton" / "tritonserver"
-    if not root.is_dir():
+def wheel_has_stub() -> bool:
+    """Returns whether the wheel, once installed, has a Python backend for this Python version."""
+    return _wheel_stub().is_file()
+
+
+def _wheel_root() -> Path:
+    return WHEEL_FOLDER / "pytriton" / "tritonserver"
+
+
+def _wheel_stub() -> Path:
+    return _wheel_root() / "python_backend_stubs" / _PYTHON / _STUB
+
+
+def _assemble(backend: Path, environment: dict[str, str]) -> None:
+    """Assembles the Python backend of the wheel.
+
+    Args:
+        backend: folder of the new backend.
+        environment: environment of tritonserver, in which libpython must be found.
+    """
+    if not wheel_has_stub():
         raise TritonNotFoundError(
-            "tritonserver not found: run `token2wav setup` (Linux with glibc 2.35 or newer: "
-            f"Debian 12, Ubuntu 22.04), or set {_VARIABLE} to an installation of Triton such as "
-            f"{_INSTALLED}"
+            f"{WHEEL} has no Python backend for Python {_PYTHON}, which the Python front, the "
+            f"ensemble and the models of CosyVoice's recipe need: {_REMEDY}"
         )
-    stub = root / "python_backend_stubs" / _PYTHON / _STUB
-    if not stub.is_file():
-        raise TritonNotFoundError(
-            f"{WHEEL} has no Python backend for Python {_PYTHON}; use Python 3.10 to 3.13"
-        )
-    backend = folder / "backends" / "python"
-    backend.mkdir(parents=True)
-    library_folder = root / "backends" / "python"
-    for file in (library_folder / "libtriton_python.so", stub):
+    backend.mkdir()
+    library_folder = _wheel_root() / "backends" / "python"
+    for file in (library_folder / "libtriton_python.so", _wheel_stub()):
         (backend / file.name).symlink_to(file)
     # Stubs ignore PYTHONPATH. A model that takes strings imports this module before NumPy.
     utilities = library_folder / "triton_python_backend_utils.py"
@@ -131,14 +164,6 @@ def _from_wheel(folder: Path) -> Triton:
     if STUB_NUMPY_FOLDER.is_dir():
         code = f"import sys\nsys.path.insert(0, {str(STUB_NUMPY_FOLDER)!r})\n{code}"
     (backend / utilities.name).write_text(code)
-    # The libpython of this interpreter, if it comes with one. The libpython of a Linux distribution
-    # is on the loader's path already.
-    candidates = [
-        Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix),
-        Path(sys.base_prefix) / "lib",
-    ]
-    libpython = [lib for lib in candidates if (lib / _LIBPYTHON).is_file()][:1]
-    environment = _environment([*libpython, WHEEL_FOLDER / "nvidia_pytriton.libs"])
     # Loads the library in a new process, because the loader's path of a running process is fixed.
     probe = [sys.executable, "-I", "-S", "-c", f"import ctypes; ctypes.CDLL({_LIBPYTHON!r})"]
     if subprocess.run(probe, env=environment, stderr=subprocess.DEVNULL, check=False).returncode:
@@ -147,7 +172,18 @@ def _from_wheel(folder: Path) -> Triton:
             f"install it (Debian, Ubuntu: `apt-get install libpython{_PYTHON}`), "
             "or use a Python that was built with --enable-shared"
         )
-    return Triton(root / "bin" / "tritonserver", backend.parent, environment)
+
+
+def _libpython_folders() -> list[Path]:
+    """Returns the folder with the libpython of this interpreter, if it comes with one.
+
+    The libpython of a Linux distribution is on the loader's path already.
+    """
+    candidates = [
+        Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix),
+        Path(sys.base_prefix) / "lib",
+    ]
+    return [folder for folder in candidates if (folder / _LIBPYTHON).is_file()][:1]
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:

@@ -31,6 +31,7 @@ from token2wav_server.launcher.metrics_folder import MetricsFolder
 from token2wav_server.launcher.ports import LOOPBACK, Ports, client_host, fetched, reserved
 from token2wav_server.launcher.repository import (
     has_front,
+    has_python_models,
     models_in,
     prepare,
     selected,
@@ -314,8 +315,11 @@ class TritonServer:
         self._cleanup.enter_context(
             Front(self.host, self.ports, self._inner, self.access, self._metrics)
         )
-        triton, repository = find_tritonserver(folder), folder / "models"
-        names = selected(self.model_repository, self.models)
+        names, repository = selected(self.model_repository, self.models), folder / "models"
+        has_engine = has_front(self.model_repository, names)
+        library = self._native_library() if has_engine else None
+        prepare(self.model_repository, names, self.model, repository, library)
+        triton = find_tritonserver(folder, python_models=has_python_models(repository))
         sink = sys.stderr
         if self._log_file is not None:
             sink = self._cleanup.enter_context(self._log_file.open("w", encoding="utf-8"))
@@ -331,9 +335,8 @@ class TritonServer:
         socket = folder / "engine.sock"
         environment[ENGINE_VARIABLE] = str(socket)
         shown = (lambda _: True) if self._verbose or self._log_file is not None else is_relevant
-        self._engine, library = None, None
-        if has_front(self.model_repository, names):
-            library = self._native_library()
+        self._engine = None
+        if has_engine:
             self.front = "python" if library is None else "native"
             # The libraries of tritonserver must not take the place of those of this Python.
             libraries = {name: os.environ.get(name, "") for name in ("LD_LIBRARY_PATH", "PATH")}
@@ -341,7 +344,6 @@ class TritonServer:
             self._start_engine = partial(EngineProcess, socket, environment_of_engine, sink, shown)
             self._engine = self._start_engine()
             self._cleanup.callback(self._kill_engine)
-        prepare(self.model_repository, names, self.model, repository, library)
         command = [
             triton.executable,
             *self._server_arguments(repository, triton.backends, shm_prefix),

@@ -28,6 +28,7 @@ _FRONT = "token2wav_server.front"  # package that this model imports
 _OF_TOKENS = f"tokens|latents|{LATENTS_FP16}|prompt_tokens"  # a row for each token
 # Triton accepts one type for each input, so latents of half precision are an input of their own.
 _TOKENS = re.compile(r'  \{\n    name: "tokens"[^\n]*\n    data_type: TYPE_INT32\n[^}]*\}')
+_PYTHON_BACKEND = re.compile(r'^\s*backend:\s*"python"', re.MULTILINE)
 _STAGES = re.compile(r'key:\s*"stages"\s*value:?\s*{\s*string_value:\s*"([^"]+)"')
 _LATENTS = ",\n".join(
     f"""  {{
@@ -71,6 +72,12 @@ def has_front(repository: Path, names: Sequence[str]) -> bool:
         return False
     file = repository / _USUAL / "1" / "model.py"
     return file.is_file() and _FRONT in file.read_text(encoding="utf-8")
+
+
+def has_python_models(repository: Path) -> bool:
+    """Returns whether one of the models in a repository runs in Triton's Python backend."""
+    configs = (file.read_text(encoding="utf-8") for file in repository.glob(f"*/{_CONFIG}"))
+    return any(_PYTHON_BACKEND.search(text) for text in configs)
 
 
 def prepare(

@@ -87,6 +87,20 @@ def test_setup_without_a_compiler(
     assert build.native_front() is None
 
 
+@pytest.mark.usefixtures("sources")
+def test_setup_without_a_compiler_and_without_a_python_front(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setup, "wheel_has_stub", lambda: False)
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert main(["setup"]) == 3
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert capsys.readouterr().out.endswith(
+        f"no C++ compiler found, so no server runs with Python {version}, which has no Python "
+        "front; install g++ and run `token2wav setup` again\n"
+    )
+
+
 def test_setup_with_a_compiler_that_fails(
     sources: Path,
     compiler: list[str],

@@ -96,12 +96,13 @@ def test_a_named_installation_that_cannot_be_used(
         monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(path))
         with pytest.raises(TritonNotFoundError, match=message):
             find_tritonserver(tmp_path)
+    assert find_tritonserver(tmp_path, python_models=False).backends == installation / "backends"
 
 
 def test_installation_for_another_python(
     installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher accepts only a stub of the wheel that was made for this Python version."""
+    """For Python models, the launcher accepts only a stub that was made for this Python version."""
     monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(installation))
     python_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for version in ("3.10", "3.11", "3.12", "3.13"):
@@ -122,7 +123,7 @@ def test_installation_for_another_python(
     ("name", "value", "message"),
     [
         ("WHEEL_FOLDER", Path("/nowhere"), r"run `token2wav setup` .*, or set TOKEN2"),
-        ("_PYTHON", "3.99", r"Python 3\.99; use Python 3\.10 to 3\.13"),
+        ("_PYTHON", "3.99", r"Python 3\.99, which .* need: use Python 3\.10 to 3\.13, or for a"),
         (
             "_LIBPYTHON",
             "libpython3.99.so.1.0",
@@ -130,9 +131,27 @@ def test_installation_for_another_python(
         ),
     ],
 )
-def test_a_machine_without_a_part(
+def test_python_models_on_a_machine_without_a_part(
     name: str, value: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(binaries, name, value)
     with pytest.raises(TritonNotFoundError, match=message):
         find_tritonserver(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["_PYTHON", "_LIBPYTHON"])
+def test_other_models_need_no_python_backend(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the native front runs with Python 3.14, and with a Python without a shared library."""
+    monkeypatch.setattr(binaries, name, "3.99")
+    triton = find_tritonserver(tmp_path, python_models=False)
+    assert list(triton.backends.iterdir()) == []
+    usage = subprocess.run(
+        [triton.executable, "--help"],
+        env=triton.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "--model-repository" in usage.stdout + usage.stderr

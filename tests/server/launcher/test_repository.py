@@ -12,7 +12,7 @@ from tritonclient.grpc import model_config_pb2
 from testkit.models.folders import write_folder
 from testkit.models.golden import ROOT, TINY
 from token2wav_server.front.build import LIBRARY
-from token2wav_server.launcher.repository import prepare, selected
+from token2wav_server.launcher.repository import has_python_models, prepare, selected
 
 REPOSITORY = ROOT / "model_repository"
 
@@ -63,6 +63,9 @@ def test_files_of_a_repository_of_ones_own(tmp_path: Path) -> None:
     assert (models / "words.txt").read_text() == "mine"
     assert (models / "token2wav" / LIBRARY).read_text() == "mine"
     assert config_of(models, "token2wav").backend == "token2wav"
+    assert has_python_models(models)
+    shutil.rmtree(models / "flow")
+    assert not has_python_models(models), "the native front is no Python model"
 
 
 def test_models_that_a_model_calls_are_loaded_too(tmp_path: Path) -> None:
