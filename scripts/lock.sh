@@ -9,8 +9,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 # Packages that no extra requires: torch as scripts/setup.sh installs it, the build tools of wheels, the wheel with
-# tritonserver, and the Python bindings for the TensorRT version of NVIDIA's image 26.07-trtllm-python-py3.
+# tritonserver, and the Python bindings for the TensorRT version of NVIDIA's image 26.07-trtllm-python-py3. NumPy is
+# older than 2.5, because mypy checks the project for Python 3.10, and cannot read the types of NumPy 2.5 for it.
 cat >"$pins" <<'PINS'
+numpy<2.5
 nvidia-pytriton==0.7.0
 setuptools==84.2.1
 tensorrt-cu13-bindings==10.14.1.48.post1
@@ -22,5 +24,5 @@ locked=$(.venv/bin/uv pip compile --quiet --all-extras --universal --python-vers
     --no-header --no-annotate "$@" pyproject.toml)
 {
     echo "# Made by scripts/lock.sh. Versions of everything that is installed, for each Python, to the patch level."
-    { echo "$locked"; grep -v '^torch' "$pins"; } | sort --unique
+    { echo "$locked"; grep -Ev '^(numpy|torch)' "$pins"; } | sort --unique
 } >constraints.txt
