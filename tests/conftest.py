@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from token2wav_server import PortInUseError, Ports
+from token2wav_server.launcher.binaries import wheel_has_stub
 
 # Set before torch is imported, and inherited by servers that tests start. Threads of several
 # processes on few cores wait for one another far longer than the small models compute. Sums are
@@ -114,8 +115,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # runs before fixtures, because they draw random numbers too
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     torch.manual_seed(0)  # makes rare failures repeatable
+    if item.get_closest_marker("python_models") and not wheel_has_stub():
+        pytest.skip("the wheel with tritonserver has no Python backend for this Python")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -99,7 +99,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield rig
 
 
-@pytest.fixture(params=["token2wav", "token2wav_ensemble"])
+@pytest.fixture(params=BOTH_MODELS)
 def name(request: pytest.FixtureRequest) -> str:
     """Name of a model on a server with `BOTH_MODELS`."""
     return str(request.param)

@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 
 from testkit.door import named
 from testkit.models.golden import GoldenSet
-from testkit.rigs.server_rig import Connection, Rig, voice_inputs
+from testkit.rigs.server_rig import BOTH_MODELS, Connection, Rig, voice_inputs
 from tests.served.conftest import ANNA
 from token2wav.serving.door.sequences import CLIENT_HEADER
 
@@ -62,16 +62,8 @@ OF_TRITON: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("model", "refusals"),
-    [
-        ("token2wav", OURS),
-        ("token2wav_ensemble", OURS),
-        ("token2wav", OF_TRITON),
-        ("token2wav_ensemble", OF_TRITON),
-    ],
-    ids=["ours", "ours in the ensemble", "Triton's", "Triton's in the ensemble"],
-)
+@pytest.mark.parametrize("model", BOTH_MODELS)
+@pytest.mark.parametrize("refusals", [OURS, OF_TRITON], ids=["ours", "Triton's"])
 def test_a_bad_request_gets_one_sentence(
     rig: Rig, golden: GoldenSet, model: str, refusals: list[Refusal]
 ) -> None:

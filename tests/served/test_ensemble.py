@@ -17,6 +17,7 @@ from token2wav_client import Client, ClientVoice
 from token2wav_server.launcher.supervisor import Canary
 
 MODEL = "token2wav_ensemble"
+pytestmark = pytest.mark.python_models
 
 
 def batches(rig: Rig) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from testkit.echo_mark import echoed
 from testkit.models.golden import ROOT, TINY, GoldenSet
@@ -31,6 +32,7 @@ def recipe(ports: Ports) -> str:
     return script
 
 
+@pytest.mark.python_models
 def test_plain_tritonserver_serves_the_model(
     tmp_path: Path, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
 ) -> None:

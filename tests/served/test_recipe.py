@@ -281,6 +281,7 @@ def test_a_bad_request_gets_one_sentence(
     assert "\n" not in str(caught.value.message())
 
 
+@pytest.mark.python_models
 def test_a_triton_that_cannot_read_strings_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

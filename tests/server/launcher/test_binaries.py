@@ -34,6 +34,7 @@ def installation(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.python_models
 def test_wheel(tmp_path: Path) -> None:
     triton = find_tritonserver(tmp_path)
     assert os.access(triton.executable, os.X_OK)
@@ -119,6 +120,7 @@ def test_installation_for_another_python(
                 find_tritonserver(tmp_path)
 
 
+@pytest.mark.python_models
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

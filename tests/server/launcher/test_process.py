@@ -23,6 +23,8 @@ from token2wav_server import PortInUseError, Ports, ServerError, ServerStartErro
 from token2wav_server.launcher import reaper
 from token2wav_server.launcher.ports import reserved
 
+# Most of the tests run a small Python model.
+pytestmark = pytest.mark.python_models
 # Looks for dead model processes a second after the server has ended.
 SLOW_REAPER = """
 import importlib.util, os, sys, time
