@@ -19,8 +19,8 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from token2wav.errors import InputError
+from token2wav_server.engine.frames import LARGEST_FRAME
 
-_MOST_VALUES = 64 << 20
 _set_capsule_name = ctypes.pythonapi.PyCapsule_SetName
 _set_capsule_name.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _USED = b"used_dltensor"  # the capsule stores the address of this name
@@ -33,11 +33,15 @@ def array_of(tensor: Any) -> NDArray[Any]:
 
     Raises:
         InputError: the shape is too large. An empty tensor can have such a shape, and the stub of
-            server 2.51 crashes if NumPy refuses it. NumPy counts a dimension of 0 as 1.
+            server 2.51 crashes if NumPy refuses it. NumPy counts a dimension of 0 as 1. The engine
+            accepts no frame with such a shape either.
     """
-    if math.prod(length or 1 for length in tensor.shape()) > _MOST_VALUES:
-        raise InputError(tensor.name(), "its shape is too large")
-    return np.from_dlpack(tensor)
+    values = math.prod(length or 1 for length in tensor.shape())
+    if values <= LARGEST_FRAME:
+        array = np.from_dlpack(tensor)
+        if values * array.itemsize <= LARGEST_FRAME:
+            return array
+    raise InputError(tensor.name(), "its shape is too large")
 
 
 def inputs_of(request: Any) -> dict[str, NDArray[Any]]:

@@ -45,7 +45,9 @@ _RECONNECT_S = 0.1
 # Each check for a cancellation is a message to Triton.
 _CANCEL_POLL_S = 0.05
 _MOST_CHECKS_PER_S = 1000
-_MOST_UNSENT_OF_SEQUENCE = 256 << 10  # bytes before a further message of a sequence is refused
+# Bytes before a further message of a sequence is refused: more than the tokens of a long utterance,
+# which a client may send at once.
+_MOST_UNSENT_OF_SEQUENCE = 4 << 20
 _START = 1  # flag of the first request of a sequence
 _LONGEST_ID = 65535  # bytes of a sequence id in a frame
 _FINISHERS = 4  # threads that send final responses
@@ -91,6 +93,8 @@ class PythonFront:
         # Open replies by slot, each with the key of its utterance: its sequence id, or the slot.
         self._replies: dict[int, tuple[TritonReply, int | str]] = {}
         self._next_slot = 1
+        # The engine ignores the cancellation of a request that it does not have yet.
+        self._last_forwarded = 0
         # Calls that send final responses, then None, for each thread that sends them. The sender
         # waits until Triton has acknowledged a final response, so neither the reader nor `execute`
         # sends it. A pool of threads would take longer to pass a call on. An utterance has one of
@@ -137,6 +141,7 @@ class PythonFront:
                 failure = _Failure("INTERNAL", f"request: {type(error).__name__}: {error}")
             if failure is not None:
                 self._fail(slot, failure)
+            self._last_forwarded = slot
 
     def close(self) -> None:
         """Disconnects from the engine. Open requests get an error."""
@@ -182,7 +187,11 @@ class PythonFront:
         if kind == AUDIO:
             slot, outputs = parse_audio(frame)
             if (open_reply := self._replies.get(slot)) is not None:
-                _attempt(open_reply[0].send_outputs, outputs)
+                try:
+                    open_reply[0].send_outputs(outputs)
+                except Exception as error:  # no room in /dev/shm, for example
+                    self._fail(slot, _Failure("INTERNAL", f"response: {error}"))
+                    self._cancel(slot)
         elif kind == FINISHED:
             if (open_reply := self._replies.pop(parse_slot(frame), None)) is not None:
                 reply, key = open_reply
@@ -192,6 +201,10 @@ class PythonFront:
             self._fail(failed.slot, _Failure(_STATUS_NAMES[failed.status], failed.text))
         else:
             raise FrameError(f"the kind {kind} is unknown")
+
+    def _cancel(self, slot: int) -> None:
+        if (engine := self._engine) is not None:
+            engine.connection.send(cancelled_frame(slot))
 
     def _end(self, key: int | str, ending: Callable[[], None]) -> None:
         self._endings[hash(key) % _FINISHERS].put(ending)
@@ -212,21 +225,23 @@ class PythonFront:
         pause_s = _CANCEL_POLL_S
         while self._is_open:
             time.sleep(pause_s)
-            replies, engine = dict(self._replies), self._engine
+            last_forwarded = self._last_forwarded
+            replies = {
+                slot: reply for slot, reply in dict(self._replies).items() if slot <= last_forwarded
+            }
             reported &= replies.keys()
             oldest: dict[int | str, int] = {}
             for slot, (_, key) in replies.items():
                 oldest.setdefault(key, slot)
             pause_s = max(_CANCEL_POLL_S, len(oldest) / _MOST_CHECKS_PER_S)
-            if engine is not None:
-                cancelled = [
-                    slot
-                    for slot in oldest.values()
-                    if slot not in reported and _is_cancelled(replies[slot][0])
-                ]
-                reported.update(cancelled)
-                for slot in cancelled:
-                    engine.connection.send(cancelled_frame(slot))
+            cancelled = [
+                slot
+                for slot in oldest.values()
+                if slot not in reported and _is_cancelled(replies[slot][0])
+            ]
+            reported.update(cancelled)
+            for slot in cancelled:
+                self._cancel(slot)
 
 
 class _Engine:

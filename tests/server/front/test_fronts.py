@@ -44,7 +44,10 @@ FRAME_LIMIT = 64 << 20
 REFUSALS = 50
 
 
-@pytest.fixture(scope="module", params=["native", "python"])
+@pytest.fixture(
+    scope="module",
+    params=["native", pytest.param("python", marks=pytest.mark.python_models)],
+)
 def front(request: pytest.FixtureRequest) -> Path:
     if request.param == "python":
         return ROOT / "model_repository" / "token2wav" / "1" / "model.py"
@@ -287,23 +290,40 @@ def test_a_bad_frame_ends_the_connection_only(
     assert server.process.poll() is None
 
 
+def test_a_client_sends_a_long_utterance_at_once(client: Client, engine: FakeEngine) -> None:
+    codes = np.zeros(15_000 * 32, np.int32)  # 2 MB
+    utterances = 10
+    for number in range(1, utterances + 1):
+        client.send(TOKENS, sequence=number, start=True)
+        client.send(codes, sequence=number)
+        client.send(TOKENS, sequence=number, end=True)
+    open_requests = 3 * utterances
+    while open_requests:
+        until(lambda: not client.inbox.empty() or not engine.requests.empty())
+        while not engine.requests.empty():
+            engine.send(finished_frame(engine.request().slot))
+        while not client.inbox.empty():
+            assert is_final(client.receive())
+            open_requests -= 1
+
+
 def test_an_engine_that_does_not_read(server: Server, client: Client, engine: FakeEngine) -> None:
     engine.reading.clear()
     before = resident_mib(server.process.pid)
-    tokens = np.zeros(25_000, np.int32)  # 100 KB
+    tokens = np.zeros(250_000, np.int32)  # 1 MB
     for _ in range(20):
         client.send(tokens, sequence="slow")
     assert client.error() == SLOW, "of one sequence"
-    voice = {"prompt_mel": np.zeros((3000, 80), np.float32)}  # 1 MB
+    voice = {"prompt_mel": np.zeros((15_000, 80), np.float32)}  # 5 MB
     client.send(tokens, voice, "other")  # a message alone may be larger
-    for _ in range(150):
+    for _ in range(75):
         client.send(tokens, voice)
     # More refusals than of the first sequence alone: the sum of all is bounded too.
     assert {client.error() for _ in range(60)} == {SLOW}
     grown = resident_mib(server.process.pid) - before
     assert grown < 400, f"{grown} MiB"
     engine.reading.set()
-    open_requests = 20 + 1 + 150 - 61
+    open_requests = 20 + 1 + 75 - 61
     while open_requests:
         until(lambda: not client.inbox.empty() or not engine.requests.empty())
         while not engine.requests.empty():
@@ -327,7 +347,7 @@ def test_an_empty_input_whose_shape_numpy_refuses(
     shape: list[int], front: Path, client: Client, engine: FakeEngine
 ) -> None:
     """It must not end the engine, which holds inputs in NumPy."""
-    if front.suffix == ".py":
+    if front.suffix == ".py" and shape[1] > 2**32:
         pytest.skip("it ends the stub of Triton 2.51 before the front reads it")
     tokens = request_input("tokens", np.zeros(0, np.int32))
     codes = InferInput("codes", shape, "INT32")

@@ -18,7 +18,8 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr size_t MOST_UNSENT = 64 << 20;
-constexpr size_t MOST_UNSENT_OF_SEQUENCE = 256 << 10;
+// More than the tokens of a long utterance, which a client may send at once.
+constexpr size_t MOST_UNSENT_OF_SEQUENCE = 4 << 20;
 constexpr uint8_t SEQUENCE_START = 1;
 constexpr size_t LARGEST_IDLE_STORAGE = 1 << 20;
 constexpr size_t SENT_AT_ONCE = 64 << 10;
