@@ -110,8 +110,6 @@ class Front(HttpPorts):
             body = await asyncio.wait_for(request.content.readexactly(size), PATIENCE_S)
         except asyncio.TimeoutError:
             return refusal(408, f"the body did not arrive within {PATIENCE_S:g} s")
-        if problem := problem_of(body):
-            return refusal(400, problem)
         headers = {"Content-Type": "application/json", KEY_NAME: self._access.admin_key}
         if self._utterances.locked():
             return refusal(
@@ -120,6 +118,9 @@ class Front(HttpPorts):
                 "limit; try again later",
             )
         async with self._utterances:
+            # The check of a large body takes a second. Meanwhile others are answered.
+            if problem := await asyncio.to_thread(problem_of, body):
+                return refusal(400, problem)
             return await _relay(request, self._inner.http, headers, body)
 
     async def _answer_question(
