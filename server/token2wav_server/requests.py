@@ -31,7 +31,7 @@ def message_of(
 
     Raises:
         InputError: the client name or the stream key is not a string, or is longer than 128
-            characters; or the key is empty; or the request has latents of two types.
+            characters; or the key is empty.
     """
     whole = not sequence_id
     values = {
@@ -40,8 +40,9 @@ def message_of(
         if not _of_triton(name)
     }
     names = [name for name in ("tokens", "latents", LATENTS_FP16) if name in inputs]
+    error = None
     if len(names) > 1:
-        raise InputError(names[1], f"sent together with {names[0]}; send only one of them")
+        error = InputError(names[1], f"sent together with {names[0]}; send only one of them")
     tokens = inputs.pop(names[0]) if names else None
     return Message(
         sequence_id,
@@ -51,6 +52,7 @@ def message_of(
         parameters=values,
         tokens=np.zeros(0, np.int32) if tokens is None else tokens,
         voice_inputs=inputs,
+        error=error,
     )
 
 

@@ -195,9 +195,14 @@ def test_latents_of_half_precision(served: Served) -> None:
             connection.send(wrong, field=field)
             [error] = connection.answers().errors
             assert "latents: holds NaN or infinite values" in error
-        connection.send(served.tokens, {"latents_fp16": halves}, field="latents")
-        [error] = connection.answers().errors
-        assert "latents_fp16: sent together with latents; send only one of them" in error
+        connection.send(rest, sequence="both", start=True, field="latents")
+        assert not connection.answers().errors
+        connection.send(rest, {"latents_fp16": halves}, sequence="both", field="latents")
+        connection.send(rest, sequence="both", end=True, field="latents")
+        error, late = connection.answers(2).errors
+        both = "latents_fp16: sent together with latents; send only one of them"
+        assert both in error
+        assert f"stream: it failed: {both}" in late, "the tokens of the second request are missing"
 
 
 @of_latents

@@ -117,6 +117,7 @@ class Message:
         parameters: parameters of the message, not checked yet.
         tokens: tokens, not checked yet; empty if the message has no tokens.
         voice_inputs: arrays that describe a voice, by name, as far as the message has them.
+        error: error that was found while the message was read.
     """
 
     sequence_id: SequenceId
@@ -126,11 +127,14 @@ class Message:
     parameters: Parameters
     tokens: NDArray[Any]
     voice_inputs: dict[str, NDArray[Any]]
+    error: InputError | None = None
 
     def options(self) -> Options:
-        """Returns the options in the parameters. Raises InputError as `Options.of`, or if the
-        message continues an utterance and carries a voice.
+        """Returns the options in the parameters. Raises `error`, or InputError as `Options.of`, or
+        if the message continues an utterance and carries a voice.
         """
+        if self.error is not None:
+            raise self.error
         options = Options.of(self.parameters)
         if self.voice_inputs and not self.start:
             name = next(iter(self.voice_inputs))
