@@ -207,6 +207,19 @@ def test_requests_before_the_last_audio_are_answered_without_an_error(
     assert len(joined(chunks)) == 960 * (FIRST + REPEATS)
 
 
+def test_repeats_are_counted_in_the_tokens_that_a_stream_may_have(
+    make: Make, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message of millions of tokens is refused without work on each of them."""
+    counted = list[int]()
+    monkeypatch.setattr(RepeatLimit, "end", lambda _, tokens: counted.append(len(tokens)))
+    workers = make()
+    utterance = workers.utterances.open(voice, options=GUARDED)
+    send(workers, utterance, demo_tokens(5)).succeeded()
+    refused(workers, utterance, np.arange(10 * LIMITS.stream_tokens) % 9)
+    assert counted == [5, LIMITS.stream_tokens - 5 + 1]
+
+
 def test_dropped_tokens_do_not_count_for_the_limit_of_tokens(make: Make, voice: Voice) -> None:
     workers = make()
     utterance = workers.utterances.open(voice, options=GUARDED)

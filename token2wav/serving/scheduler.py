@@ -148,8 +148,10 @@ class Scheduler:
         return finished
 
     def _add_tokens(self, utterance: Utterance, tokens: NDArray[Any], *, end: bool) -> None:
-        tokens, end = utterance.within_limits(tokens, end=end)
-        if utterance.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
+        room = self._limits.stream_tokens - utterance.chunker.new_tokens
+        # A message may have millions of tokens. One more than there is room for is enough.
+        tokens, end = utterance.within_limits(tokens[: room + 1], end=end)
+        if len(tokens) > room:
             raise InputError(
                 "tokens",
                 f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of "
