@@ -129,6 +129,22 @@ def test_low_rates(rate: int, top: int, write_wav: WriteWav) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("rate", "name", "subtype"),
+    [
+        (1_000_000, "ref.wav", "FLOAT"),
+        (2_000_000, "bomb.caf", "ALAC_16"),
+        (400_000, "full.wav", "PCM_16"),  # FFmpeg reads it
+    ],
+)
+def test_high_rates(rate: int, name: str, subtype: str, write_wav: WriteWav) -> None:
+    """A constant signal takes hardly any bytes in ALAC, so 400 KiB have 10 s at 2 MHz."""
+    path = write_wav(np.full(rate, 0.25, np.float32), rate, name, subtype)
+    if name == "full.wav":
+        header_without_length(path)
+    refused(path, f"{rate} Hz; at most 384000 Hz can be used")
+
+
 def test_a_rate_below_that_of_the_model_is_noted(write_wav: WriteWav) -> None:
     (note,) = Recording.load(write_wav(speechlike(1, 16_000), 16_000)).notes
     assert note.endswith(

@@ -15,6 +15,7 @@ from token2wav_voice.errors import RecordingError
 from token2wav_voice.sound import Sound, opened
 
 MIN_RATE_HZ = 16_000  # sample rate of the models' input
+MAX_RATE_HZ = 384_000  # the highest rate of common sound cards
 FULL_RATE_HZ = 24_000  # a lower rate leaves the upper part of the prompt mel empty
 MAX_SECONDS = 30.0  # the public tokenizer was made for at most this duration
 MIN_SECONDS = 0.1
@@ -158,6 +159,8 @@ def _read(
             f"{rate} Hz; at least {MIN_RATE_HZ} Hz is needed, because frequencies above "
             f"{rate // 2} Hz are missing in the recording"
         )
+    if rate > MAX_RATE_HZ:  # a small file could unpack to gigabytes
+        raise RecordingError(f"{rate} Hz; at most {MAX_RATE_HZ} Hz can be used")
     first, last = round(start_s * rate), None if end_s is None else round(end_s * rate)
     if sound.frames is not None:
         last = _check_part(sound.frames, rate, start_s, end_s, min_seconds)
