@@ -13,6 +13,7 @@ from collections.abc import Callable
 from sentencex import segment
 
 from token2wav.plugins import Plugins
+from token2wav_gateway.words.sentences import with_plain_spaces
 
 NORMALISERS = Plugins(
     "token2wav.normalisers", {"wetext": "token2wav_gateway.words.wetext_normaliser:normalise"}
@@ -39,12 +40,13 @@ def normalised(text: str, language: str) -> tuple[str, list[str]]:
         The text, and the reasons why sentences stay as they are, without words of the text.
     """
     end_s, problems = time.monotonic() + WITHIN_S, list[str]()
-    changed, start = list[str](), 0
-    for part in segment("en", text):
+    changed, start, plain = list[str](), 0, with_plain_spaces(text)
+    for part in segment("en", plain):
         # Of more than 10,000 characters, sentencex drops some of the line breaks.
-        at = text.index(part, start)
-        changed += text[start:at], _changed(part, language, end_s, problems)
-        start = at + len(part)
+        at = plain.index(part, start)
+        end = at + len(part)
+        changed += text[start:at], _changed(text[at:end], language, end_s, problems)
+        start = end
     return "".join(changed) + text[start:], problems
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
+from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
 from sentencex import segment
@@ -12,6 +13,7 @@ from sentencex import segment
 Granularity: TypeAlias = Literal["none", "sentence", "clause"]
 
 _WORD = re.compile(r"\s+|\S+")
+_WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")  # white space of several bytes in UTF-8
 _CLAUSE_END = re.compile(r"[,;:—–](?=\s)|[，；：、،؛]")
 _SHORTEST_CLAUSE = 10  # columns; a shorter one, such as "Well,", is spoken with the next one
 # Ends are sought in the last characters only, so that a text without an end takes linear time.
@@ -134,7 +136,9 @@ class SentenceSplitter:
         if self._granularity == "none":
             return [text]
         start = max(0, len(text) - _WINDOW)
-        parts = self._joined(segment(self._language, text[start:]))
+        lengths = map(len, segment(self._language, with_plain_spaces(text[start:])))
+        ends = accumulate(lengths, initial=start)
+        parts = self._joined([text[begin:end] for begin, end in pairwise(ends)])
         if self._granularity == "clause":
             parts = [clause for sentence in parts for clause in _clauses(sentence)]
         return [text[:start] + parts[0], *parts[1:]]
@@ -183,6 +187,14 @@ def _columns(text: str) -> int:
 def _spoken(sentences: Iterable[str]) -> list[str]:
     """Returns the sentences with a letter or a digit. A language model can say nothing else."""
     return [sentence.strip() for sentence in sentences if has_words(sentence)]
+
+
+def with_plain_spaces(text: str) -> str:
+    """Returns a text of the same length that has no white space of several bytes.
+
+    sentencex panics at such a space between a capital letter and a period.
+    """
+    return _WIDE_SPACE.sub(" ", text)
 
 
 def has_words(text: str) -> bool:

@@ -134,6 +134,7 @@ _SPOKEN = {
     "a\\5": "a\\five",
     "at 5%, 20 km/h; or: 5-6?": "at five percent, twenty kilometers per hour; or: five to six?",
     "5\u00a0km": "five\u00a0km",
+    "Plan B\u00a0. It has 5.": "Plan B\u00a0. It has five.",
     "007": "oh oh seven",
     "12.5\u5143": "\u5341\u4e8c\u70b9\u4e94\u5143",
     '\u4ed6"5\u4e2a"\u3002 6\u4e2a\u3002': '\u4ed6"\u4e94\u4e2a"\u3002 \u516d\u4e2a\u3002',

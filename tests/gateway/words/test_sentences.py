@@ -37,6 +37,7 @@ def split(
         ("en", ["It rains.", '"Take 3.5 coats!" she said.', "Visit example.com… now.", "Why?"]),
         ("de", ["Das kostet ca. 3,5 Euro.", "Am 5. Mai kam Dr. Ott.", "Die 3. Tür.", "„A. B.“"]),
         ("fr", ["M. Dupont a 3,5 €.", "Ça va ?", "Oui !"]),
+        ("fr", ["Est-ce le plan B\u202f?", "Ou le plan\u00a0C\u3000."]),
         ("es", ["El Sr. López llegó.", "¿Qué tal?", "¡Bien!"]),
         ("ru", ["Г. Иванов пришёл.", "Да."]),
         ("hi", ["यह है।", "वह गया।"]),
