@@ -12,7 +12,7 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from token2wav_gateway.doors.realtime import RealtimeSession
 from token2wav_gateway.doors.session import Session, error_event
 from token2wav_gateway.doors.socket_session import CLOSE_S, GOING_AWAY, POLICY
-from token2wav_gateway.errors import BusyError, GatewayError
+from token2wav_gateway.errors import INTERNAL, BusyError, GatewayError
 from token2wav_gateway.gateway import Gateway
 
 # Codes of the registry of RFC 6455.
@@ -60,15 +60,24 @@ class Sockets:
         except WebSocketDisconnect:
             pass
         except GatewayError as error:
-            gateway.metrics.refused.labels(error.status).inc()
-            with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(CLOSE_S):
-                await socket.send_json(error_event(error))
-                await socket.close(_close_code(error))
+            await self._refuse(socket, error)
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of a library in Rust is no Exception
+            await self._refuse(socket, GatewayError(INTERNAL))
+            raise
         finally:
             self._open.discard(socket)
             gateway.metrics.sockets.set(len(self._open))
             with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(CLOSE_S):
                 await socket.close()
+
+    async def _refuse(self, socket: WebSocket, error: GatewayError) -> None:
+        """Sends an error, and closes the socket."""
+        self._gateway.metrics.refused.labels(error.status).inc()
+        with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(CLOSE_S):
+            await socket.send_json(error_event(error))
+            await socket.close(_close_code(error))
 
     def _check_room(self) -> None:
         """Raises BusyError if no further socket is served."""

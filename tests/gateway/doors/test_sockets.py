@@ -22,10 +22,12 @@ from tests.gateway.voices.test_voices import TENSORS
 from token2wav_client import AudioChunk
 from token2wav_gateway.app import create_app
 from token2wav_gateway.doors import sockets
+from token2wav_gateway.doors.realtime import RealtimeSession
 from token2wav_gateway.doors.session import Session
+from token2wav_gateway.doors.sockets import SessionType
 from token2wav_gateway.edge.connections import Connection
 from token2wav_gateway.edge.fair_reads import FairReads
-from token2wav_gateway.errors import ModelError
+from token2wav_gateway.errors import INTERNAL, ModelError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech.servers import Servers
@@ -36,6 +38,7 @@ def scope_of(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
     return {
         "type": "websocket",
         "path": "/v1/audio/speech/stream",
+        "query_string": b"",
         "headers": list(headers),
         "state": {"connection": Connection(asyncio.Transport(), FairReads())},
     }
@@ -71,15 +74,19 @@ class Reader(Client):
 
     Attributes:
         events: events with the times of the event loop at which they were sent, in seconds.
+        code: code with which the gateway has closed the socket; 0 while it is open.
     """
 
     def __init__(self, *messages: dict[str, Any]) -> None:
         super().__init__(*messages)
         self.events: list[tuple[float, dict[str, Any]]] = []
+        self.code = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "websocket.send":
             self.events.append((anyio.current_time(), json.loads(message["text"])))
+        elif message["type"] == "websocket.close":
+            self.code = message["code"]
 
     @property
     def errors(self) -> list[tuple[float, dict[str, Any]]]:
@@ -97,7 +104,12 @@ def fail_after(seconds: float) -> Callable[..., AsyncGenerator[AudioChunk, None]
     return speak
 
 
-def serve(client: Client, settings: dict[str, Any], headers: Any = ()) -> None:
+def serve(
+    client: Client,
+    settings: dict[str, Any],
+    headers: Any = (),
+    session: SessionType = Session,
+) -> None:
     """Serves a client until its socket is closed."""
 
     async def served() -> None:
@@ -105,7 +117,7 @@ def serve(client: Client, settings: dict[str, Any], headers: Any = ()) -> None:
         async with app.router.lifespan_context(app):
             scope = scope_of(*headers)
             socket = WebSocket(scope, client.receive, client.send)
-            await asyncio.wait_for(app.state.sockets.serve(socket, Session), PATIENCE_SECONDS)
+            await asyncio.wait_for(app.state.sockets.serve(socket, session), PATIENCE_SECONDS)
 
     asyncio.run(served())
 
@@ -187,6 +199,30 @@ def test_further_configurations_count_as_requests_of_a_key(tmp_path: Path) -> No
     [(_, error)] = client.errors
     assert error["message"] == "key shop: 2 requests a minute are allowed"
     assert error["error"]["type"] == "rate_limit_error"
+
+
+class Panic(BaseException):
+    """Panic of a library in Rust."""
+
+
+@pytest.mark.parametrize("session", [Session, RealtimeSession])
+@pytest.mark.parametrize("failure", [ValueError, Panic])
+def test_a_session_that_fails_ends_with_an_error(
+    failure: type[BaseException],
+    session: SessionType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(*_: object) -> None:
+        raise failure("words of the client")
+
+    save_file(TENSORS, tmp_path / "anna.safetensors")
+    monkeypatch.setattr(session, "_take", fail)
+    client = Reader({"voice": "anna"}, {"type": "input.done"})
+    with pytest.raises(failure):  # for the log
+        serve(client, {"voices": {"folder": tmp_path}}, session=session)
+    [(_, error)] = client.errors
+    assert (error["error"]["message"], client.code) == (INTERNAL, 1011)
 
 
 def test_a_long_message_does_not_hold_up_other_clients(tmp_path: Path) -> None:
