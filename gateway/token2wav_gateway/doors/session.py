@@ -264,6 +264,7 @@ class Session(SocketSession[_Waiting]):
                 self._unspoken -= 1
                 self._begun = False
                 self._speaking = asyncio.create_task(self._say(part))
+                self._restart_idle_clock()  # stops it; it runs while words wait for their end
                 await asyncio.wait({self._speaking})
                 task, self._speaking = self._speaking, None
                 heard, self._heard = self._heard, None

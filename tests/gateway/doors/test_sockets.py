@@ -156,17 +156,19 @@ def test_clients_that_do_not_read_do_not_hold_up_the_end(monkeypatch: pytest.Mon
     assert asyncio.run(seconds()) < count * 0.2 / 2
 
 
+@pytest.mark.parametrize("end", [".\n", ""])  # words without an end are spoken after text_wait_s
 def test_the_idle_clock_starts_when_the_last_sentence_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_file(TENSORS, tmp_path / "anna.safetensors")
-    client = Reader({"voice": "anna"}, {"type": "input.text", "text": "It rains.\nIt snows.\n"})
-    idle_s = 0.2
+    client = Reader({"voice": "anna"}, {"type": "input.text", "text": f"It rains.\nIt snows{end}"})
+    idle_s = 0.4
     monkeypatch.setattr(Turn, "_speak", fail_after(1.25 * idle_s))
-    serve(client, {"voices": {"folder": tmp_path}, "limits": {"idle_s": idle_s}})
+    limits = {"idle_s": idle_s, "text_wait_s": 0.05}
+    serve(client, {"voices": {"folder": tmp_path}, "limits": limits})
     (_, first), (ended, second), (closed, idle) = client.errors
     assert (first["sentence_index"], second["sentence_index"]) == (0, 1)
-    assert idle["error"]["message"] == "socket: no message for 0.2 s"
+    assert idle["error"]["message"] == "socket: no message for 0.4 s"
     assert closed - ended >= idle_s
 
 
