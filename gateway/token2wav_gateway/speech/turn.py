@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 Tokens: TypeAlias = AsyncGenerator[NDArray[np.int32], None]
 _BATCH = 100  # codes that are sent to the speech server at once
+# Samples that are encoded at once. As MP3 they take up to 10 ms of the event loop.
+_SLICE = 12_000
 
 
 class Turn:
@@ -183,7 +185,7 @@ class Turn:
                         self._spoken_tokens = chunk.first_token + chunk.token_count
                         if spoken is not None:
                             spoken.add(chunk.audio)
-                        if content := encoder.encode(chunk.audio):  # it may keep all samples
+                        if content := await self._encoded(chunk.audio):  # it may keep all samples
                             yield Audio(content, self.samples, self._spoken_tokens)
             if not begun:
                 yield Started()
@@ -198,6 +200,15 @@ class Turn:
             if spoken is not None:
                 spoken.close()
         yield self.ended
+
+    async def _encoded(self, samples: NDArray[Any]) -> bytes:
+        """Encodes samples, and lets other clients have their turns meanwhile."""
+        pieces = []
+        for start in range(0, len(samples), _SLICE):
+            if start:
+                await asyncio.sleep(0)
+            pieces.append(self._encoder.encode(samples[start : start + _SLICE]))
+        return b"".join(pieces)
 
     async def _speak(self) -> AsyncGenerator[AudioChunk, None]:
         content, servers = self._content, self._servers

@@ -100,6 +100,37 @@ def test_audio_that_is_cut_off_by_the_end_of_the_gateway_is_not_complete() -> No
     assert kinds == [Started, Audio]
 
 
+def test_a_long_chunk_is_encoded_while_other_clients_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = 8
+    audio = np.random.default_rng(0).integers(-5000, 5000, 24_000 * seconds).astype(np.int16)
+
+    async def speak(_: object) -> AsyncGenerator[AudioChunk, None]:
+        yield AudioChunk(audio, 0, True, 0, 0, None, sample_rate=24_000)
+
+    async def work() -> tuple[bytes, int]:
+        content, turns = b"", 0
+
+        async def take() -> None:
+            nonlocal content
+            async for event in Turn(servers(), Text("abc", Voice("anna")), Encoder("mp3")).events():
+                content += event.content if isinstance(event, Audio) else b""
+
+        taking = asyncio.create_task(take())
+        while not taking.done():
+            await asyncio.sleep(0)
+            turns += 1
+        await taking
+        return content, turns
+
+    monkeypatch.setattr(Turn, "_speak", speak)
+    content, turns = asyncio.run(work())
+    at_once = Encoder("mp3")
+    assert content == at_once.encode(audio) + at_once.finish()
+    assert turns > 2 * seconds - 1  # of the event loop, one for each half of a second
+
+
 def test_words_that_are_known_are_sent_before_the_others_are_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
