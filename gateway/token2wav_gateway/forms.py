@@ -9,6 +9,9 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints
 
 from token2wav_gateway.errors import GatewayError, RequestError
 
+# Of all words with a spelling; a search for the words takes up to 40 ms in 4,096 characters.
+_MOST_CHARACTERS = 1000
+
 
 def matching(pattern: str, expected: str) -> AfterValidator:
     """Returns a check that a whole text has a form.
@@ -37,6 +40,14 @@ def few(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _short(spellings: dict[str, str]) -> dict[str, str]:
+    if (length := sum(map(len, spellings))) > _MOST_CHARACTERS:
+        raise ValueError(
+            f"words of {length} characters in all; at most {_MOST_CHARACTERS} are allowed"
+        )
+    return spellings
+
+
 def check_length(
     field: str, text: str, longest: int, error: type[GatewayError] = RequestError
 ) -> None:
@@ -47,4 +58,4 @@ def check_length(
 
 _Spelling = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 # Spellings of words, by the words.
-Pronunciations: TypeAlias = Annotated[dict[_Spelling, _Spelling], few(100)]
+Pronunciations: TypeAlias = Annotated[dict[_Spelling, _Spelling], few(100), AfterValidator(_short)]

@@ -141,6 +141,12 @@ def test_a_client_may_keep_the_spelling_of_a_word(
             "pronunciations",
             "50000 names; at most 100 are allowed",
         ),
+        (
+            {"pronunciations": {f"{n:0100}": "a" for n in range(11)}},
+            400,
+            "pronunciations",
+            "words of 1100 characters in all; at most 1000 are allowed",
+        ),
         ({"input": "SQL " * 20, "pronunciations": {"SQL": "x" * 99}}, 400, "input", "at most 1000"),
         ({"word_timestamps": "yes"}, 400, "word_timestamps", "valid boolean"),
         ({"word_timestamps": True}, 400, "word_timestamps", "needs stream_format sse"),
