@@ -60,8 +60,11 @@ class SocketSession(ABC, Generic[_WaitingT]):
                 nothing was spoken.
             WebSocketDisconnect: the client has left, or takes no more bytes.
         """
+        await first_of(self._serve(), self._drain())
+
+    async def _serve(self) -> None:
         await self._begin()
-        await first_of(self._read(), self._speak_all(), self._drain())
+        await first_of(self._read(), self._speak_all())
 
     @abstractmethod
     async def _begin(self) -> None:

@@ -203,6 +203,24 @@ def test_further_configurations_count_as_requests_of_a_key(tmp_path: Path) -> No
     assert error["error"]["type"] == "rate_limit_error"
 
 
+@pytest.mark.parametrize("session", [Session, RealtimeSession])
+def test_a_session_without_a_message_ends_with_the_gateway(session: SessionType) -> None:
+    client = Reader()
+
+    async def served() -> None:
+        app = create_app(Settings.model_validate({"limits": {"idle_s": 5}}), Metrics())
+        async with app.router.lifespan_context(app):
+            socket = WebSocket(scope_of(), client.receive, client.send)
+            serving = asyncio.create_task(app.state.sockets.serve(socket, session))
+            while client.asked < 2:  # the handshake, and the first message
+                await asyncio.sleep(0)
+            app.state.sockets.drain()
+            await serving
+
+    asyncio.run(served())
+    assert client.code == 1001
+
+
 class Panic(BaseException):
     """Panic of a library in Rust."""
 
