@@ -13,7 +13,7 @@ from openai.resources.realtime.realtime import RealtimeConnection
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, key_settings
 
-KEY = "a key"
+KEY = "a-key"
 SETTINGS = {
     "voices": {"default": VOICE},
     "limits": {"idle_s": 5.0, "text_characters": 1000},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -18,6 +19,8 @@ from token2wav_gateway.gateway import Gateway
 # Codes of the registry of RFC 6455.
 _INTERNAL, _TRY_LATER = 1011, 1013
 _FIRST_SERVER_ERROR = 500  # HTTP status
+# Subprotocols of OpenAI's client for browsers; the second one is the start of its key.
+_REALTIME, _KEY = "realtime", "openai-insecure-api-key."
 
 
 router = APIRouter()
@@ -50,9 +53,10 @@ class Sockets:
         """
         gateway = self._gateway
         try:
-            await socket.accept()
+            offered = socket.scope.get("subprotocols", [])
+            await socket.accept(_REALTIME if _REALTIME in offered else None)
             self._check_room()
-            async with gateway.admitted(socket.headers) as caller:
+            async with gateway.admitted(_headers(socket)) as caller:
                 self._check_room()  # others may have come meanwhile
                 self._open.add(socket)
                 gateway.metrics.sockets.set(len(self._open))
@@ -93,6 +97,14 @@ class Sockets:
     async def _leave(self, socket: WebSocket) -> None:
         with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(CLOSE_S):
             await socket.close(GOING_AWAY)
+
+
+def _headers(socket: WebSocket) -> Mapping[str, str]:
+    """Returns the headers of a socket. A browser can send a key only as a subprotocol."""
+    for name in socket.scope.get("subprotocols", []):
+        if name.startswith(_KEY):
+            return {"authorization": f"Bearer {name.removeprefix(_KEY)}", **socket.headers}
+    return socket.headers
 
 
 def _close_code(error: GatewayError) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
+import pytest
+from websockets.sync.client import connect
 
+from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs import realtime
 from testkit.rigs.gateway_rig import VOICE, GatewayRig, tokens_of
 from testkit.rigs.gateway_speech import assert_same, expected
-from testkit.rigs.realtime import SLOW, audio_of, events_until, opened, say
+from testkit.rigs.realtime import KEY, SLOW, audio_of, events_until, opened, say
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 
@@ -165,3 +169,15 @@ def test_a_second_response_waits_for_the_first(gateway: GatewayRig) -> None:
         connection.response.create()  # the item waits
         response = events_until(connection, "response.done")[-1].response
         assert response.output[0].content[0].transcript == "Four five!"
+
+
+@pytest.mark.parametrize(("key", "kind"), [(KEY, "session.created"), ("wrong", "error")])
+def test_a_web_page_sends_its_key_as_a_subprotocol(
+    gateway: GatewayRig, key: str, kind: str
+) -> None:
+    """A browser cannot send other headers, and closes a socket that answers no subprotocol."""
+    url = f"{gateway.url.replace('http', 'ws')}/v1/realtime?model=gpt-realtime"
+    offered: Any = ["realtime", f"openai-insecure-api-key.{key}"]
+    with connect(url, subprotocols=offered, open_timeout=PATIENCE_SECONDS) as socket:
+        assert socket.subprotocol == "realtime"
+        assert json.loads(socket.recv())["type"] == kind
