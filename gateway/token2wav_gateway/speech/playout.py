@@ -14,6 +14,7 @@ from token2wav_gateway.words.sentences import has_words
 _WORD = re.compile(r"[\u1100-\uffdc]|[^\s\u1100-\uffdc]+")
 _FURTHER = re.compile(r"(?<![\u1100-\uffdc])[^\s\u1100-\uffdc]+")  # letters of the same word
 _SLACK_S = 1e-5  # half a sample at 48 kHz: sums of durations are rounded
+_KEPT_KEYS = 8  # that were played by the clock; a player may be later
 _LETTER_S = 0.065  # of English speech, before the first text of a client is known
 
 
@@ -78,9 +79,13 @@ class Playout:
         return self._sent_s - max(0.0, self._due - self._clock())
 
     def begin(self, text: str, key: Hashable = None) -> None:
-        """Begins a text. Texts of a key belong together. Keys that were played are forgotten."""
-        keys = {part.key for part in self._parts if part.start_s + part.seconds > self.played_s}
-        self._parts = [part for part in self._parts if part.key in keys | {key}]
+        """Begins a text. Texts of a key belong together. Keys that were played are forgotten, but
+        for the last ones.
+        """
+        last = list(dict.fromkeys(part.key for part in self._parts))[-_KEPT_KEYS:]
+        kept = {key, *last}
+        kept |= {part.key for part in self._parts if part.start_s + part.seconds > self.played_s}
+        self._parts = [part for part in self._parts if part.key in kept]
         self._parts.append(_Part(text, key, self._sent_s))
 
     def extend(self, text: str) -> None:
