@@ -333,7 +333,8 @@ class Session(SocketSession[_Waiting]):
         if config.word_timestamps:
             await self._send("audio.chunk", **chunks.fields(audio.content, audio.samples))
         elif config.events == "json":
-            await self._send("audio.delta", audio=base64.b64encode(audio.content).decode())
+            content = base64.b64encode(audio.content).decode()
+            await self._send("audio.delta", **sentence.position, audio=content)
         else:
             await self._send_bytes(audio.content)
         if config.stream_audio:

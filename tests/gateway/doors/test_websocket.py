@@ -48,6 +48,9 @@ def test_text_in_pieces_becomes_the_audio_of_its_sentences(
     assert not socket.of("error")
     deltas = [base64.b64decode(event["audio"]) for event in socket.of("audio.delta")]
     assert bool(deltas) == (events == "json")
+    assert {event["utterance_index"] for event in socket.events} == {0}
+    positions = {event["sentence_index"] for event in socket.of("audio.delta")}
+    assert positions == ({0, 1, 2} if deltas else set())
     assert len(socket.of("audio.progress")) == len(socket.audio + deltas)
     whole = np.concatenate([expected(model, voice, sentence) for sentence in SENTENCES])
     assert_same(b"".join(socket.audio + deltas), whole)
