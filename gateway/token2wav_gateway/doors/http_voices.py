@@ -30,7 +30,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [_model(name) for name in names]}
 
 
-@router.get("/v1/models/{name}")
+@router.get("/v1/models/{name:path}")
 async def describe_model(name: str, request: Request) -> dict[str, Any]:
     """Describes a model."""
     _gateway_of(request).check_model(name)

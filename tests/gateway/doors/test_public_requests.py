@@ -142,6 +142,12 @@ def test_a_public_request_is_accepted(
         assert body.get(name) == sampling.get(name)
 
 
+@pytest.mark.parametrize("name", [QWEN, QWEN.replace("/", "%2F")])
+def test_a_model_may_have_a_slash_in_its_name(gateway: GatewayRig, name: str) -> None:
+    with gateway.http() as http:
+        assert http.get(f"/v1/models/{name}").json()["id"] == QWEN
+
+
 @pytest.mark.parametrize("fields", REQUESTS.values(), ids=REQUESTS)
 def test_a_websocket_accepts_the_same_fields(gateway: GatewayRig, fields: dict[str, Any]) -> None:
     config = {"voice": None, "stream_audio": None, "word_timestamps": None, **fields}
