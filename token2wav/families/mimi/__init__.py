@@ -73,6 +73,8 @@ MOSHI = Format(
     only={
         "seanet.true_skip": True,
         "seanet.activation": "ELU",
+        "seanet.activation_params.alpha": 1.0,
+        "seanet.final_activation": None,
         "seanet.norm": "none",
         "transformer.causal": True,
         "transformer.gating": "none",
@@ -81,8 +83,8 @@ MOSHI = Format(
     },
     without_effect=(
         *("channels", "causal", "renormalize", "resample_method", "encoder_frame_rate", "name"),
-        *("upsample_channel_wise_bug", "freeze_*", "seanet.*norm*", "seanet.activation_params"),
-        *("seanet.disable_norm_outer_blocks", "seanet.final_activation*", "seanet.lstm"),
+        *("upsample_channel_wise_bug", "freeze_*", "seanet.*norm*", "seanet.lstm"),
+        *("seanet.disable_norm_outer_blocks", "seanet.final_activation_params"),
         *("quantizer.input_dimension", "quantizer.output_dimension", "quantizer.*dropout*"),
         *("quantizer.decay", "quantizer.*codebook*", "quantizer.force_projection"),
         *("transformer.input_dimension", "transformer.output_dimensions"),
