@@ -198,3 +198,11 @@ def test_windows_are_refused_elsewhere(tmp_path: Path) -> None:
     runtime = RuntimeConfig(device="cpu", backend="onnx")
     with pytest.raises(ConfigError, match=r"onnx cannot run windows \(a decoder that is not"):
         Token2Wav.load(write_folder("xy_tokenizer", tmp_path), runtime=runtime)
+
+
+@pytest.mark.parametrize("name", sorted({*CODECS} - {*NAMES, "audex"}))
+def test_a_fixed_past_has_no_setting(name: str, tmp_path: Path) -> None:
+    config = read_config(write_folder(name, tmp_path))
+    for blocks in (-1, 0):
+        with pytest.raises(ConfigError, match=f"^stream.left_blocks: {blocks}, but .* fixed past"):
+            config.with_stream_settings(StreamConfig(left_blocks=blocks))

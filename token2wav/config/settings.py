@@ -53,7 +53,8 @@ class StreamConfig:
         left_blocks: past attention blocks (25 tokens each; 2 tokens in Audex) that a chunk sees,
             besides the prompt. -1 keeps all blocks, and is exact. 0 or more bounds memory and time,
             so that streams may have any length. None takes the value of the model: all blocks, or
-            for Step-Audio2 the last two, as published, or the context of a decoder in windows.
+            for Step-Audio2 the last two, as published, or the context of a decoder in windows. The
+            past of all other codecs is fixed, and they refuse any value but None.
         block_tokens: tokens of an attention block, for models that were trained on blocks of
             several lengths: `use_dynamic_chunk` in the file of a CosyVoice2 model, or weights for
             this block in a MOSS-Speech folder. 0 takes the value of the model. Any other value

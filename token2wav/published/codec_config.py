@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.config.values import prefixed
+from token2wav.errors import ConfigError
 from token2wav.published.checkpoint_files import PUBLISHED
 from token2wav.published.codec_sizes import CodecSizes
 from token2wav.published.formats import Format
@@ -90,6 +91,14 @@ class CodecConfig(ModelConfig):
         """Module of the family: it has the class of the configuration, or that of the sizes."""
         module = type(self).__module__
         return type(self.sizes).__module__ if module.startswith(f"{__package__}.") else module
+
+    def with_stream_settings(self, stream: StreamConfig) -> ModelConfig:
+        if stream.left_blocks is not None:
+            raise ConfigError(
+                f"stream.left_blocks: {stream.left_blocks}, but the decoder of this model sees a "
+                "fixed past; remove the setting"
+            )
+        return super().with_stream_settings(stream)
 
     def stage_config(self, stage: StageName) -> Any:
         return self.sizes

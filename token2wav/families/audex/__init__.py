@@ -105,7 +105,8 @@ class AudexConfig(SymmetricCodecConfig):
         if stream.left_blocks is not None and stream.left_blocks >= 0:
             window = self.block_tokens * (1 + stream.left_blocks)
             config = replace(self, sizes=replace(self.sizes, window=window), most_tokens=None)
-        return super(AudexConfig, config).with_stream_settings(stream)
+        other = replace(stream, left_blocks=None)
+        return super(AudexConfig, config).with_stream_settings(other)
 
 
 read = AudexConfig.reader(AudexSizes, FORMAT)
