@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_tensors
+from torch import nn
 
 from testkit.models.tiny_model import demo_voice
 from token2wav import InputError, Voice
@@ -131,5 +133,56 @@ def test_a_file_that_is_no_voice_is_named(tmp_path: Path, content: Any, message:
         save_file({name: array for name, array in arrays.items() if array is not None}, path)
     elif content is not None:
         path.write_bytes(content)
+    with pytest.raises(InputError, match=f"^{path}: {message}"):
+        Voice.load(path)
+
+
+def test_numbers_of_16_bits_are_read(tmp_path: Path) -> None:
+    arrays = {name: torch.from_numpy(array) for name, array in arguments().items()}
+    for dtype in (torch.bfloat16, torch.float16):
+        mel = arrays[MEL].to(dtype)
+        save_tensors(arrays | {MEL: mel}, tmp_path / "v.safetensors")
+        voice = Voice.load(tmp_path / "v.safetensors")
+        assert np.array_equal(voice.prompt_mel, mel.float().numpy())
+    save_tensors(arrays | {MEL: mel.to(torch.float8_e4m3fn)}, tmp_path / "v.safetensors")
+    with pytest.raises(InputError, match=f"^{tmp_path}/v.safetensors: {MEL}: not an array"):
+        Voice.load(tmp_path / "v.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("prompt_token", [1, 2], "gen: prompt_token is no dense tensor$"),
+        (
+            "prompt_token",
+            torch.zeros(1, 4).bfloat16(),
+            f"{TOKENS}: type float32, expected integers",
+        ),
+        ("prompt_feat", None, "gen: prompt_feat is no dense tensor$"),
+        ("prompt_feat", torch.zeros(8, 80).to_sparse(), "gen: prompt_feat is no dense tensor$"),
+        ("prompt_feat", torch.tensor(1.0), f"{MEL}: .* expected 2 dimensions$"),
+        ("embedding", "x", "gen: embedding is no dense tensor$"),
+        ("embedding", torch.ones(1, 192, device="meta"), f"{SPEAKER}: not an array: "),
+        (
+            "embedding",
+            torch.ones(1, 192) * 1j,
+            f"{SPEAKER}: type complex64, expected real numbers$",
+        ),
+        ("embedding", nn.Parameter(torch.ones(1, 192)), None),
+    ],
+)
+def test_the_tensors_of_conditionals(
+    tmp_path: Path, name: str, value: Any, message: str | None
+) -> None:
+    path = tmp_path / "conds.pt"
+    section = {
+        "prompt_token": torch.zeros(1, 4, dtype=torch.long),
+        "prompt_feat": torch.zeros(1, 8, 80),
+        "embedding": torch.ones(1, 192),
+    }
+    torch.save({"gen": section | {name: value}}, path)
+    if message is None:
+        assert Voice.load(path).speaker_embedding.all()
+        return
     with pytest.raises(InputError, match=f"^{path}: {message}"):
         Voice.load(path)

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.config.arrays import float_array, token_array
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import CheckpointError, InputError, one_line
+
+if TYPE_CHECKING:
+    import torch
 
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 MOST_PROMPT_TOKENS = 750  # 30 s of CosyVoice3
@@ -71,7 +75,7 @@ class Voice:
                 names the file.
         """
         from safetensors import SafetensorError  # imported here, because only files need it
-        from safetensors.numpy import load_file
+        from safetensors.torch import load_file  # NumPy has no bfloat16
 
         try:
             arrays = _conditionals(Path(path)) if Path(path).suffix == ".pt" else load_file(path)
@@ -154,21 +158,24 @@ def voice_for(config: ModelConfig, voice: Voice | None) -> Voice:
     )
 
 
-def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Reads the arrays of a voice from a `conds.pt` of Chatterbox, by the names of `FIELDS`. No
+def _conditionals(path: Path) -> dict[str, torch.Tensor]:
+    """Reads the tensors of a voice from a `conds.pt` of Chatterbox, by the names of `FIELDS`. No
     code in the file is executed.
     """
-    from token2wav.networks.weights import read_state  # needs torch; other voices do not
+    import torch  # imported here, because only files need it
 
-    section = read_state(path).get("gen")
-    if (
-        not isinstance(section, dict)
-        or not {"prompt_token", "prompt_feat", "embedding"} <= section.keys()
-    ):
+    from token2wav.networks.weights import read_state
+
+    section, names = read_state(path).get("gen"), ("prompt_token", "prompt_feat", "embedding")
+    if not isinstance(section, dict) or not {*names} <= section.keys():
         raise InputError("gen", "missing, or without prompt_token, prompt_feat and embedding")
-    tokens = section["prompt_token"].reshape(-1).numpy()
-    mel = section["prompt_feat"].squeeze(0).float().numpy()
-    embedding = section["embedding"].reshape(-1).float().numpy()
+    for name in names:
+        value = section[name]
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            raise InputError("gen", f"{name} is no dense tensor")
+    tokens, mel, embedding = (section[name].detach() for name in names)
+    tokens, embedding = tokens.reshape(-1), embedding.reshape(-1)
+    mel = torch.atleast_1d(mel.squeeze(0))
     count = min(len(tokens), len(mel) // 2)  # the public code cuts tokens to the mel as well
     return dict(zip(FIELDS, (tokens[:count], mel[: 2 * count], embedding), strict=True))
 
