@@ -180,6 +180,19 @@ def test_a_second_pull_fetches_nothing_and_needs_no_network(hub: HubServer, tmp_
         assert folder_of(pull(hub, home, OMNI, **variables)) == folder
 
 
+@pytest.mark.parametrize("marker", ["", '["", ["con', "{}", '["", [1]]', "[1, []]"])
+def test_a_marker_that_is_damaged_is_written_anew(
+    marker: str, hub: HubServer, tmp_path: Path
+) -> None:
+    """A full disk or a lost power supply leaves such a marker."""
+    folder = folder_of(pull(hub, tmp_path / "home", FLOW))
+    path = folder / ".decoder"
+    whole = path.read_text()
+    path.write_text(marker)
+    assert folder_of(pull(hub, tmp_path / "home", FLOW)) == folder
+    assert path.read_text() == whole
+
+
 def test_a_lost_connection_goes_on_where_it_ended(hub: HubServer, tmp_path: Path) -> None:
     for model in (FLOW, OMNI):
         hub.drop_after, hub.drops_left, hub.sent = MIB // 2, 3, 0

@@ -105,10 +105,13 @@ class Pull:
         marker = self.base / commit / f".{self.part}"
         if not marker.is_file():
             return None
-        prefix, files = json.loads(marker.read_text())
-        if not all((marker.parent / file).is_file() for file in files):
-            return None  # the cache of the client was emptied
-        return marker.parent / prefix
+        try:
+            prefix, files = json.loads(marker.read_text())
+            if not all((marker.parent / file).is_file() for file in files):
+                return None  # the cache of the client was emptied
+            return marker.parent / prefix
+        except (ValueError, TypeError):
+            return None  # the marker was not written to its end
 
     def _listing(self) -> dict[str, _File]:
         """Returns the files of the revision, and sets its commit."""
