@@ -26,7 +26,8 @@ Rate = Annotated[int, Bounds(1, 4096)]  # factor of upsampling
 Kernel = Annotated[int, Bounds(1, 4096)]
 CodebookCount = Annotated[int, Bounds(1, 64)]
 CodebookSize = Annotated[int, Bounds(1, 1 << 20)]
-Dilation = Annotated[int, Bounds(1, 4096)]
+LONGEST_DILATION = 64  # the memory of a stream grows with it, and the weights do not
+Dilation = Annotated[int, Bounds(1, LONGEST_DILATION)]
 Stages = Length(16)  # stages of a vocoder, or parts of a stage
 Rates = Annotated[tuple[Rate, ...], Stages]
 Kernels = Annotated[tuple[Kernel, ...], Stages]
@@ -35,7 +36,8 @@ OptionalWidth = Annotated[int | None, Bounds(1, 1 << 16)]  # None: other sizes g
 SomeRates = Annotated[tuple[Rate, ...], Length(16, least=1)]
 SomeKernels = Annotated[tuple[Kernel, ...], Length(16, least=1)]
 OddKernel = Annotated[Kernel, Odd("only odd kernels keep the length")]
-SomeDilations = Annotated[tuple[Annotated[tuple[Dilation, ...], Length(16, least=1)], ...], Stages]
+BlockDilations = Annotated[tuple[Dilation, ...], Length(16, least=1)]  # of a residual block
+SomeDilations = Annotated[tuple[BlockDilations, ...], Stages]
 Levels = Annotated[tuple[Annotated[int, Bounds(2, 4096)], ...], Length(16, least=1)]  # of codes
 Window = Annotated[int, Bounds(2, 1 << 16)]  # positions that a position attends to
 Epsilon = Annotated[float, Bounds(1e-12, 1)]  # added in a norm

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from token2wav.config.token_format import TokenFormat
 from token2wav.config.values import Bounds, check_bounds, convert
+from token2wav.errors import ConfigError
 from token2wav.published import bounded
 from token2wav.published.relations import Divides, Equals, Even, Gives, Halves, Only, SameProduct
 
@@ -156,7 +157,7 @@ class SeanetSizes(CodecSizes, ABC):
     last_kernel_size: bounded.Kernel = 3
     residual_kernel_size: bounded.Kernel = 3
     # factor from the dilation of a residual unit to the next one
-    dilation_growth_rate: bounded.Rate = 2
+    dilation_growth_rate: bounded.Dilation = 2
     use_causal_conv: Annotated[bool, Only(True)] = True
     pad_mode: Literal["constant"] = "constant"
     compress: bounded.Rate = 2  # factor by which a residual unit has fewer channels inside
@@ -176,6 +177,12 @@ class SeanetSizes(CodecSizes, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        growth, layers = self.dilation_growth_rate, self.num_residual_layers
+        if growth ** (layers - 1) > bounded.LONGEST_DILATION:
+            raise ConfigError(
+                f"dilation_growth_rate: {growth} gives a dilation above "
+                f"{bounded.LONGEST_DILATION} in residual layer {layers}"
+            )
         Even(bounded.PAIRS).check_in(self, self.dim_head, "head_dim")
 
     @property

@@ -76,7 +76,7 @@ class NanoCodecSizes(CodecSizes):
     in_kernel_size: bounded.Kernel = 7
     out_kernel_size: bounded.Kernel = 3
     resblock_kernel_sizes: bounded.SomeKernels = (3, 7, 11)
-    resblock_dilation_sizes: bounded.SomeKernels = (1, 3, 5)
+    resblock_dilation_sizes: bounded.BlockDilations = (1, 3, 5)
     activation: Literal["half_snake"] = "half_snake"
     output_activation: Literal["tanh", "clamp"] = "tanh"
     pad_mode: Literal["zeros"] = "zeros"
