@@ -16,6 +16,8 @@ from testkit.models.folders import write_folder
 from testkit.models.tiny_model import TINY, demo_tokens, demo_voice
 from testkit.replies import Expected
 from token2wav import ConfigError, InputError, RuntimeConfig, Token2Wav, Voice
+from token2wav.serving.audio_output import AudioFormat
+from token2wav.serving.options import UtteranceOptions
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,13 @@ def test_tokens_of_any_integer_type_give_the_same_audio(
     model: Token2Wav, voice: Voice, expected: Expected, convert: Callable[[NDArray[np.int32]], Any]
 ) -> None:
     assert np.array_equal(model.synthesize(convert(demo_tokens(4)), voice), expected(4))
+
+
+def test_audio_in_another_format(model: Token2Wav, voice: Voice, expected: Expected) -> None:
+    options = UtteranceOptions(audio_format=AudioFormat("int16", 8000))
+    audio = model.synthesize(demo_tokens(4), voice, options)
+    assert audio.dtype == np.int16
+    assert len(audio) == len(expected(4)) // 3
 
 
 def test_whole_mel_and_vocode_have_the_lengths_of_their_input(

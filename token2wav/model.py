@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -146,7 +147,7 @@ class Token2Wav:
         tokens: ArrayLike,
         voice: Voice | None = None,
         options: UtteranceOptions = DEFAULTS,
-    ) -> NDArray[np.float32]:
+    ) -> NDArray[Any]:
         """Synthesizes a whole utterance.
 
         The samples are those of a stream that gets all tokens in one call, so no provisional chunks
@@ -164,9 +165,10 @@ class Token2Wav:
             options: as for `stream`.
 
         Returns:
-            (samples_per_token * n,) float32 at speed 1, minus the leading silence that
-            `StreamConfig.trim_silence_ms` removes. For a model with several channels the shape is
-            (samples_per_token * n, channels).
+            (samples_per_token * n - missing_samples,) float32 at speed 1, minus the leading silence
+            that `StreamConfig.trim_silence_ms` removes. `ModelConfig` has both numbers. A model
+            with several channels has a second dimension for them. `options.audio_format` sets
+            another type, and another sample rate.
 
         Raises:
             InputError: a token, the voice or an option does not fit the model, or there are no

@@ -57,7 +57,7 @@ class AudioChunk:
 
     Attributes:
         audio: (samples,), or (samples, channels) for a model with several channels, in the encoding
-            of the request; float32 in the library.
+            of `AudioFormat`, by default float32.
         index: 0, 1, 2 ... within the utterance.
         samples_per_token: an utterance of N tokens has N * samples_per_token - samples_trimmed
             samples at speed 1.
@@ -88,7 +88,7 @@ class AudioChunk:
 
 @dataclass(frozen=True)
 class AudioFormat:
-    """Format of the audio that is sent to a client. Raises InputError for an unknown one."""
+    """Format of the audio of an utterance. Raises InputError for an unknown one."""
 
     encoding: str = "float32"  # key of `ENCODERS`
     sample_rate: int | None = None  # one of `SAMPLE_RATES`; None for the rate of the model

@@ -22,8 +22,8 @@ class UtteranceOptions:
             `StreamConfig.decoder_noise`.
         delays: delay of every codebook in tokens, for tokens in a delay pattern; the first is 0.
             Codes beyond the vocabulary are then marks of start and end. None for aligned codes.
-        audio_format: format of the audio that a server sends. The library returns float32 at the
-            rate of the model.
+        audio_format: encoding and sample rate of the audio; by default float32 at the rate of the
+            model.
         end_after_repeats: equal tokens in a row that end the stream, 2 or more; 0 for no limit;
             None for `StreamConfig.end_after_repeats`.
         end_after_silence_s: seconds of audio below -50 dBFS that end the stream; 0 for no limit;
