@@ -17,7 +17,7 @@ from testkit.models.family_golden import FamilyGolden
 from testkit.models.folder_edits import set_weights
 from testkit.models.folders import write_folder
 from testkit.models.published_codecs import FURTHER, PUBLISHED
-from testkit.utterances import off
+from testkit.utterances import joined, off
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import check_folder, family_for, load_network
 from token2wav.families.nanocodec.network import HalfSnake
@@ -238,15 +238,23 @@ def test_the_older_vae_of_voxcpm_has_no_settings_of_the_newer_one(tmp_path: Path
 
 
 def test_the_past_of_audex_has_a_limit_or_a_window(tmp_path: Path) -> None:
-    """Without a window, a longer utterance is refused before it is decoded; a window allows any."""
+    """Without a window, a longer utterance is refused before it is decoded; a window allows any.
+
+    The stream goes on after the refusal. Tokens after an end by equal tokens do not count.
+    """
     folder = write_folder("audex", tmp_path)
     model = Token2Wav.load(folder, runtime=CPU)
     tokens = drawn_tokens(model.config, 2049)
     with model.stream() as stream:
-        chunks = stream.push(tokens[:2048])
-        with pytest.raises(InputError, match="the utterance would exceed 2048, whose attention"):
-            stream.push(tokens[2048:])
-    assert chunks
+        chunks = stream.push(tokens[:2047])
+        for call in (stream.push, stream.finish):
+            with pytest.raises(InputError, match="the utterance would exceed 2048, whose atten"):
+                call(tokens[2047:])
+        chunks += stream.finish(tokens[2047:2048])
+    assert len(joined(chunks)) == 2048 * model.config.samples_per_token
+    equal = tokens[:1].repeat(2049, axis=0)
+    ended = model.synthesize(equal, options=UtteranceOptions(end_after_repeats=9))
+    assert len(ended) == 9 * model.config.samples_per_token
     bounded = Token2Wav.load(folder, stream=StreamConfig(left_blocks=3), runtime=CPU)
     audio = bounded.synthesize(tokens)
     [decoder] = bounded.pipeline.stages.values()

@@ -84,16 +84,9 @@ class Chunker:
 
     def push(self, tokens: NDArray[Any], *, end: bool = False) -> None:
         """Adds tokens (n, *token_shape), checked by `TokenFormat.checked`, to the stream. Raises
-        InputError if the utterance would end without any token, the tokens have another number of
-        codebooks than the first tokens, or there are more than the model allows.
+        InputError as `check`, and if the utterance would end without any token.
         """
-        most = self._config.most_tokens
-        if most is not None and self.new_tokens + len(tokens) > most:
-            raise InputError(
-                self._config.tokens.field,
-                f"the utterance would exceed {most}, whose attention this model keeps; end it "
-                "earlier, or set stream.left_blocks, which bounds the past",
-            )
+        self.check(tokens)
         if end and not self.new_tokens + len(tokens):
             raise InputError(self._config.tokens.field, "0 sent; an utterance needs at least 1")
         self._tokens.add(tokens, self._start)
@@ -103,7 +96,17 @@ class Chunker:
         if self.next_chunk is None:
             self.decide()
 
-    def check_codebooks(self, tokens: NDArray[Any]) -> None:
+    def check(self, tokens: NDArray[Any]) -> None:
+        """Raises InputError if tokens have another number of codebooks than the first tokens, or
+        there are more than the model allows.
+        """
+        most = self._config.most_tokens
+        if most is not None and self.new_tokens + len(tokens) > most:
+            raise InputError(
+                self._config.tokens.field,
+                f"the utterance would exceed {most}, whose attention this model keeps; end it "
+                "earlier, or set stream.left_blocks, which bounds the past",
+            )
         self._tokens.check_codebooks(tokens)
 
     def finish_chunk(self, *, heard: bool = True) -> None:
@@ -238,7 +241,6 @@ class TokenBuffer:
         the tokens before the position `needed` are removed, which no later chunk needs.
         """
         if self._fewer_codebooks and len(tokens):
-            self.check_codebooks(tokens)
             self._codebooks = _codebooks(tokens)
         self._append(tokens, needed)
 

@@ -57,9 +57,9 @@ class Stream:
             tokens: (n,) integers, n >= 0, or (n, codebooks); or (n, size) latents.
 
         Raises:
-            InputError: the tokens do not fit the model, or have another number of codebooks than
-                the first tokens; or another thread is in `push` or `finish`. The stream is
-                unchanged.
+            InputError: the tokens do not fit the model, have another number of codebooks than the
+                first tokens, or are more than the model allows; or another thread is in `push` or
+                `finish`. The stream is unchanged.
             StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
             BackendError: the backend failed; the stream is closed.
         """
@@ -109,7 +109,7 @@ class Stream:
             utterance.start(threading.get_ident())
         try:
             array = utterance.checked_tokens(tokens, self._pipeline.config)
-            utterance.chunker.check_codebooks(array)
+            utterance.check_tokens(array)
             try:
                 array, end = utterance.within_limits(array, end=end)
                 utterance.chunker.push(array, end=end)

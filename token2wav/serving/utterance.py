@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -146,6 +147,12 @@ class Utterance:
         if self.drops_tokens:
             return config.tokens.zeros(0)
         return config.tokens.checked(self.delays.frames(tokens) if self.delays else tokens)
+
+    def check_tokens(self, tokens: NDArray[Any]) -> None:
+        """Raises InputError as `Chunker.check` for the tokens up to the end by `limits`. Changes
+        nothing.
+        """
+        self.chunker.check(tokens[: copy(self._repeats).end(tokens)])
 
     def refuse(self, error: InputError) -> None:
         """Lets an error about a token end the utterance after the audio of the tokens before it.
