@@ -166,7 +166,16 @@ class HyperYaml:
 
 
 def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> float:
-    """Evaluates arithmetic on numbers, without `**`, whose computation may take forever."""
+    """Evaluates arithmetic on numbers, without `**` and long integers, whose computation may take
+    forever.
+    """
+    number = _number(node, names)
+    if isinstance(number, int) and number.bit_length() > 64:
+        raise ValueError("an integer of more than 64 bits")
+    return number
+
+
+def _number(node: ast.expr, names: Mapping[str, Any]) -> float:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return node.value  # type: ignore[return-value]
     if isinstance(node, ast.Name) and type(names.get(node.id)) in (int, float):
