@@ -18,7 +18,7 @@ from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.cache.states import StateStore
 from token2wav.config import RuntimeConfig
 from token2wav.config.model_config import StageName
-from token2wav.errors import BackendUnavailableError, ConfigError
+from token2wav.errors import ArtifactError, BackendUnavailableError, ConfigError, one_line
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.captured_sizes import (
     CAPTURED_BLOCKS,
@@ -40,7 +40,7 @@ from token2wav.exported.run import (
 from token2wav.exported.step import ExportedStep
 from token2wav.networks.estimator import Estimator
 from token2wav.networks.ode import OdeTables
-from token2wav.published.artifacts import EngineFolder, Precision
+from token2wav.published.artifacts import EngineFolder, GraphName, Precision
 from token2wav.stages.encoder_runner import BlockEncoderRunner, ChunkEncoderRunner, EncoderRunner
 from token2wav.stages.stage import BackendName, Encoder
 
@@ -298,11 +298,20 @@ def _onnx(context: LoadContext, stages: Sequence[StageName]) -> Backend:
         )
     check_provider(context.device)
     if "decoder" in stages:
-        decoder = context.engines.find("decoder", "float32", "onnx")
-        return Backend("onnx", vocoder=OnnxModule(decoder, context.device))
-    step = context.engines.find("step", context.precision, "onnx")
-    vocoder = context.engines.find("vocoder", "float32", "onnx")
-    return Backend("onnx", *(OnnxModule(path, context.device) for path in (step, vocoder)))
+        return Backend("onnx", vocoder=_onnx_module(context, "decoder", "float32"))
+    step = _onnx_module(context, "step", context.precision)
+    return Backend("onnx", step, _onnx_module(context, "vocoder", "float32"))
+
+
+def _onnx_module(context: LoadContext, graph: GraphName, precision: Precision) -> OnnxModule:
+    path = context.engines.find(graph, precision, "onnx")
+    try:
+        return OnnxModule(path, context.device)
+    except Exception as error:  # a damaged file makes ONNX Runtime raise many kinds of errors
+        command = context.engines.command(graph, precision, "onnx")
+        raise ArtifactError(
+            f"{path}: cannot be loaded: {one_line(error)}; if it is damaged, run: {command}"
+        ) from error
 
 
 def _tensorrt(context: LoadContext, stages: Sequence[StageName]) -> Backend:

@@ -5,6 +5,7 @@ between them.
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,15 @@ def test_auto_selects_an_available_engine_and_logs_why(
 def test_an_engine_that_is_asked_for_must_be_there(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"token2wav export onnx --model .* --graphs step"):
         load(tiny, "onnx", engines=str(tmp_path))
+
+
+def test_a_graph_that_is_damaged_is_refused_with_its_command(tiny: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny / "engines", tmp_path / "engines")
+    [path] = folder.glob("step.float32.onnx.*/*.onnx")
+    path.write_bytes(bytes(path.stat().st_size))
+    command = "token2wav export onnx --model .* --graphs step --precision float32"
+    with pytest.raises(ArtifactError, match=rf"^{path}: .*; if it is damaged, run: {command}$"):
+        load(tiny, "onnx", engines=str(folder))
 
 
 def test_tensorrt_needs_a_gpu(tiny: Path) -> None:
