@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -189,6 +190,15 @@ def saved(content: object) -> bytes:
     return file.getvalue()
 
 
+def damaged_archive(folder: Path) -> None:
+    """Compresses an archive of NanoCodec, and damages it behind its first member."""
+    path, digits = folder / "codec.nemo", Random(0).randbytes(1 << 17).hex().encode()
+    write_archive(path, {"model_config.yaml": YAML, "model_weights.ckpt": digits}, "w:xz")
+    compressed = path.read_bytes()
+    path.write_bytes(compressed[: 1 << 16] + bytes(64) + compressed[(1 << 16) + 64 :])
+
+
+SCALES = "decoder.sr_cond_model.2.scale_embed.weight"
 RAND_NOISE, SINES = "cfm.rand_noise", "sinegen.sine_waves"
 NANOCODEC = CODECS["nanocodec"].document(FamilyGolden("nanocodec", "tiny").sizes)
 YAML = yaml.safe_dump(NANOCODEC).encode()
@@ -227,9 +237,11 @@ SPECIAL: dict[str, list[tuple[Edit, str]]] = {
             for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)
         ),
         (member(tarfile.REGTYPE, 5 << 30), "at most 1048576 are allowed"),
+        (damaged_archive, "codec.nemo: cannot be read: Corrupt input data"),
     ],
     "voxcpm": [
         (set_values("audiovae.pth", {"state_dict": [1]}), "no weight is named decoder.*"),
+        (set_values("audiovae.pth", {"state_dict": {SCALES: [1.0]}}), "is a list, not a tensor"),
         (
             set_values("config.json", {"audio_vae_config.sr_bin_boundaries": [1] * 65}),
             "sr_bin_boundaries: 65 items; at most 64",

@@ -52,6 +52,11 @@ def all_silent(monkeypatch: pytest.MonkeyPatch) -> None:
 # The limits alone.
 
 
+@pytest.mark.parametrize("rate", [1, 48, 1200])
+def test_audio_of_any_rate_has_windows(rate: int) -> None:
+    assert SilenceLimit(1.0, rate, 1).end(np.zeros(2 * rate, np.float32)) == rate
+
+
 @given(
     tokens=st.lists(st.integers(0, 1), min_size=1, max_size=40),
     repeats=st.integers(2, 6),

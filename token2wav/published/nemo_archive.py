@@ -38,7 +38,9 @@ def read_member(path: Path, name: str) -> BytesIO:
                     file = archive.extractfile(member)
                     assert file is not None  # a regular file
                     content = BytesIO(file.read())
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged archive raises errors of tar and of each compression
         raise CheckpointError(
             f"{path}: cannot be read: {' '.join(str(error).split())[:200]}"
         ) from error

@@ -109,7 +109,7 @@ class SilenceLimit:
 
 
 def window_samples(sample_rate: int) -> int:
-    return round(_WINDOW_MS * sample_rate / 1000)
+    return max(1, round(_WINDOW_MS * sample_rate / 1000))
 
 
 def audible(audio: NDArray[np.float32], window: int) -> NDArray[np.bool_]:

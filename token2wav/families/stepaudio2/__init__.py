@@ -11,6 +11,7 @@ from pathlib import Path
 
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.values import check_bounds, prefixed
+from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice2 import RATIO, CosyVoice2Config, FlowConfig
 from token2wav.published import bounded
 from token2wav.published.flow_config import ENCODER_UNUSED, conformer_from, hift_from
@@ -90,6 +91,10 @@ def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
         ),
         estimator=DiTConfig(**estimator.fields(DiTConfig)),
     )
+    if config.vocab_size <= SILENCE:
+        raise ConfigError(
+            f"flow.vocab_size: {config.vocab_size} is not above {SILENCE}, the token of silence"
+        )
     flow.check_used("output_type")
     # The public encoder takes any key, and ignores the attention block.
     encoder.check_used(*ENCODER_UNUSED, "static_chunk_size", "use_dynamic_chunk")

@@ -9,6 +9,7 @@ Its configuration is the `config.json` of one of three published formats.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -63,7 +64,7 @@ def _reversed(section: dict[str, Any]) -> dict[str, Any]:
 def _depths(depths: Any, name: str) -> list[int]:
     """Returns depths such as `3-3-8` as a list."""
     numbers = depths.split("-") if isinstance(depths, str) else depths
-    if not isinstance(numbers, list) or not all(str(number).isdecimal() for number in numbers):
+    if not isinstance(numbers, list) or not all(re.fullmatch(r"\d{1,9}", str(n)) for n in numbers):
         raise ConfigError(f"{name}: {depths!r:.80} is no list of numbers such as 3-3-8")
     return [int(number) for number in numbers]
 

@@ -55,7 +55,8 @@ class VoxCPMFamily(CodecFamily):
         rows = len(expected or ()) + 1
         for name, value in state.items():
             # Another number of rows stays as it is, and is refused because of its shape.
-            if name.startswith(_SCALES) and value.dim() == 2 and len(value) == rows:
+            scales = name.startswith(_SCALES) and isinstance(value, torch.Tensor)
+            if scales and value.dim() == 2 and len(value) == rows:
                 state[name] = value[sizes.rate_range]
         return converted_weights(network, state, path, WEIGHTS)
 
