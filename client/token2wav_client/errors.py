@@ -36,7 +36,7 @@ ENGINE = "engine: "  # the process with the model has ended, or starts
 FULL = "try again later"
 _TRANSIENT = re.compile(  # includes messages of Triton itself
     f"^{SHUTTING_DOWN}|^{ENGINE}|{FULL}$|is no open stream|[Ss]tub process .* is not healthy|"
-    "has no available versions"
+    "has no available versions|^backend: this process can no longer use the GPU"
 )
 _TLS_FAILED = re.compile("[Hh]andshake failed|[Vv]erification [Cc]heck failed")
 # Errors of gRPC if the port is Triton's HTTP port, or if the server rejects a client without a

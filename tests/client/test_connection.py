@@ -151,6 +151,7 @@ def test_error_class_of_a_failed_call(
         ("streams: all 64 are in use; try again later", True),
         ("server: it is shutting down; try another one", True),
         ("engine: its process has ended; send the utterance again", True),
+        ("backend: this process can no longer use the GPU: CUDA error: an illegal access", True),
         ("Stub process 'token2wav_0_0' is not healthy.", True),
         ("Request for unknown model: 'token2wav' has no available versions", True),
         ("sequence_id: 'x' is no open stream; it ended, failed, was idle for too long", True),
