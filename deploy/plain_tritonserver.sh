@@ -12,7 +12,7 @@ from pathlib import Path
 from token2wav_server.launcher.binaries import find_tritonserver
 triton = find_tritonserver(Path("."))
 print(triton.executable, triton.backends, triton.environment.get("LD_LIBRARY_PATH", ""), sep="\n")')
-{ read -r tritonserver; read -r backends; read -r libraries; } <<<"$triton"
+{ read -r tritonserver; read -r backends; read -r libraries || true; } <<<"$triton"
 export LD_LIBRARY_PATH=$libraries
 export TOKEN2WAV_MODEL=$MODEL TOKEN2WAV_CONFIG=$CONFIG TOKEN2WAV_ENGINE=$PWD/engine.sock
 # The process with the model. It ends with this process, which becomes tritonserver.

@@ -68,6 +68,34 @@ def test_plain_tritonserver_serves_the_model(
             server.wait(PATIENCE_SECONDS)
 
 
+def test_an_installation_of_triton_is_used(tmp_path: Path) -> None:
+    """Its libraries need no path."""
+    installation = tmp_path / "triton"
+    (installation / "bin").mkdir(parents=True)
+    program = installation / "bin" / "tritonserver"
+    program.write_text('#!/bin/sh\necho "started $*"\n')
+    program.chmod(0o755)
+    (installation / "backends" / "python").mkdir(parents=True)
+    (installation / "backends" / "python" / "triton_python_backend_stub").touch()
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "TOKEN2WAV_TRITONSERVER": str(installation),
+        "MODEL": str(TINY),
+        "CONFIG": "",
+    }
+    run = subprocess.run(
+        ["bash", "-c", recipe(Ports.free())],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert run.stdout.startswith("started --model-repository="), run.stderr
+    assert f"--backend-directory={installation}/backends " in run.stdout
+
+
 def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
