@@ -168,8 +168,8 @@ def bench_parser() -> CommandParser:
     )
     option(
         "--codebooks N",
-        "number of codes in each token of a text file, or in each random token (default: all that "
-        "the model has)",
+        "number of codes in each token of a text file (default: 1), or in each random token "
+        "(default: all that the model has)",
         type=count,
     )
     _add_voice(parser)
@@ -217,7 +217,8 @@ def perf_data_parser() -> CommandParser:
     option("--voice FILE", ".npz or .safetensors", required=True)
     option("--out JSON", "JSON file to write", required=True)
     seconds = (
-        "seconds of audio; tokens are cut or repeated to this length (default: every token once)"
+        "seconds of audio at 25 tokens per second; tokens are cut or repeated to this length "
+        "(default: every token once)"
     )
     option("--seconds S", seconds, type=_SECONDS)
     return parser

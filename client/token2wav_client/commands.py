@@ -304,7 +304,7 @@ def perf_data(options: argparse.Namespace) -> int:
         raise OutputError(f"{options.out}: cannot be written ({reason(error)})") from None
     print_report(
         f"{options.out}: an utterance of {count} tokens, "
-        f"{count * SAMPLES_PER_TOKEN / SAMPLE_RATE:g} s"
+        f"{count * SAMPLES_PER_TOKEN / SAMPLE_RATE:g} s at 25 tokens per second"
     )
     return 0
 
