@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds wheel and sdist into dist/, with the native front for x86_64 and aarch64, and tests the wheel in a clean
-# environment for each extra that a user installs.
-# Then the client of one environment sends a request to the server of another, which runs in an empty folder with
-# tritonserver from `token2wav setup`, and pulls its model by name from a hub on this machine. For aarch64 it checks that every dependency has a wheel. dist/ receives a list of the installed
-# packages of each environment, with licences (CycloneDX). Library and exporter also run with the lowest versions that
-# pyproject.toml allows. KEEP=1 keeps the environments in out/dist.
+# environment for each extra that a user installs. Then the client of one environment sends a request to the server of
+# another, which runs in an empty folder with tritonserver from `token2wav setup`, and pulls its model by name from a hub
+# on this machine. Library and exporter also run with the lowest versions that pyproject.toml allows. Each dependency must
+# have a wheel for each Python. dist/ receives a list of the installed packages of each environment, with licences
+# (CycloneDX). KEEP=1 keeps the environments in out/dist.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -35,7 +35,7 @@ main() {
     try up token2wav_server.up "from token2wav_server.demo import MODEL, PROMPT; assert MODEL.is_dir() and PROMPT.is_file()"
     speak
     least
-    aarch64
+    wheels
     for extra in client gateway server export; do
         "$BIN/cyclonedx-py" environment -o "dist/sbom-$extra.json" "$ENVIRONMENTS/$extra/bin/python"
     done
@@ -141,19 +141,29 @@ PYTHON
     echo "dist: least versions: $(sed -nE 's/^([A-Za-z-]+==[0-9.]+).*/\1/p' "$list" | tr '\n' ' ')"
 }
 
-# Resolves the dependencies for Linux on aarch64 (Grace, DGX Spark), from wheels only. The extras rtx and tensorrt have
-# no wheels there that this project has tried, so pyproject.toml limits them to x86_64.
-aarch64() {
-    local version
+# Resolves the dependencies from wheels only: the packages of `make setup`, and those of users on aarch64 (Grace, DGX
+# Spark). The extras rtx and tensorrt have no wheels there that this project has tried, so pyproject.toml limits them to
+# x86_64. Two packages are built from source: a small one of TensorRT, and with Python 3.14 pocketsphinx.
+wheels() {
+    local version built
     for version in 3.10 3.11 3.12 3.13 3.14; do
-        echo "$(sed -n 's/^WHEEL = "\(.*\)"/\1/p' server/token2wav_server/launcher/binaries.py)" \
-            | uv pip compile --no-deps --only-binary :all: --python-platform aarch64-manylinux_2_35 \
-                --python-version "$version" --output-file "$ENVIRONMENTS/aarch64-triton.txt" - || fail "$ENVIRONMENTS/uv.log"
-        uv pip compile --only-binary :all: --python-platform aarch64-manylinux_2_35 --python-version "$version" \
-            --output-file "$ENVIRONMENTS/aarch64.txt" --extra client --extra gateway --extra server --extra voice \
-            --extra export --extra gpu pyproject.toml || fail "$ENVIRONMENTS/uv.log"
-        echo "dist: aarch64, Python $version: $(grep -c '==' "$ENVIRONMENTS/aarch64.txt") packages, each with a wheel"
+        built=(--no-binary tensorrt-rtx-cu13)
+        [[ $version != 3.14 ]] || built+=(--no-binary pocketsphinx)
+        have_wheels x86_64 "$version" "${built[@]}" --constraint constraints.txt --extra client --extra server \
+            --extra onnx --extra export --extra rtx --extra dev
+        have_wheels aarch64 "$version" --extra client --extra gateway --extra server --extra voice --extra export --extra gpu
     done
+}
+
+have_wheels() {
+    local platform=$1 version=$2 list=$ENVIRONMENTS/wheels.txt
+    local resolve=(uv pip compile --only-binary :all: --python-platform "$platform-manylinux_2_35"
+        --python-version "$version" --output-file "$list")
+    sed -n 's/^WHEEL = "\(.*\)"/\1/p' server/token2wav_server/launcher/binaries.py >"$ENVIRONMENTS/triton.in"
+    "${resolve[@]}" --no-deps "$ENVIRONMENTS/triton.in" || fail "$ENVIRONMENTS/uv.log"
+    rm -f "$list"
+    "${resolve[@]}" "${@:3}" pyproject.toml || fail "$ENVIRONMENTS/uv.log"
+    echo "dist: $platform, Python $version: $(grep -c '==' "$list") packages, each with a wheel"
 }
 
 uv() { "$BIN/uv" --quiet "$@" >"$ENVIRONMENTS/uv.log" 2>&1; }
