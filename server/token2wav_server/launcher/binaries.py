@@ -37,9 +37,6 @@ _STUB = "triton_python_backend_stub"
 _STUB_PYTHON = re.compile(rb"libpython(\d+\.\d+)\.so")
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBPYTHON = f"libpython{_PYTHON}.so.1.0"
-_REMEDY = (
-    "use Python 3.10 to 3.13, or for a server without these install g++ and run `token2wav setup`"
-)
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,8 @@ def _assemble(backend: Path, environment: dict[str, str]) -> None:
     if not wheel_has_stub():
         raise TritonNotFoundError(
             f"{WHEEL} has no Python backend for Python {_PYTHON}, which the Python front, the "
-            f"ensemble and the models of CosyVoice's recipe need: {_REMEDY}"
+            "ensemble and the models of CosyVoice's recipe need: use Python 3.10 to 3.13, or for a "
+            "server without these install g++ and run `token2wav setup`"
         )
     backend.mkdir()
     library_folder = _wheel_root() / "backends" / "python"

@@ -28,7 +28,7 @@ _FRONT = "token2wav_server.front"  # package that this model imports
 _OF_TOKENS = f"tokens|latents|{LATENTS_FP16}|prompt_tokens"  # a row for each token
 # Triton accepts one type for each input, so latents of half precision are an input of their own.
 _TOKENS = re.compile(r'  \{\n    name: "tokens"[^\n]*\n    data_type: TYPE_INT32\n[^}]*\}')
-_PYTHON_BACKEND = re.compile(r'^\s*backend:\s*"python"', re.MULTILINE)
+_PYTHON_BACKEND = re.compile(r"""^[^#\n]*\bbackend\s*:\s*["']python["']""", re.MULTILINE)
 _STAGES = re.compile(r'key:\s*"stages"\s*value:?\s*{\s*string_value:\s*"([^"]+)"')
 _LATENTS = ",\n".join(
     f"""  {{

@@ -66,6 +66,11 @@ def test_files_of_a_repository_of_ones_own(tmp_path: Path) -> None:
     assert has_python_models(models)
     shutil.rmtree(models / "flow")
     assert not has_python_models(models), "the native front is no Python model"
+    config = models / "token2wav" / "config.pbtxt"
+    config.write_text("# backend: \"python\"\nname: 'a' backend: 'python'\n")
+    assert has_python_models(models)
+    config.write_text("# backend: \"python\"\nname: 'a' backend: 'onnxruntime'\n")
+    assert not has_python_models(models)
 
 
 def test_models_that_a_model_calls_are_loaded_too(tmp_path: Path) -> None:
