@@ -23,6 +23,7 @@ from pydantic import (
 from token2wav.config import strict_yaml
 from token2wav.config.values import shown
 from token2wav.errors import ConfigError
+from token2wav.hub import HubError, model_folder
 from token2wav.plugins import Plugins
 from token2wav_client import ClientError, Tls
 from token2wav_client.connection import checked_metadata
@@ -209,7 +210,7 @@ class VoiceSettings(Section):
     """
 
     folder: Path | None = None
-    model: Path | None = None
+    model: str | Path | None = None
     default: str | None = None
     most: Annotated[int, Field(ge=1, le=100_000)] = 100
     longest_s: Annotated[float, Field(gt=0, le=30)] = 30.0
@@ -331,7 +332,7 @@ def read_settings(path: Path | None) -> Settings:
 
     Raises:
         SettingsError: the file cannot be read, a value is unknown, of another type or out of range,
-            or a folder or file of the voices does not exist.
+            a folder or file of the voices does not exist, or their model cannot be pulled.
     """
     if path is None:
         return Settings()
@@ -341,16 +342,22 @@ def read_settings(path: Path | None) -> Settings:
 
 
 def check_voices(voices: VoiceSettings, path: Path) -> None:
-    """Checks the folders of the voices.
+    """Checks the folders of the voices, and pulls a model that is a name.
 
     `VoiceSettings` does not check them, because a container's settings are also read on machines
     without its folders.
 
     Raises:
-        SettingsError: a folder or a file does not exist. The message names `path`.
+        SettingsError: a folder or a file does not exist, or the model cannot be pulled. The message
+            names `path`.
     """
-    if voices.model is not None and not voices.model.is_dir():
-        raise SettingsError(f"{path}: voices.model: {voices.model} is no folder")
+    if voices.model is not None:
+        try:
+            is_folder = model_folder(voices.model, "front_end").is_dir()
+        except HubError as error:
+            raise SettingsError(f"{path}: voices.model: {error}") from None
+        if not is_folder:
+            raise SettingsError(f"{path}: voices.model: {voices.model} is no folder")
     if voices.folder is not None and voices.folder.exists() and not voices.folder.is_dir():
         raise SettingsError(f"{path}: voices.folder: {voices.folder} is no folder")
     if voices.default is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from testkit.tables import table
+from token2wav import hub
 from token2wav_gateway.settings import Settings, SettingsError, read_settings
 
 # Text of a file, and the message about it. FOLDER has the voice anna, and a file without a voice.
@@ -64,6 +65,7 @@ speech_server: {url: 'http://anna:pass1@host/v1'} | speech_server\.url: a user o
 speech_server: {url: 'pass1@host'} | speech_server\.url: a user or password
 voices: {model: nowhere} | voices\.model: nowhere is no folder
 voices: {model: FOLDER/file} | voices\.model: .*file is no folder
+voices: {model: ./acme/flow} | voices\.model: \./acme/flow is no folder
 voices: {folder: FOLDER/file} | voices\.folder: .*file is no folder
 voices: {folder: FOLDER, default: joe} | voices\.default: 'joe' has no file joe.safetensors in
 voices: {folder: FOLDER/new, default: joe} | voices\.default: 'joe' has no file
@@ -99,6 +101,31 @@ def test_wrong_settings_are_refused(tmp_path: Path, text: str, reason: str) -> N
 @pytest.mark.parametrize("text", TAKEN)
 def test_settings_that_are_taken(tmp_path: Path, text: str) -> None:
     read(tmp_path, text)
+
+
+def test_a_name_in_place_of_a_model_folder_is_pulled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled = []
+
+    def pull(*arguments: str) -> Path:
+        pulled.append(arguments)
+        return tmp_path
+
+    monkeypatch.setattr(hub, "pull", pull)
+    read(tmp_path, "voices: {model: acme/flow@v1}")
+    assert pulled == [("acme/flow", "v1", "front_end")]
+
+
+def test_a_name_that_cannot_be_pulled_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pull(*_: str) -> Path:
+        raise hub.HubError("acme/flow: no such model")
+
+    monkeypatch.setattr(hub, "pull", pull)
+    with pytest.raises(SettingsError, match=r"voices\.model: acme/flow: no such model"):
+        read(tmp_path, "voices: {model: acme/flow}")
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,12 @@ class Listener:
     The latest voices are remembered, by their recordings.
 
     Args:
-        model: model folder with a speech tokenizer and `campplus.onnx`, or a name, which is pulled
-            for the first recording.
+        model: model folder with a speech tokenizer and `campplus.onnx`, or a name.
         longest_s: longest recording in seconds.
         most_waiting: largest number of recordings that are computed or wait.
     """
 
-    def __init__(self, model: Path, longest_s: float, most_waiting: float) -> None:
+    def __init__(self, model: str | Path, longest_s: float, most_waiting: float) -> None:
         self._model = model
         self._longest_s = longest_s
         self._most_waiting = most_waiting
