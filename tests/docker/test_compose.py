@@ -56,9 +56,10 @@ def test_docker_compose_accepts_the_files(files: list[Path]) -> None:
     command = _compose_command()
     options = [f"--file={file}" for file in files]
     options += [f"--profile={name}" for name in PROFILES]
+    model = "mimi" if WITH_HUB in files else "/srv/model"
     done = subprocess.run(
         [*command, *options, "config", "--quiet"],
-        env=os.environ | {"TOKEN2WAV_MODEL": "/srv/model"},
+        env=os.environ | {"TOKEN2WAV_MODEL": model},
         capture_output=True,
         text=True,
         check=False,
@@ -76,6 +77,24 @@ def test_variables_have_the_defaults_of_the_example_file() -> None:
     for name, kind, default in variables:
         assert kind, f"{name} has no default and is not required"
         assert kind == "?" or default == example[name], f"{name}: differs from .env.example"
+
+
+def test_with_a_name_no_service_mounts_it_as_a_folder(compose: dict[str, Any]) -> None:
+    """A service of hub.yml without volumes keeps those of docker-compose.yml."""
+    pulled = read_compose(WITH_HUB)["services"]
+    mounts = {
+        name: pulled.get(name, {}).get("volumes", service.get("volumes", []))
+        for name, service in compose["services"].items()
+    }
+    folders = [name for name, volumes in mounts.items() if "TOKEN2WAV_MODEL:" in str(volumes)]
+    assert folders == []
+    readers = [name for name, volumes in mounts.items() if "models:/models:ro" in volumes]
+    assert WITH_HUB.read_text().count("volumes: !override\n") == len(readers)
+    for name in readers:
+        assert pulled[name]["environment"].items() >= {
+            ("HF_HOME", "/models"),
+            ("HF_HUB_OFFLINE", "1"),
+        }
 
 
 def test_the_language_model_has_the_name_in_the_gateway(compose: dict[str, Any]) -> None:
