@@ -90,8 +90,12 @@ def test_schemas(manifests: Manifests) -> None:
 
 def test_schemas_of_all_components(tmp_path: Path) -> None:
     needs_kubectl()
-    built = kustomize(overlay_in(tmp_path, ALL_COMPONENTS))
-    assert ("Job", "token2wav-pull") in built
+    [patch] = re.findall(
+        r"```yaml\npatches:\n(.*?)```", (ROOT / "docs/scaling.md").read_text(), re.DOTALL
+    )
+    built = kustomize(overlay_in(tmp_path, ALL_COMPONENTS + patch))
+    [container] = built["Job", "token2wav-pull"]["spec"]["template"]["spec"]["containers"]
+    assert "--front-end" in container["args"][-1]
     # The schemas of the Prometheus operator are not among those of Kubernetes.
     check_schemas([one for (kind, _), one in built.items() if kind != "PodMonitor"])
 
@@ -138,6 +142,16 @@ def test_commands_and_options_exist(manifests: Manifests) -> None:
     assert program == "token2wav"
     for option in (argument for argument in arguments if argument.startswith("--")):
         assert option in _help(command), option
+
+
+def test_servers_and_gateways_find_a_pulled_model(manifests: Manifests) -> None:
+    server, gateway = (
+        _pod(manifests, f"token2wav-{name}")["containers"][0] for name in ("server", "gateway")
+    )
+    assert gateway.get("envFrom") == server["envFrom"]
+    mount = {"name": "model", "mountPath": "/model", "readOnly": True}
+    assert mount in server["volumeMounts"]
+    assert mount in gateway["volumeMounts"]
 
 
 def test_ports_names_and_labels_meet(manifests: Manifests) -> None:
