@@ -1,8 +1,9 @@
 """Command that finds or builds the engines of this machine.
 
-    engines.py folder ROOT
-    engines.py build ROOT --model FOLDER [--config FILE]
+    engines.py folder ROOT --config FILE
+    engines.py build ROOT --model FOLDER --config FILE
 
+The settings `runtime.backend` and `runtime.device` choose between ONNX graphs and TensorRT engines.
 An engine runs only on the GPU and with the TensorRT version for which it was built. A volume may be
 shared by several machines, and outlives updates of GPU and TensorRT. Each combination therefore has
 its own folder below ROOT.
@@ -41,7 +42,7 @@ class Machine:
     Attributes:
         backend: library that runs the engines.
         version: version of the library.
-        target: GPU and compute capability, as `EngineFolder.find` takes them; empty without a GPU.
+        target: GPU and compute capability, as `EngineFolder.find` takes them; empty for the CPU.
     """
 
     backend: Backend
@@ -49,15 +50,15 @@ class Machine:
     target: dict[str, str]
 
     @classmethod
-    def own(cls) -> Machine:
-        """Describes this machine.
+    def own(cls, runtime: RuntimeConfig) -> Machine:
+        """Describes this machine as a server with these settings uses it.
 
         Raises:
-            ConfigError: the machine has a GPU, but no installed TensorRT builds for it.
+            ConfigError: the server needs TensorRT, but no installed TensorRT builds for the GPU.
         """
-        target = own_target()
-        if not target:
-            return cls("onnx", version("onnxruntime"), {})
+        target = {} if runtime.device == "cpu" else own_target()
+        if not target or runtime.backend == "onnx":
+            return cls("onnx", version("onnxruntime"), target)
         try:
             package = load_package("auto")
         except BackendUnavailableError as error:
@@ -102,7 +103,7 @@ def main() -> int:
     options = _parser().parse_args()
     try:
         if options.task == "folder":
-            print(folder(options.root))
+            print(folder(options.root, load_server_config(options.config).runtime))
             return cli.DONE
         return build(options.root, model_folder(options.model), options.config)
     except Token2WavError as error:
@@ -110,15 +111,15 @@ def main() -> int:
         return UNUSABLE
 
 
-def folder(root: Path) -> Path:
+def folder(root: Path, runtime: RuntimeConfig) -> Path:
     """Returns the folder for the engines of this machine, which need not exist."""
     try:
-        return root / Machine.own().key
+        return root / Machine.own(runtime).key
     except ConfigError:
         return root / "none"
 
 
-def build(root: Path, model: Path, config_file: Path | None) -> int:
+def build(root: Path, model: Path, config_file: Path) -> int:
     """Builds the engines that this machine's server would use, if they are incomplete or stale.
 
     Raises:
@@ -127,7 +128,7 @@ def build(root: Path, model: Path, config_file: Path | None) -> int:
     config = load_server_config(config_file)
     if config.runtime.backend not in ("onnx", "tensorrt") or config.stream.reference:
         return _nothing("the settings select a backend without engines")
-    machine = Machine.own()
+    machine = Machine.own(config.runtime)
     engine_folder = root / machine.key
     missing = [
         (graph, precision)
@@ -143,7 +144,7 @@ def build(root: Path, model: Path, config_file: Path | None) -> int:
         )
         words = [*machine.command(config), "--model", str(model), "--out", str(engine_folder)]
         words += ["--graphs", graph, "--precision", precision]
-        if config_file and machine.backend != "onnx":
+        if machine.backend != "onnx":
             words += ["--config", str(config_file)]
         if code := cli.main(words):
             return code
@@ -188,7 +189,7 @@ def _nothing(reason: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="engines.py", description="Find or build the TensorRT engines of this machine."
+        prog="engines.py", description="Find or build the engines of this machine."
     )
     tasks = parser.add_subparsers(dest="task", required=True)
     show = tasks.add_parser("folder", help="print the folder of this machine's engines")
@@ -197,8 +198,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     for task in (show, make):
         task.add_argument("root", type=Path, metavar="ROOT", help="folder of all engines")
+        task.add_argument(
+            "--config", type=Path, required=True, metavar="FILE", help="server configuration"
+        )
     make.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
-    make.add_argument("--config", type=Path, metavar="FILE", help="server configuration")
     return parser
 
 

@@ -34,7 +34,7 @@ link_engines() {
     if [[ -z "$(ls -A "$engines" 2>/dev/null)" ]]; then
         return # no engine was built, so the GPU need not be found
     fi
-    folder=$(python3 "$root/docker/engines.py" folder "$engines")
+    folder=$(python3 "$root/docker/engines.py" folder "$engines" --config "$settings")
     mkdir -p "$(dirname "$link")"
     ln -sfn "$folder" "$link"
     echo "entrypoint: engines of this machine: $folder"

@@ -86,7 +86,7 @@ def test_gpu_that_the_installed_tensorrt_cannot_build_for(
     package = engines.load_package("tensorrt_rtx")
     monkeypatch.setattr(engines, "own_target", lambda: H200)
     monkeypatch.setattr(engines, "load_package", lambda name: package)
-    assert engines.folder(tmp_path) == tmp_path / "none"
+    assert engines.folder(tmp_path, RuntimeConfig()) == tmp_path / "none"
     assert run(engines, tmp_path, "{backend: tensorrt}", monkeypatch) == 2
     message = capsys.readouterr().err
     assert "--compute-capability: 9.0 is not one of" in message
@@ -106,6 +106,8 @@ def test_gpu_without_a_tensorrt_that_works(
     monkeypatch.setattr(engines, "load_package", missing)
     assert run(engines, tmp_path, "{backend: tensorrt}", monkeypatch) == 2
     assert "TensorRT is not available for the build: not there" in capsys.readouterr().err
+    folder = engines.folder(tmp_path, RuntimeConfig(backend="onnx"))
+    assert folder == tmp_path / f"nvidia-h200_9.0_onnx-{version('onnxruntime')}"
 
 
 @pytest.mark.parametrize("runtime", ["{}", "{backend: torch}", "{backend: pause}"])
@@ -160,7 +162,7 @@ def test_kernels_are_compiled_once_after_a_build(
     """Only TensorRT-RTX compiles kernels on the GPU itself, and servers cannot store them."""
     loaded: list[RuntimeConfig] = []
     machine = engines.Machine(package, "1.7", L4)
-    monkeypatch.setattr(engines.Machine, "own", lambda: machine)
+    monkeypatch.setattr(engines.Machine, "own", lambda runtime: machine)
     monkeypatch.setattr(engines.cli, "main", lambda arguments: engines.cli.DONE)
     monkeypatch.setattr(
         engines.Token2Wav, "load", lambda model, *, stream, runtime: loaded.append(runtime)
@@ -170,11 +172,14 @@ def test_kernels_are_compiled_once_after_a_build(
     assert loaded == [expected] * loads
 
 
+@pytest.mark.parametrize(("device", "gpu"), [("auto", {}), ("cpu", L4)])
 def test_missing_engines_are_built_once(
     engines: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    device: str,
+    gpu: dict[str, str],
 ) -> None:
     """An interrupted build has left the vocoder."""
     model = random_model(tmp_path / "model", SIZES["tiny"] | {"depth": 1})
@@ -188,10 +193,12 @@ def test_missing_engines_are_built_once(
         leave(folder, model, "step")
         return export_cli.DONE
 
-    monkeypatch.setattr(engines, "own_target", dict)
+    monkeypatch.setattr(engines, "own_target", lambda: gpu)
     monkeypatch.setattr(engines.cli, "main", export)
+    runtime = RuntimeConfig(backend="onnx", device=device)
+    assert engines.folder(tmp_path / "engines", runtime) == folder.path
     for _ in range(2):
-        assert run(engines, tmp_path, "{backend: onnx}", monkeypatch) == 0
+        assert run(engines, tmp_path, f"{{backend: onnx, device: {device}}}", monkeypatch) == 0
     [command] = asked
     assert command[0] == "onnx"
     assert command[-4:] == ["--graphs", "step", "--precision", "float32"]
