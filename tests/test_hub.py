@@ -273,6 +273,7 @@ REFUSALS: dict[str, tuple[list[str], dict[str, Any], dict[str, str], str]] = {
         "neither a folder nor a name of a model; did you mean mimi",
     ),
     "checksum": ([FLOW], {"corrupt": True}, {}, "has another checksum than on the hub; pull again"),
+    "front end": ([OMNI, "--front-end"], {}, {}, "it has no networks that make voices, as codecs"),
     "no folder": (["nowhere"], {}, {}, "nowhere: neither a folder nor a name of a model"),
 }
 

@@ -162,6 +162,8 @@ class Pull:
                 if matches := _first_matches(files, prefix, pattern):
                     needed |= set(matches)
                     break
+        if self.part == "front_end" and not any(file.endswith(".onnx") for file in needed):
+            raise HubError(f"{self.name}: it has no networks that make voices, as codecs have none")
         for index in [file for file in needed if file.endswith(INDEX_ENDING)]:
             needed |= self._shards(prefix, family, index, files)
         if self.part == "config":
