@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from token2wav.assembly import exportable
 from token2wav.config import RuntimeConfig, ServerConfig, load_server_config
 from token2wav.errors import ArtifactError, BackendUnavailableError, ConfigError, Token2WavError
 from token2wav.hub import MODEL_HELP, model_folder
@@ -26,6 +27,8 @@ from token2wav.model import Token2Wav
 from token2wav.published.artifacts import Backend, EngineFolder, GraphName, Precision
 from token2wav_export import cli
 from token2wav_export.engines import build_target, load_package, own_target, version_of
+from token2wav_export.profiles import ProfileLoad, profiles, shapes
+from token2wav_export.signatures import signature
 
 UNUSABLE = 2
 # Limits of the chunks that a server captures: streams in a batch (larger batches run in parts), and
@@ -90,12 +93,18 @@ class Machine:
         """Returns the arguments of `token2wav export`, without folders and graphs."""
         if self.backend == "onnx":
             return ["onnx"]
-        most_streams = min(config.limits.batch_streams, CAPTURED_STREAMS)
-        arguments = ["tensorrt", "--package", self.backend, "--max-streams", str(most_streams)]
-        arguments += ["--history-seconds", str(CAPTURED_SECONDS)]
+        _, streams, seconds = captured_load(config)
+        arguments = ["tensorrt", "--package", self.backend, "--max-streams", str(streams)]
+        arguments += ["--history-seconds", str(seconds)]
         if self.backend == "tensorrt_rtx":
             arguments += ["--compute-capability", self.target["compute_capability"]]
         return arguments
+
+
+def captured_load(config: ServerConfig) -> ProfileLoad:
+    """Returns the load of the chunks that a server with these settings captures."""
+    streams = min(config.limits.batch_streams, CAPTURED_STREAMS)
+    return ProfileLoad(config.stream, streams, CAPTURED_SECONDS)
 
 
 def main() -> int:
@@ -133,7 +142,7 @@ def build(root: Path, model: Path, config_file: Path) -> int:
     missing = [
         (graph, precision)
         for graph, precision in machine.wanted(config.runtime).items()
-        if not _usable(machine, EngineFolder(model, engine_folder), graph, precision)
+        if not _usable(machine, EngineFolder(model, engine_folder), config, graph, precision)
     ]
     if not missing:
         return _nothing(f"{engine_folder} is up to date")
@@ -164,22 +173,32 @@ def compile_kernels(model: Path, config: ServerConfig, engine_folder: Path) -> N
 
 
 def _usable(
-    machine: Machine, engines: EngineFolder, graph: GraphName, precision: Precision
+    machine: Machine,
+    engines: EngineFolder,
+    config: ServerConfig,
+    graph: GraphName,
+    precision: Precision,
 ) -> bool:
     versions: dict[str, str] = {}
     if machine.backend != "onnx":
         versions[machine.backend] = machine.version
     try:
-        engines.find(
+        file = engines.find(
             graph,
             precision,
             machine.backend,
             versions=versions,
             target=machine.target,
         )
+        built = {engines.path / each.file: each.profiles for each in engines.artifacts()}
     except ArtifactError:
         return False
-    return True
+    if machine.backend == "onnx":
+        return True
+    networks = exportable(engines.model_folder)
+    inputs = signature(graph, precision, networks)
+    ranges = profiles(graph, captured_load(config), networks)
+    return built.get(file) == tuple(shapes(profile, inputs) for profile in ranges)
 
 
 def _nothing(reason: str) -> int:

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
+import onnx
 import pytest
 
 from testkit.models.sized import SIZES, random_model
@@ -21,6 +22,7 @@ from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig
 from token2wav.errors import BackendUnavailableError
 from token2wav.published.artifacts import Artifact, EngineFolder, GraphName, fingerprint, stage_of
 from token2wav_export import cli as export_cli
+from token2wav_export import making
 
 L4 = {"compute_capability": "8.9", "gpu": "NVIDIA L4"}
 H200 = {"compute_capability": "9.0", "gpu": "NVIDIA H200"}
@@ -207,6 +209,38 @@ def test_missing_engines_are_built_once(
         f"engines: {folder.path} is complete",
         f"engines: no engine is built: {folder.path} is up to date",
     ]
+
+
+def test_engines_are_built_again_for_other_chunks(
+    engines: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT only pretends to build. The export stores the profiles that it asked for."""
+    random_model(tmp_path / "model", SIZES["tiny"] | {"depth": 1})
+    graph = tmp_path / "step.onnx"
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "step", [], [])), graph)
+    built: list[Path] = []
+
+    def build_engine(package: str, source: Path, engine: Path, **options: object) -> tuple[()]:
+        built.append(engine)
+        engine.touch()
+        return ()
+
+    machine = engines.Machine("tensorrt", "10", H200)
+    monkeypatch.setattr(engines.Machine, "own", lambda runtime: machine)
+    monkeypatch.setattr("token2wav_export.engines.load_package", str)
+    monkeypatch.setattr(making, "version_of", lambda package: machine.version)
+    monkeypatch.setattr(making, "build_target", lambda *_: {})
+    monkeypatch.setattr(making, "build_engine", build_engine)
+    monkeypatch.setattr(making.Maker, "onnx", lambda *_: graph)
+    for settings, builds in (
+        ("limits: {batch_streams: 1}", 1),
+        ("limits: {batch_streams: 1}", 1),
+        ("limits: {batch_streams: 4}", 2),
+        ("limits: {batch_streams: 8}", 2),  # larger batches run in parts
+        ("stream: {max_hop_tokens: 50}", 3),
+    ):
+        assert run(engines, tmp_path, f"{{backend: tensorrt}}\n{settings}", monkeypatch) == 0
+        assert len(built) == builds, settings
 
 
 def leave(engines: EngineFolder, model: Path, graph: GraphName) -> None:
