@@ -190,7 +190,9 @@ def _usable(
             versions=versions,
             target=machine.target,
         )
-        built = {engines.path / each.file: each.profiles for each in engines.artifacts()}
+        built = {
+            engines.path / artifact.file: artifact.profiles for artifact in engines.artifacts()
+        }
     except ArtifactError:
         return False
     if machine.backend == "onnx":

@@ -166,8 +166,8 @@ class HyperYaml:
 
 
 def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> float:
-    """Evaluates arithmetic on numbers, without `**` and long integers, whose computation may take
-    forever.
+    """Evaluates arithmetic on numbers. Powers (`**`) and long integers are refused, because their
+    computation may take forever.
     """
     number = _number(node, names)
     if isinstance(number, int) and number.bit_length() > 64:

@@ -14,7 +14,7 @@ from token2wav_gateway.words.sentences import has_words
 _WORD = re.compile(r"[\u1100-\uffdc]|[^\s\u1100-\uffdc]+")
 _FURTHER = re.compile(r"(?<![\u1100-\uffdc])[^\s\u1100-\uffdc]+")  # letters of the same word
 _SLACK_S = 1e-5  # half a sample at 48 kHz: sums of durations are rounded
-_KEPT_KEYS = 8  # that were played by the clock; a player may be later
+_KEPT_KEYS = 8  # keys that stay although the clock says that they were played: a player may be late
 _LETTER_S = 0.065  # of English speech, before the first text of a client is known
 
 
@@ -82,10 +82,10 @@ class Playout:
         """Begins a text. Texts of a key belong together. Keys that were played are forgotten, but
         for the last ones.
         """
-        last = list(dict.fromkeys(part.key for part in self._parts))[-_KEPT_KEYS:]
-        kept = {key, *last}
-        kept |= {part.key for part in self._parts if part.start_s + part.seconds > self.played_s}
-        self._parts = [part for part in self._parts if part.key in kept]
+        latest_keys = list(dict.fromkeys(part.key for part in self._parts))[-_KEPT_KEYS:]
+        keys = {key, *latest_keys}
+        keys |= {part.key for part in self._parts if part.start_s + part.seconds > self.played_s}
+        self._parts = [part for part in self._parts if part.key in keys]
         self._parts.append(_Part(text, key, self._sent_s))
 
     def extend(self, text: str) -> None:
