@@ -63,7 +63,6 @@ def test_whole_mel_and_vocode_have_the_lengths_of_their_input(
         (np.zeros((1, 80, 4)), "2 dimensions"),
         (np.full((80, 4), np.nan), "NaN or infinite"),
         (np.full((80, 4), 1e39), "NaN or infinite"),
-        (np.full((80, 4), 3e38), r"3e\+38 at index 0, 0 is outside -100 to 100"),
         ([[1.0], [1.0, 2.0]], "rows of different lengths"),
         ("mel", "type <U3, expected real numbers"),
     ],

@@ -25,7 +25,7 @@ from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.stream import Stream
 from token2wav.stages.stage import Stages
-from token2wav.voice import MEL_BOUND, Voice, check_steps, voice_for
+from token2wav.voice import Voice, check_steps, voice_for
 
 log = logging.getLogger(__name__)
 
@@ -217,11 +217,11 @@ class Token2Wav:
             (samples,) float32; 480 samples per frame for CosyVoice3.
 
         Raises:
-            InputError: the mel has another shape, no frames, or a value outside -100 to 100.
+            InputError: the mel has another shape, no frames, or a value that is not finite.
             ConfigError: the model has no vocoder stage.
         """
         vocoder, bands = self.pipeline.vocoder, self.config.mel_bands
-        array = float_array("mel", mel, 2, MEL_BOUND)
+        array = float_array("mel", mel, 2)
         if array.shape[0] != bands or not array.shape[1]:
             raise InputError(
                 "mel", f"shape {array.shape}, expected ({bands}, frames) with at least 1 frame"
