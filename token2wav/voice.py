@@ -122,10 +122,10 @@ class Voice:
         tokens, bands = len(self.prompt_tokens), config.mel_bands
         frames = config.prompt_frames(tokens)
         if self.prompt_mel.shape not in [(count, bands) for count in frames]:
-            wanted = f"{frames[0]}" if len(frames) == 1 else f"{frames[0]} to {frames[-1]}"
+            expected = f"{frames[0]}" if len(frames) == 1 else f"{frames[0]} to {frames[-1]}"
             raise InputError(
                 "prompt_mel",
-                f"shape {self.prompt_mel.shape}, expected {wanted} frames of {bands} bands for "
+                f"shape {self.prompt_mel.shape}, expected {expected} frames of {bands} bands for "
                 f"{tokens} prompt tokens",
             )
         if self.speaker_embedding.shape != (config.speaker_size,):

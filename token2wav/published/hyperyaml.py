@@ -195,7 +195,7 @@ class ModelNode:
 
     name: str  # path of keys that leads to the mapping, for messages
     data: dict[str, Any]  # content of the mapping
-    used: set[str] = field(default_factory=set)  # keys whose values were read
+    used: set[str] = field(default_factory=set)  # keys of the values that were read
 
     @classmethod
     def of(cls, value: Any, name: str, target: str | None = None) -> ModelNode:
@@ -255,7 +255,7 @@ class ModelNode:
         """Raises ConfigError if the mapping has a key that was not read.
 
         Args:
-            without_effect: keys that do not change what the model computes, such as those of its
+            without_effect: keys that do not change the audio of the model, such as the keys of its
                 training.
         """
         for key in self.data:

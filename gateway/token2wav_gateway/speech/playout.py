@@ -26,7 +26,7 @@ class _Part:
         start_s: start on the time line.
         seconds: duration of the audio that was sent.
         whole_s: duration of the audio of the whole text; 0 if it is unknown.
-        aligned: characters whose times are known.
+        aligned: characters with known times.
         ends: known ends of its first words: characters of the text, and seconds from the start.
     """
 
@@ -58,7 +58,7 @@ class _Part:
 
 
 class Playout:
-    """Playout of texts whose audio is sent one after the other.
+    """Playout of texts. Their audio is sent one after the other.
 
     A client may say how much it has played. Otherwise the clock of a player decides that starts
     with the first audio, and that waits while it has none.
@@ -112,11 +112,12 @@ class Playout:
                 part.ends.append((part.aligned, word["end_ms"] / 1000))
 
     def heard(self, played_s: float | None = None) -> tuple[Hashable, str]:
-        """Returns the key of the text that was played last, and what was heard of its texts.
+        """Returns the key of the text that was played last, and the words of this key that were
+        heard.
 
         Args:
-            played_s: seconds of audio that the client has played since it began; None for those of
-                the clock.
+            played_s: seconds of audio that the client has played since it began; None for the
+                seconds of the clock.
         """
         played_s = self.played_s if played_s is None else min(played_s, self._sent_s)
         begun = [

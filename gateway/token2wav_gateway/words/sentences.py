@@ -24,7 +24,7 @@ _OPENING = re.compile(r"(?:(?<=\s)[\"']+|[“‘«「『（【《(\[]+)$")
 _INITIAL = re.compile(r"(?<!\w)[A-ZÀ-ÖØ-ÞА-Я]\.$")
 _ORDINAL = re.compile(r"(?<!\w)(?:[A-ZÀ-ÖØ-ÞА-Я]|\d{1,2})\.$")
 _WITH_ORDINALS = frozenset(("cs", "da", "de", "fi", "hu", "nb", "pl"))
-_TAIL = 8  # characters of a sentence in which these are sought
+_TAIL = 8  # characters of a sentence in which marks, initials and ordinals are sought
 # A sentence has ended if it ends before each of these words.
 _NEXT_WORDS = ("a", "A", "1")
 _END = 64  # characters of a sentence in which its end is sought
@@ -65,7 +65,7 @@ class SentenceSplitter:
         return not self._rest and not self._word
 
     def feed(self, piece: str) -> list[str]:
-        """Returns the sentences whose ends are certain with this piece of text."""
+        """Adds a piece of text, and returns the sentences that have certainly ended."""
         sentences: list[str] = []
         for part in _WORD.findall(piece):
             if part.isspace():
@@ -116,7 +116,7 @@ class SentenceSplitter:
         return self._release(len(self._rest) - len(last)) if ended else []
 
     def _has_ended(self, space: str) -> bool:
-        """Returns whether the buffered text ends with a sentence, whatever follows this space."""
+        """Returns whether the buffered text ends with a sentence, for any text after this space."""
         marked = self._rest.rstrip()
         if self._granularity == "none" or not marked:
             return False
@@ -144,7 +144,7 @@ class SentenceSplitter:
         return [text[:start] + parts[0], *parts[1:]]
 
     def _joined(self, sentences: list[str]) -> list[str]:
-        """Moves what belongs to the next sentence there: its opening marks, initials, ordinals."""
+        """Moves opening marks, initials and ordinals to the sentence to which they belong."""
         no_end = _ORDINAL if self._language in _WITH_ORDINALS else _INITIAL
         joined, prefix = [], ""
         for sentence in sentences[:-1]:

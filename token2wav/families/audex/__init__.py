@@ -46,7 +46,7 @@ _MOST_TOKENS = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class AudexSizes(CodecSizes):
-    """Sizes of the decoder. Fields and defaults are those of its authors' configuration.
+    """Sizes of the decoder, with the fields and defaults of the configuration of its authors.
 
     Attributes:
         pos_meb_dim: channels of a head. All have rotary positions.
