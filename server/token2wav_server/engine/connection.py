@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 
 from token2wav_server.engine.frames import FrameBuffer
@@ -33,11 +33,9 @@ class Connection:
         self._socket = connected
         self._collects, self._collecting = collects, False
         self._changed = threading.Condition()
-        # Unsent frames, or their last parts, each with its group.
-        self._frames: deque[tuple[object, memoryview]] = deque()
+        self._frames: deque[memoryview] = deque()  # unsent frames, or their last parts
         self._in_flight = False  # whether the thread sends at this moment
         self._unsent = 0
-        self._unsent_of: Counter[object] = Counter()  # by group
         self._is_open = True
         self._writer = threading.Thread(target=self._write, name="frames", daemon=True)
         self._writer.start()
@@ -48,17 +46,12 @@ class Connection:
         with self._changed:
             return self._unsent
 
-    def unsent_of(self, group: object) -> int:
-        """Returns the bytes of a group of frames that wait to be sent."""
-        with self._changed:
-            return self._unsent_of[group]
-
-    def send(self, frame: bytes, group: object = None) -> None:
-        """Sends a frame, of a group if there is one. It is lost if the connection is closed."""
+    def send(self, frame: bytes) -> None:
+        """Sends a frame. It is lost if the connection is closed."""
         with self._changed:
             if self._is_open:
-                self._frames.append((group, memoryview(frame)))
-                self._count(group, len(frame))
+                self._frames.append(memoryview(frame))
+                self._unsent += len(frame)
                 if not self._collecting:
                     self._send_waiting()
 
@@ -102,7 +95,7 @@ class Connection:
         """Sends all waiting frames, as far as the kernel has room. The lock is held."""
         if self._in_flight or not self._frames:  # the thread sends these frames after its own
             return
-        data = b"".join(frame for _, frame in self._frames)
+        data = b"".join(self._frames)
         try:
             sent = self._socket.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -117,20 +110,13 @@ class Connection:
         """Removes the first bytes of the unsent frames. The lock is held."""
         parts = []
         while size and self._frames:
-            group, frame = self._frames.popleft()
+            frame = self._frames.popleft()
             parts.append(part := frame[:size])
             size -= len(part)
-            self._count(group, -len(part))
+            self._unsent -= len(part)
             if len(part) < len(frame):
-                self._frames.appendleft((group, frame[len(part) :]))
+                self._frames.appendleft(frame[len(part) :])
         return b"".join(parts)
-
-    def _count(self, group: object, size: int) -> None:
-        self._unsent += size
-        if group is not None:
-            self._unsent_of[group] += size
-            if not self._unsent_of[group]:
-                del self._unsent_of[group]
 
     def _write(self) -> None:
         while True:

@@ -45,9 +45,6 @@ _RECONNECT_S = 0.1
 # Each check for a cancellation is a message to Triton.
 _CANCEL_POLL_S = 0.05
 _MOST_CHECKS_PER_S = 1000
-# Bytes before a further message of a sequence is refused: more than the tokens of a long utterance,
-# which a client may send at once.
-_MOST_UNSENT_OF_SEQUENCE = 4 << 20
 _START = 1  # flag of the first request of a sequence
 _LONGEST_ID = 65535  # bytes of a sequence id in a frame
 _FINISHERS = 4  # threads that send final responses
@@ -273,12 +270,9 @@ class _Engine:
             return _Failure(
                 "INVALID_ARG", f"request: {len(frame)} bytes; at most {LARGEST_FRAME} are allowed"
             )
-        connection, unsent = self.connection, self.connection.unsent_of(sequence_id)
-        if connection.unsent > MOST_UNSENT or unsent > _MOST_UNSENT_OF_SEQUENCE:
+        if self.connection.unsent > MOST_UNSENT:
             return _SLOW
-        # The voice in the first request of an utterance may be larger than the bound by itself.
-        # Requests without a sequence are whole utterances of any clients.
-        connection.send(frame, sequence_id if _is_further(request) else None)
+        self.connection.send(frame)
         return None
 
 

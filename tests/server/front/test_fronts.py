@@ -311,19 +311,14 @@ def test_an_engine_that_does_not_read(server: Server, client: Client, engine: Fa
     engine.reading.clear()
     before = resident_mib(server.process.pid)
     tokens = np.zeros(250_000, np.int32)  # 1 MB
-    for _ in range(20):
-        client.send(tokens, sequence="slow")
-    assert client.error() == SLOW, "of one sequence"
     voice = {"prompt_mel": np.zeros((15_000, 80), np.float32)}  # 5 MB
-    client.send(tokens, voice, "other")  # a message alone may be larger
     for _ in range(75):
         client.send(tokens, voice)
-    # More refusals than of the first sequence alone: the sum of all is bounded too.
     assert {client.error() for _ in range(60)} == {SLOW}
     grown = resident_mib(server.process.pid) - before
     assert grown < 400, f"{grown} MiB"
     engine.reading.set()
-    open_requests = 20 + 1 + 75 - 61
+    open_requests = 75 - 60
     while open_requests:
         until(lambda: not client.inbox.empty() or not engine.requests.empty())
         while not engine.requests.empty():
@@ -331,7 +326,7 @@ def test_an_engine_that_does_not_read(server: Server, client: Client, engine: Fa
         while not client.inbox.empty():
             client.inbox.get()
             open_requests -= 1
-    exchange(client, engine, tokens, sequence="slow")
+    exchange(client, engine, tokens)
 
 
 def test_a_request_that_is_too_large(client: Client, engine: FakeEngine) -> None:

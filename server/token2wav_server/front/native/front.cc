@@ -18,8 +18,6 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr size_t MOST_UNSENT = 64 << 20;
-// More than the tokens of a long utterance, which a client may send at once.
-constexpr size_t MOST_UNSENT_OF_SEQUENCE = 4 << 20;
 constexpr uint8_t SEQUENCE_START = 1;
 constexpr size_t LARGEST_IDLE_STORAGE = 1 << 20;
 constexpr size_t SENT_AT_ONCE = 64 << 10;
@@ -33,11 +31,11 @@ const char* const ENGINE_ENDED =
 const char* const ENGINE_SLOW = "engine: it does not read fast enough; send the utterance again";
 const char* const SHUTTING_DOWN = "server: it is shutting down; try another one";
 
-// Key of a sequence in the backlog, or an empty text for a request that belongs to no sequence: its
-// id is 0, or empty.
-std::string sequence_key(const SequenceId& id) {
-    if (id.text) return id.text->empty() ? "" : "text " + *id.text;
-    return id.number == 0 ? "" : std::to_string(id.number);
+// Returns whether a request belongs to a sequence, and is not the first one of it.
+bool is_further(const Request& request) {
+    const SequenceId& id = request.sequence;
+    bool of_sequence = id.text ? !id.text->empty() : id.number != 0;
+    return of_sequence && (request.flags & SEQUENCE_START) == 0;
 }
 
 // Returns false if the connection has ended.
@@ -55,40 +53,6 @@ bool send_all(int socket, std::string_view bytes) {
 
 }  // namespace
 
-void Backlog::add(const std::string& sequence_key, size_t bytes) {
-    total_ += bytes;
-    if (!sequence_key.empty()) sequences_[sequence_key] += bytes;
-    frames_.push_back({sequence_key, bytes, bytes});
-}
-
-void Backlog::sent(size_t bytes) {
-    total_ -= bytes;
-    while (bytes > 0) {
-        Frame& frame = frames_.front();
-        if (bytes < frame.unsent) {
-            frame.unsent -= bytes;
-            return;
-        }
-        bytes -= frame.unsent;
-        auto sequence = sequences_.find(frame.sequence_key);
-        if (sequence != sequences_.end() && (sequence->second -= frame.bytes) == 0) {
-            sequences_.erase(sequence);
-        }
-        frames_.pop_front();
-    }
-}
-
-size_t Backlog::of_sequence(const std::string& sequence_key) const {
-    auto sequence = sequences_.find(sequence_key);
-    return sequence == sequences_.end() ? 0 : sequence->second;
-}
-
-void Backlog::clear() {
-    total_ = 0;
-    frames_.clear();
-    sequences_.clear();
-}
-
 Outgoing outgoing_request(const Request& request) {
     uint64_t length = request_length(request);
     if (length > LARGEST_FRAME) {
@@ -97,9 +61,7 @@ Outgoing outgoing_request(const Request& request) {
                                                 " bytes; at most " +
                                                 std::to_string(LARGEST_FRAME) + " are allowed");
     }
-    return {
-        request.slot, request_frame(request), sequence_key(request.sequence),
-        (request.flags & SEQUENCE_START) != 0};
+    return {request.slot, request_frame(request), is_further(request)};
 }
 
 Front::Front(const std::string& socket_path) : socket_path_(socket_path) {
@@ -134,28 +96,24 @@ void Front::wait_until_ready(std::chrono::seconds patience) {
 }
 
 void Front::submit(const Outgoing& request, Reply& reply) {
-    const std::string& key = request.sequence_key;
     std::lock_guard<std::mutex> lock(mutex_);
     if (!ready_) {
         // A further request of a sequence is for an utterance of the engine that has ended. It may
         // come before `fail_all`.
-        bool further = !key.empty() && !request.starts_sequence;
-        throw Refusal(TRITONSERVER_ERROR_UNAVAILABLE, further ? ENGINE_ENDED : ENGINE_STARTING);
+        throw Refusal(
+            TRITONSERVER_ERROR_UNAVAILABLE, request.is_further ? ENGINE_ENDED : ENGINE_STARTING);
     }
-    if (backlog_.total() > MOST_UNSENT || backlog_.of_sequence(key) > MOST_UNSENT_OF_SEQUENCE) {
-        throw Refusal(TRITONSERVER_ERROR_UNAVAILABLE, ENGINE_SLOW);
-    }
+    if (unsent_ > MOST_UNSENT) throw Refusal(TRITONSERVER_ERROR_UNAVAILABLE, ENGINE_SLOW);
     slots_.emplace(request.slot, Slot{std::move(reply)});
-    // The voice in the first request of an utterance may be larger than the bound by itself.
-    append(request.frame, request.starts_sequence ? "" : key);
+    append(request.frame);
 }
 
 // Appends a frame for the writer. The mutex is held.
-void Front::append(const std::string& frame, const std::string& sequence_key) {
+void Front::append(const std::string& frame) {
     // A writer that still has frames to send looks for new ones by itself.
     bool idle = outgoing_.empty();
     outgoing_ += frame;
-    backlog_.add(sequence_key, frame.size());
+    unsent_ += frame.size();
     if (idle) frames_waiting_.notify_one();
 }
 
@@ -180,7 +138,7 @@ void Front::run() {
                 ready_ = false;
                 socket_ = -1;
                 outgoing_.clear();
-                backlog_.clear();
+                unsent_ = 0;
                 stopping = stopping_;
             }
             frames_waiting_.notify_one();
@@ -334,7 +292,7 @@ void Front::report_cancelled() {
         if (!slot->reply.is_cancelled()) continue;
         slot->cancelled = true;
         std::lock_guard<std::mutex> lock(mutex_);
-        append(cancelled_frame(number), "");
+        append(cancelled_frame(number));
     }
 }
 
@@ -355,7 +313,7 @@ void Front::write_frames(int socket) {
                 // and the client's next request must find the last one sent.
                 std::lock_guard<std::mutex> lock(mutex_);
                 if (!ready_) return;
-                backlog_.sent(part.size());
+                unsent_ -= part.size();
             }
             if (send_all(socket, part)) continue;
             // The reader sees the end of the connection.

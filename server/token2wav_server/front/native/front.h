@@ -14,7 +14,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -25,37 +24,11 @@
 
 namespace token2wav {
 
-// Number of bytes that have not been sent, in all and for each sequence.
-class Backlog {
-public:
-    // Adds a frame. It is counted for a sequence, until it is sent as a whole, unless the key is empty.
-    void add(const std::string& sequence_key, size_t bytes);
-
-    // Removes bytes from the front of the queue.
-    void sent(size_t bytes);
-
-    size_t total() const { return total_; }
-    size_t of_sequence(const std::string& sequence_key) const;
-    void clear();
-
-private:
-    struct Frame {
-        std::string sequence_key;
-        size_t bytes;
-        size_t unsent;
-    };
-
-    size_t total_ = 0;
-    std::deque<Frame> frames_;
-    std::unordered_map<std::string, size_t> sequences_;
-};
-
 // A request as its frame, which refers to no memory of Triton.
 struct Outgoing {
     uint64_t slot;
     std::string frame;
-    std::string sequence_key;  // of the sequence for which the frame is counted, or empty
-    bool starts_sequence;
+    bool is_further;  // it belongs to a sequence, and is not the first one of it
 };
 
 // Copies a request into its frame. Throws Refusal if it is too long.
@@ -102,7 +75,7 @@ private:
     void report_cancelled();
     void become_ready();
     void write_frames(int socket);
-    void append(const std::string& frame, const std::string& sequence_key);
+    void append(const std::string& frame);
 
     const std::string socket_path_;
     std::atomic<uint64_t> next_slot_{1};
@@ -120,7 +93,7 @@ private:
     int socket_ = -1;
     std::unordered_map<uint64_t, Slot> slots_;
     std::string outgoing_;  // frames that the writer has not taken
-    Backlog backlog_;
+    size_t unsent_ = 0;  // bytes of frames that have not been sent
 
     std::thread reader_;
 };
