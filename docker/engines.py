@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from token2wav.assembly import exportable
+from token2wav.assembly import Exportable, exportable
 from token2wav.config import RuntimeConfig, ServerConfig, load_server_config
 from token2wav.errors import ArtifactError, BackendUnavailableError, ConfigError, Token2WavError
 from token2wav.hub import MODEL_HELP, model_folder
@@ -57,9 +57,14 @@ class Machine:
         """Describes this machine as a server with these settings uses it.
 
         Raises:
-            ConfigError: the server needs TensorRT, but no installed TensorRT builds for the GPU.
+            ConfigError: the server needs TensorRT, but there is no GPU, or no installed TensorRT
+                builds for it.
         """
         target = {} if runtime.device == "cpu" else own_target()
+        if runtime.backend == "tensorrt" and not target:
+            raise BackendUnavailableError(
+                "runtime.backend: tensorrt needs an NVIDIA GPU, but the device is cpu"
+            )
         if not target or runtime.backend == "onnx":
             return cls("onnx", version("onnxruntime"), target)
         try:
@@ -80,14 +85,15 @@ class Machine:
             re.sub(r"[^a-z0-9._]+", "-", part.lower()).strip("-") for part in parts if part
         )
 
-    def wanted(self, runtime: RuntimeConfig) -> dict[GraphName, Precision]:
+    def wanted(self, runtime: RuntimeConfig, model: Exportable) -> dict[GraphName, Precision]:
         """Returns a server's graphs with the precisions that it asks for.
 
         With TensorRT, torch is the vocoder.
         """
         auto: Precision = "float16" if self.target else "float32"
         step: Precision = auto if runtime.precision == "auto" else runtime.precision
-        return {"step": step, "vocoder": "float32"} if self.backend == "onnx" else {"step": step}
+        graphs = model.onnx_graphs if self.backend == "onnx" else ("step",)
+        return {graph: step if graph == "step" else "float32" for graph in graphs}
 
     def command(self, config: ServerConfig) -> list[str]:
         """Returns the arguments of `token2wav export`, without folders and graphs."""
@@ -132,7 +138,7 @@ def build(root: Path, model: Path, config_file: Path) -> int:
     """Builds the engines that this machine's server would use, if they are incomplete or stale.
 
     Raises:
-        ConfigError: no installed TensorRT builds for the GPU of this machine.
+        ConfigError: as `Machine.own`; or the model has no graphs.
     """
     config = load_server_config(config_file)
     if config.runtime.backend not in ("onnx", "tensorrt") or config.stream.reference:
@@ -141,7 +147,7 @@ def build(root: Path, model: Path, config_file: Path) -> int:
     engine_folder = root / machine.key
     missing = [
         (graph, precision)
-        for graph, precision in machine.wanted(config.runtime).items()
+        for graph, precision in machine.wanted(config.runtime, exportable(model)).items()
         if not _usable(machine, EngineFolder(model, engine_folder), config, graph, precision)
     ]
     if not missing:

@@ -52,6 +52,7 @@ from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.networks.waveform_network import WaveformNetwork
 from token2wav.networks.weights import SkipInit, fill
+from token2wav.published.artifacts import GraphName
 from token2wav.published.checkpoint_files import weights_file
 from token2wav.published.registry import family_of, read_config
 from token2wav.published.sizes import ScheduleConfig
@@ -98,6 +99,11 @@ class Exportable:
     networks: Mapping[StageName, Any]  # without weights, on the device `meta`
     guidance: float  # classifier-free guidance rate of the flow; 0 without a flow
     load: Callable[[StageName], Any]  # loads a network in float32 on the CPU
+
+    @property
+    def onnx_graphs(self) -> tuple[GraphName, ...]:
+        """Graphs that a server on ONNX Runtime needs."""
+        return ("decoder",) if "decoder" in self.networks else ("step", "vocoder")
 
 
 def exportable(folder: Path) -> Exportable:

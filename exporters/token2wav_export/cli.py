@@ -217,7 +217,7 @@ def _run_onnx(options: argparse.Namespace) -> None:
 
     maker = Maker(_engines(options), options.command_line)
     for precision in options.precision:
-        for graph in options.graphs or maker.default_graphs:
+        for graph in options.graphs or maker.model.onnx_graphs:
             maker.onnx(graph, precision, options.opset)
 
 
@@ -232,7 +232,7 @@ def _run_tensorrt(options: argparse.Namespace) -> None:
     package = load_package(options.package)
     maker = Maker(_engines(options), options.command_line)
     for precision in options.precision:
-        for graph in options.graphs or maker.default_graphs:
+        for graph in options.graphs or maker.model.onnx_graphs:
             maker.tensorrt(graph, precision, package, load, options.compute_capability)
 
 

@@ -58,11 +58,6 @@ class Maker:
             "guidance": self.model.guidance,
         }
 
-    @property
-    def default_graphs(self) -> tuple[GraphName, ...]:
-        """Graphs that a server on ONNX Runtime needs."""
-        return ("decoder",) if "decoder" in self.model.networks else ("step", "vocoder")
-
     def onnx(self, graph: GraphName, precision: Precision, opset: int = OPSET) -> Path:
         """Exports a graph as ONNX, and adds it to the engine folder.
 

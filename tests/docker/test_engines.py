@@ -16,8 +16,9 @@ import onnx
 import pytest
 
 from testkit.models.sized import SIZES, random_model
-from testkit.rigs.container import DOCKER
+from testkit.rigs.container import DOCKER, ROOT
 from token2wav import backends
+from token2wav.assembly import exportable
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig
 from token2wav.errors import BackendUnavailableError
 from token2wav.published.artifacts import Artifact, EngineFolder, GraphName, fingerprint, stage_of
@@ -25,6 +26,7 @@ from token2wav_export import cli as export_cli
 from token2wav_export import making
 
 L4 = {"compute_capability": "8.9", "gpu": "NVIDIA L4"}
+EXAMPLES = ROOT / "examples"
 H200 = {"compute_capability": "9.0", "gpu": "NVIDIA H200"}
 
 
@@ -57,14 +59,21 @@ def test_key(
 
 def test_export_command_for_a_gpu(engines: ModuleType) -> None:
     machine = engines.Machine("tensorrt_rtx", "1.7.1.116", L4)
-    assert machine.wanted(RuntimeConfig()) == {"step": "float16"}
-    assert machine.wanted(RuntimeConfig(precision="float32")) == {"step": "float32"}
+    flow = exportable(EXAMPLES / "demo_voice" / "model")
+    assert machine.wanted(RuntimeConfig(), flow) == {"step": "float16"}
+    assert machine.wanted(RuntimeConfig(precision="float32"), flow) == {"step": "float32"}
     command = machine.command(ServerConfig())
     assert command[0] == "tensorrt"
     assert command[command.index("--compute-capability") + 1] == "8.9"
     assert "--compute-capability" not in engines.Machine("tensorrt", "10", H200).command(
         ServerConfig()
     )
+
+
+def test_graph_of_a_codec(engines: ModuleType) -> None:
+    codec = exportable(EXAMPLES / "demo_codec" / "model")
+    machine = engines.Machine("onnx", "1.31.1", L4)
+    assert machine.wanted(RuntimeConfig(), codec) == {"decoder": "float32"}
 
 
 def test_engines_fit_the_captured_batches_of_a_server(engines: ModuleType) -> None:
@@ -108,6 +117,8 @@ def test_gpu_without_a_tensorrt_that_works(
     monkeypatch.setattr(engines, "load_package", missing)
     assert run(engines, tmp_path, "{backend: tensorrt}", monkeypatch) == 2
     assert "TensorRT is not available for the build: not there" in capsys.readouterr().err
+    assert run(engines, tmp_path, "{backend: tensorrt, device: cpu}", monkeypatch) == 2
+    assert "tensorrt needs an NVIDIA GPU" in capsys.readouterr().err
     folder = engines.folder(tmp_path, RuntimeConfig(backend="onnx"))
     assert folder == tmp_path / f"nvidia-h200_9.0_onnx-{version('onnxruntime')}"
 
@@ -162,6 +173,7 @@ def test_kernels_are_compiled_once_after_a_build(
     engines: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, loads: int
 ) -> None:
     """Only TensorRT-RTX compiles kernels on the GPU itself, and servers cannot store them."""
+    random_model(tmp_path / "model", SIZES["tiny"] | {"depth": 1})
     loaded: list[RuntimeConfig] = []
     machine = engines.Machine(package, "1.7", L4)
     monkeypatch.setattr(engines.Machine, "own", lambda runtime: machine)

@@ -101,4 +101,4 @@ def test_tensorrt_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(ConfigError, match="tensorrt cannot run a codec decoder; set torch or onnx"):
         load(folder, "tensorrt")
     maker = Maker(EngineFolder(folder), ["pytest"])
-    assert maker.default_graphs == ("decoder",)
+    assert maker.model.onnx_graphs == ("decoder",)
