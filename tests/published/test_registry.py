@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import token2wav
 from token2wav.families import cosyvoice1, cosyvoice2, mimi, snac
 from token2wav.published.registry import find_remote_family
 from token2wav.published.transformers_json import has_model_type
@@ -44,3 +46,10 @@ def test_a_broken_file_has_no_model_type(tmp_path: Path) -> None:
     """Another family may read it."""
     (tmp_path / "config.json").write_text("{")
     assert not has_model_type(tmp_path, "mimi")
+
+
+def test_python_3_10_evaluates_the_fields_of_every_family() -> None:
+    """`kinds` evaluates annotations, and Python 3.10 refuses a `ClassVar` without a type."""
+    files = Path(token2wav.__file__).parent.rglob("*.py")
+    bare = re.compile(r": ClassVar\b(?!\[)")
+    assert [file for file in files if bare.search(file.read_text(encoding="utf-8"))] == []

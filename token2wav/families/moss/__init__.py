@@ -42,7 +42,7 @@ _PARTS = "decoder_kwargs"
 class QuantizerSizes:
     """Sizes of the codebooks. All kinds of codebooks (`quantizer_type`) have the same decoder."""
 
-    WITHOUT_EFFECT: ClassVar = (
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = (
         *("quantizer_type", "quantizer_dropout", "commitment", "decay", "epsilon", "threshold_ema"),
         *("kmeans_init", "kmeans_iters", "commitment_loss_weight", "codebook_loss_weight"),
     )
@@ -79,7 +79,7 @@ class TransformerPart:
         layer_scale: first value of the scales in the training. A part has scales.
     """
 
-    WITHOUT_EFFECT: ClassVar = ("conv_layout",)
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = ("conv_layout",)
 
     module_type: Literal["Transformer"] = "Transformer"
     input_dimension: bounded.Width
