@@ -100,7 +100,7 @@ class ServerMetrics(Observer):
         self._starts = {False: starts.labels("whole"), True: starts.labels("provisional")}
         self._stages = histogram(
             "token2wav_chunk_seconds",
-            "Time of a chunk in each stage: waiting, flow, vocoder",
+            "Time of a chunk in each stage: wait, and flow and vocoder, or decoder of a codec",
             ["stage"],
             buckets=_SECONDS,
         )
