@@ -71,7 +71,7 @@ def test_docker_compose_accepts_the_files(files: list[Path]) -> None:
 def test_variables_have_the_defaults_of_the_example_file() -> None:
     lines = COMPOSE.with_name(".env.example").read_text().splitlines()
     example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    content = COMPOSE.read_text() + WITH_MPS.read_text() + WITH_HUB.read_text()
+    content = "".join(file.read_text() for file in (COMPOSE, WITH_BALANCER, WITH_MPS, WITH_HUB))
     variables = re.findall(r"\$\{(\w+)(?::([-?])([^}]*))?\}", content)
     assert {name for name, _, _ in variables} == set(example) - {"COMPOSE_PROJECT_NAME"}
     for name, kind, default in variables:
