@@ -214,13 +214,10 @@ def perf_data_parser() -> CommandParser:
         "standard input",
         required=True,
     )
-    option("--voice FILE", ".npz or .safetensors", required=True)
+    option("--voice FILE", ".npz or .safetensors (default: none, for a model without voices)")
     option("--out JSON", "JSON file to write", required=True)
-    seconds = (
-        "seconds of audio at 25 tokens per second; tokens are cut or repeated to this length "
-        "(default: every token once)"
-    )
-    option("--seconds S", seconds, type=_SECONDS)
+    length = "tokens of the utterance; those of the file are cut or repeated (default: each once)"
+    option("--length N", length, type=_number(int, 1))
     return parser
 
 

@@ -31,7 +31,7 @@ from token2wav_client.listening import Recording
 from token2wav_client.player import Player
 from token2wav_client.stats import ChunkTiming, as_table, print_report, summarize
 from token2wav_client.token_source import TokenSource, batches, open_tokens, paced
-from token2wav_client.tokens import LATENTS, TokenArray, as_tokens
+from token2wav_client.tokens import LATENTS, TokenArray, as_tokens, token_input
 from token2wav_client.voice import FIELDS, ClientVoice, is_voice_id
 from token2wav_client.writer import STANDARD_OUTPUT, AudioWriter
 
@@ -279,20 +279,18 @@ def perf_data(options: argparse.Namespace) -> int:
     vocabulary, and the prompt mel must match the prompt tokens.
     """
     tokens = _tokens_in(options.tokens)
-    count = len(tokens)
-    if tokens.dtype != np.int32:
-        raise TokenError(f"{options.tokens}: tokens: latents; this command writes integers")
-    if options.seconds is not None:
-        count = max(1, round(options.seconds * SAMPLE_RATE / SAMPLES_PER_TOKEN))
-        tokens = np.resize(tokens, (count, *tokens.shape[1:]))
-    voice = ClientVoice.load(options.voice)
-    if tokens.shape[1:] != voice.prompt_tokens.shape[1:]:
-        raise TokenError(
-            f"{options.tokens}: tokens: shape {tokens.shape}, but prompt_tokens of "
-            f"{options.voice} have the shape {voice.prompt_tokens.shape}; the number of "
-            "codes in a token must be the same in both"
-        )
-    arrays = {"tokens": tokens} | {name: getattr(voice, name) for name in FIELDS}
+    if options.length is not None:
+        tokens = np.resize(tokens, (options.length, *tokens.shape[1:]))
+    arrays = {token_input(tokens): tokens}
+    if options.voice is not None:
+        voice = ClientVoice.load(options.voice)
+        if tokens.shape[1:] != voice.prompt_tokens.shape[1:]:
+            raise TokenError(
+                f"{options.tokens}: tokens: shape {tokens.shape}, but prompt_tokens of "
+                f"{options.voice} have the shape {voice.prompt_tokens.shape}; the number of "
+                "codes in a token must be the same in both"
+            )
+        arrays |= {name: getattr(voice, name) for name in FIELDS}
     # perf_analyzer reads flat lists. The shapes are dynamic, so every tensor needs its shape.
     step = {
         name: {"content": array.ravel().tolist(), "shape": list(array.shape)}
@@ -302,10 +300,7 @@ def perf_data(options: argparse.Namespace) -> int:
         Path(options.out).write_text(json.dumps({"data": [step]}) + "\n")
     except OSError as error:
         raise OutputError(f"{options.out}: cannot be written ({reason(error)})") from None
-    print_report(
-        f"{options.out}: an utterance of {count} tokens, "
-        f"{count * SAMPLES_PER_TOKEN / SAMPLE_RATE:g} s at 25 tokens per second"
-    )
+    print_report(f"{options.out}: an utterance of {len(tokens)} tokens")
     return 0
 
 

@@ -116,6 +116,11 @@ def _excerpt(text: bytes, length: int = 20) -> str:
     return repr(shown + ("..." if len(text) > length else ""))
 
 
+def token_input(tokens: TokenArray) -> str:
+    """Returns the name of the server's input for tokens, or for latents."""
+    return "tokens" if tokens.dtype == np.int32 else LATENTS
+
+
 def as_tokens(values: npt.ArrayLike) -> TokenArray:
     """Checks tokens and converts them to the array that is sent, with the same shape.
 

@@ -21,7 +21,7 @@ from token2wav_client.audio import (
     EndReason,
 )
 from token2wav_client.errors import InputError, ProtocolError, error_of_response
-from token2wav_client.tokens import LATENTS, TokenArray
+from token2wav_client.tokens import TokenArray, token_input
 from token2wav_client.voice import FIELDS, ClientVoice, check_known_voice, is_voice_id
 
 _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
@@ -150,7 +150,7 @@ def build_request(
     parameters["triton_enable_empty_final_response"].bool_param = True
     if stream_key:
         parameters["stream_key"].string_param = stream_key
-    _add_input(request, "tokens" if tokens.dtype == np.int32 else LATENTS, tokens)
+    _add_input(request, token_input(tokens), tokens)
     if opening is not None:
         parameters["audio_format"].string_param = opening.audio_format
         parameters["keep_open"].bool_param = opening.keep_open

@@ -33,7 +33,7 @@ def program() -> Path:
 def test_a_real_run_against_a_real_server(program: Path, rig: Rig, tmp_path: Path) -> None:
     data = tmp_path / "data.json"
     utterance = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={DATA}/demo/voice.safetensors"]
-    assert main(["perf-data", *utterance, "--seconds=2", f"--out={data}"]) == 0
+    assert main(["perf-data", *utterance, "--length=50", f"--out={data}"]) == 0
     export = tmp_path / "export.json"
     options = f"-m token2wav -u {rig.server.grpc_url} -i grpc --async --streaming"
     load = f"--input-data {data} --concurrency-range 2 --request-count 4"
