@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from testkit.models.folders import write_folder
+from testkit.replies import FakeClock, Make, send
 from token2wav import InputError, RuntimeConfig, Token2Wav, UtteranceOptions
 from token2wav.config.model_config import ModelConfig
 from token2wav.config.token_format import TokenFormat
 from token2wav.serving.delays import DelayPattern
+from token2wav.voice import voice_for
 from token2wav_client import CodeAligner
 
 CONFIG = ModelConfig(
@@ -114,3 +116,17 @@ def test_a_stream_of_the_library_takes_delayed_codes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         model.synthesize(rows, options=UtteranceOptions(delays=range(3))), model.synthesize(codes)
     )
+
+
+def test_a_stream_whose_rows_complete_no_frame_yet_is_not_idle(make: Make, tmp_path: Path) -> None:
+    folder, clock = write_folder("higgs", tmp_path), FakeClock()
+    model = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
+    workers = make(model, clock=clock, idle_seconds=10.0)
+    options = UtteranceOptions(delays=(0, 50, 100))
+    utterance = workers.utterances.open(voice_for(model.config, None), options=options)
+    for rows in (1, 1, 0):
+        send(workers, utterance, np.zeros((rows, 3), int)).succeeded()
+        clock.now += 6.0
+        workers.utterances.drop_abandoned()
+        assert not utterance.over or not rows
+    assert "no tokens for 10 s" in utterance.why_closed  # a message without rows does not count

@@ -150,6 +150,9 @@ class UtterancePool:
                 finished = self.scheduler.push(
                     utterance, array, reply, now, end=end, keep_open=keep_open
                 )
+                # Rows of a delay pattern are tokens, even if they complete no frame yet.
+                if utterance.delays and np.size(tokens):
+                    utterance.last_progress = now
                 if refusal is not None and utterance.end_reason is None:
                     utterance.refuse(refusal)
                 ready = utterance.status in (Status.UNOPENED, Status.READY)
