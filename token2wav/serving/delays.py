@@ -20,8 +20,9 @@ class DelayPattern:
     first code of the frame.
 
     Codes beyond the vocabulary are marks of start and end. Rows before the first code of codebook 0
-    are skipped, and the next mark in codebook 0 ends the utterance. A mark inside a frame becomes
-    the highest code. The client has the same alignment (`CodeAligner`).
+    are skipped, and frames from the next mark in codebook 0 on are dropped. The mark does not end
+    the utterance. A mark inside a frame becomes the highest code. The client has the same alignment
+    (`CodeAligner`).
 
     Raises:
         InputError: a token of the model has no codebooks or another number of codebooks, a delay is

@@ -122,7 +122,9 @@ class Policy:
         self._interruption_seconds = 0.0
 
     def record_batch(self, tokens: int, seconds: float) -> None:
-        """Updates the mean compute time per token. A batch of 0 tokens only ended streams."""
+        """Updates the mean compute time per token. 0 tokens change nothing: they stand for a batch
+        of provisional chunks (`Turn.tokens`), or the batch only ended streams.
+        """
         if not tokens:
             return
         self._token_seconds = _mean(self._token_seconds, seconds / tokens)
