@@ -18,34 +18,6 @@ from lab.golden.public_packages import bare_package, package_folder
 from testkit.models.random_weights import fill_state
 
 _FRAMES, _CHUNK = 24, 5
-_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "hidden_dim": 32,
-        "depth": 2,
-        "heads": 4,
-        "pos_meb_dim": 8,
-        "hop_length": 12,
-        "vq_dim": 20,
-        "lookahead_steps": 4,
-        "sample_rate": 600,
-        "codebook_levels": [4, 4, 4],
-        "codebook_size": 64,
-        "token_embed_dim": 3,
-    },
-    "small": {
-        "hidden_dim": 48,
-        "depth": 3,
-        "heads": 3,
-        "pos_meb_dim": 16,
-        "hop_length": 20,
-        "vq_dim": 24,
-        "lookahead_steps": 5,
-        "sample_rate": 1000,
-        "codebook_levels": [5, 4, 3, 2],
-        "codebook_size": 120,
-        "token_embed_dim": 4,
-    },
-}
 
 
 def audex(sizes: dict[str, Any]) -> Golden:
@@ -66,7 +38,7 @@ def public_decoder(sizes: dict[str, Any]) -> Any:
     return model.eval()
 
 
-FAMILIES: Families = {"audex": (audex, _SIZES)}
+FAMILIES: Families = {"audex": audex}
 
 if __name__ == "__main__":
     write_families(FAMILIES, __doc__)

@@ -21,48 +21,6 @@ from testkit.models.random_weights import fill_dac
 
 _FRAMES = 24
 _FISH_CODE = ("model_executor", "models", "fish_speech", "dac_modules")
-# The sizes have the names of the published configuration.
-_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "num_codebooks": 4,
-        "codebook_size": 24,
-        "codec_sample_rate": 24_000,
-        "codec_post_n_layer": 2,
-        "codec_post_n_head": 4,
-        "codec_post_n_local_heads": 2,
-        "codec_post_intermediate_size": 20,
-        "codec_head_dim": 8,
-        "codec_window_size": 7,
-        "codec_residual_codebook_size": 16,
-        "codec_codebook_dim": 3,
-        "codec_latent_dim": 12,
-        "codec_downsample_factor": [2],
-        "codec_decoder_dim": 16,
-        "codec_decoder_rates": [3, 2],
-    },
-    "small": {
-        "num_codebooks": 3,
-        "codebook_size": 32,
-        "codec_sample_rate": 24_000,
-        "codec_post_n_layer": 3,
-        "codec_post_n_head": 6,
-        "codec_post_n_local_heads": 2,
-        "codec_post_intermediate_size": 28,
-        "codec_head_dim": 16,
-        "codec_window_size": 10,
-        "codec_residual_codebook_size": 9,
-        "codec_codebook_dim": 4,
-        "codec_latent_dim": 16,
-        "codec_downsample_factor": [2, 3],
-        "codec_decoder_dim": 24,
-        "codec_decoder_rates": [4, 2, 2],
-    },
-}
-# In the code of Fish Audio, all heads have keys of their own.
-_FISH_SIZES = {
-    "tiny": {**_SIZES["tiny"], "codec_post_n_local_heads": 4},
-    "small": {**_SIZES["small"], "codec_post_n_head": 2},
-}
 
 
 def audio8(sizes: dict[str, Any]) -> Golden:
@@ -188,10 +146,7 @@ def _codes(sizes: dict[str, Any]) -> torch.Tensor:
     return codes
 
 
-FAMILIES: Families = {
-    "causal_dac": (audio8, _SIZES),
-    "causal_dac_of_fish": (fish, _FISH_SIZES),
-}
+FAMILIES: Families = {"causal_dac": audio8, "causal_dac_of_fish": fish}
 
 if __name__ == "__main__":
     write_families(FAMILIES, __doc__)

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from lab.golden.public_packages import (
@@ -36,8 +37,11 @@ from lab.golden.public_packages import (
 from testkit.models.random_weights import SEED, fill, fill_qwen3, fill_state
 
 Golden = dict[str, torch.Tensor]
-Sizes = dict[str, dict[str, Any]]  # sizes of the networks, by `tiny` and `small`
-Families = dict[str, tuple[Callable[[dict[str, Any]], Golden], Sizes]]
+Families = dict[str, Callable[[dict[str, Any]], Golden]]
+# Sizes of the networks by family, `tiny` and `small`.
+SIZES: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
+    Path(__file__).with_name("sizes.yaml").read_text()
+)
 _FRAMES = 12  # frames of the codes
 
 
@@ -47,35 +51,18 @@ def codes_of(frames: int, codebooks: int, size: int) -> torch.Tensor:
     return torch.from_numpy(codes)
 
 
-# NanoCodec. The sizes have the names of the published configuration.
+def of_all_and_fewer(codes: torch.Tensor, decode: Callable[[torch.Tensor], torch.Tensor]) -> Golden:
+    """Computes the audio of all codebooks, and of all but the last one.
 
-_NANOCODEC = {
-    "tiny": {
-        "sample_rate": 1600,
-        "audio_decoder": {
-            "input_dim": 6,
-            "up_sample_rates": [4, 3, 2],
-            "base_channels": 32,
-            "resblock_kernel_sizes": [3, 5],
-            "resblock_dilation_sizes": [1, 3],
-            "activation": "half_snake",
-            "output_activation": "clamp",
-        },
-        "vector_quantizer": {"num_groups": 2, "num_levels_per_group": [5, 4, 3]},
-    },
-    "small": {
-        "sample_rate": 2205,
-        "audio_decoder": {
-            "input_dim": 8,
-            "up_sample_rates": [7, 6],
-            "base_channels": 24,
-            "activation": "half_snake",
-            "output_activation": "tanh",
-            "n_groups_equal_to_out_channels": False,
-        },
-        "vector_quantizer": {"num_groups": 4, "num_levels_per_group": [9, 8]},
-    },
-}
+    Args:
+        codes: (frames, codebooks).
+        decode: computes the audio of codes (1, codebooks, frames).
+    """
+    audio, of_fewer = (decode(used.T[None]) for used in (codes, codes[:, :-1]))
+    return {"codes": codes, "audio": audio, "audio_of_fewer": of_fewer}
+
+
+# NanoCodec.
 
 
 def nanocodec(sizes: dict[str, Any]) -> Golden:
@@ -123,56 +110,14 @@ def _nemo() -> Any:
     return codec
 
 
-# Mimi. The sizes have the names of the published configuration.
-
-_MIMI = {
-    "tiny": {
-        "sampling_rate": 1200,
-        "hidden_size": 16,
-        "num_filters": 4,
-        "upsampling_ratios": [4, 3],
-        "codebook_size": 16,
-        "codebook_dim": 8,
-        "vector_quantization_hidden_dimension": 8,
-        "num_quantizers": 4,
-        "upsample_groups": 16,
-        "num_hidden_layers": 2,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "sliding_window": 7,
-    },
-    "small": {
-        "sampling_rate": 2400,
-        "hidden_size": 24,
-        "num_filters": 3,
-        "num_residual_layers": 2,
-        "upsampling_ratios": [5, 2, 2],
-        "codebook_size": 32,
-        "codebook_dim": 24,
-        "vector_quantization_hidden_dimension": 24,
-        "num_quantizers": 6,
-        "num_semantic_quantizers": 2,
-        "upsample_groups": 8,
-        "num_hidden_layers": 3,
-        "intermediate_size": 40,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 3,
-        "sliding_window": 10,
-    },
-}
+# Mimi.
 
 
 def mimi(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of all codebooks, and of the first ones, by `transformers`."""
     model = transformers_mimi(sizes)
     codes = codes_of(2 * _FRAMES, sizes["num_quantizers"], sizes["codebook_size"])
-    fewer = codes[:, : sizes["num_quantizers"] - 1]
-    heard = {
-        name: model.decode(input_codes.T[None]).audio_values[0, 0]
-        for name, input_codes in (("audio", codes), ("audio_of_fewer", fewer))
-    }
-    return {"codes": codes, **heard}
+    return of_all_and_fewer(codes, lambda used: model.decode(used).audio_values[0, 0])
 
 
 def transformers_mimi(sizes: dict[str, Any], attention: str = "eager") -> Any:
@@ -182,40 +127,7 @@ def transformers_mimi(sizes: dict[str, Any], attention: str = "eager") -> Any:
     return refilled(MimiModel, MimiConfig(**sizes), fill_state, attn_implementation=attention)
 
 
-# The codec of Pocket TTS. The sizes have the names of the published configuration.
-
-_POCKET_TTS = {
-    "tiny": {
-        "sampling_rate": 1200,
-        "hidden_size": 16,
-        "num_filters": 4,
-        "upsampling_ratios": [4, 3],
-        "upsample_groups": 16,
-        "num_hidden_layers": 2,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "sliding_window": 7,
-        "latent_stride": 3,
-        "latent_dim": 5,
-    },
-    "small": {
-        "sampling_rate": 2400,
-        "hidden_size": 24,
-        "num_filters": 3,
-        "num_residual_layers": 2,
-        "upsampling_ratios": [5, 2, 2],
-        "upsample_groups": 8,
-        "num_hidden_layers": 3,
-        "intermediate_size": 40,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 3,
-        "hidden_act": "gelu",
-        "sliding_window": 10,
-        "latent_stride": 4,
-        "latent_dim": 8,
-    },
-}
+# The codec of Pocket TTS.
 
 
 def pocket_tts(sizes: dict[str, Any]) -> Golden:
@@ -230,53 +142,14 @@ def pocket_tts(sizes: dict[str, Any]) -> Golden:
     return {"latents": latents, "audio": model.decode(latents[None]).audio_values[0, 0]}
 
 
-# Mimi in the folders of `moshi`. The sizes have the names of the package's own configuration.
-
-_MOSHI = {
-    "tiny": {
-        "sample_rate": 1200,
-        "frame_rate": 50,
-        "seanet": {"dimension": 16, "n_filters": 4, "ratios": [4, 3]},
-        "quantizer": {"dimension": 8, "n_q": 4, "bins": 16},
-        "transformer": {
-            "d_model": 16,
-            "num_heads": 2,
-            "num_layers": 2,
-            "context": 7,
-            "dim_feedforward": 32,
-        },
-    },
-    "small": {
-        "sample_rate": 2400,
-        "frame_rate": 60,
-        "seanet": {
-            "dimension": 24,
-            "n_filters": 3,
-            "n_residual_layers": 2,
-            "ratios": [5, 2, 2],
-        },
-        "quantizer": {"dimension": 12, "n_q": 6, "bins": 32},
-        "transformer": {
-            "d_model": 24,
-            "num_heads": 3,
-            "num_layers": 3,
-            "context": 10,
-            "dim_feedforward": 40,
-            "max_period": 5000,
-        },
-    },
-}
+# Mimi in the folders of `moshi`.
 
 
 def mimi_of_moshi(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of all codebooks, and of the first ones, by `moshi`."""
     model = moshi_mimi(sizes)
     codes = codes_of(2 * _FRAMES, sizes["quantizer"]["n_q"], sizes["quantizer"]["bins"])
-    heard = {
-        name: model.decode(input_codes.T[None])[0, 0]
-        for name, input_codes in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
-    }
-    return {"codes": codes, **heard}
+    return of_all_and_fewer(codes, lambda used: model.decode(used)[0, 0])
 
 
 def moshi_mimi(sizes: dict[str, Any]) -> Any:
@@ -303,51 +176,7 @@ def moshi_mimi(sizes: dict[str, Any]) -> Any:
     return fill(model)
 
 
-# Qwen3-TTS and Qwen3-Omni. The sizes have the names of the published configurations.
-
-_QWEN3_TTS = {
-    "tiny": {
-        "codebook_size": 16,
-        "codebook_dim": 12,
-        "latent_dim": 16,
-        "hidden_size": 12,
-        "head_dim": 8,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "sliding_window": 7,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_quantizers": 4,
-        "upsample_rates": [4, 3],
-        "upsampling_ratios": [2],
-        "decoder_dim": 16,
-    },
-    "small": {
-        "codebook_size": 32,
-        "codebook_dim": 20,
-        "latent_dim": 20,
-        "hidden_size": 24,
-        "head_dim": 8,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 3,
-        "sliding_window": 10,
-        "intermediate_size": 40,
-        "num_hidden_layers": 3,
-        "num_quantizers": 6,
-        "upsample_rates": [5, 2, 3],
-        "upsampling_ratios": [2, 2],
-        "decoder_dim": 24,
-        "rope_theta": 5000.0,
-    },
-}
-_QWEN3_OMNI = {
-    name: {
-        **{key: value for key, value in sizes.items() if not key.endswith("_dim")},
-        "hidden_size": sizes["num_attention_heads"] * sizes["head_dim"],  # type: ignore[operator]
-        "decoder_dim": sizes["decoder_dim"],
-    }
-    for name, sizes in _QWEN3_TTS.items()
-}
+# Qwen3-TTS and Qwen3-Omni.
 
 
 def qwen3_tts(sizes: dict[str, Any]) -> Golden:
@@ -404,12 +233,12 @@ def _no_typecheck(*_: Any, **__: Any) -> Callable[[Any], Any]:
 
 
 FAMILIES: Families = {
-    "nanocodec": (nanocodec, _NANOCODEC),
-    "mimi": (mimi, _MIMI),
-    "mimi_of_moshi": (mimi_of_moshi, _MOSHI),
-    "pocket_tts": (pocket_tts, _POCKET_TTS),
-    "qwen3_tts": (qwen3_tts, _QWEN3_TTS),
-    "qwen3_omni": (qwen3_omni, _QWEN3_OMNI),
+    "nanocodec": nanocodec,
+    "mimi": mimi,
+    "mimi_of_moshi": mimi_of_moshi,
+    "pocket_tts": pocket_tts,
+    "qwen3_tts": qwen3_tts,
+    "qwen3_omni": qwen3_omni,
 }
 
 
@@ -417,7 +246,7 @@ def write_families(families: Families, description: str | None) -> None:
     """Writes the golden tensors of the families that the command line names.
 
     Args:
-        families: function and sizes of every family.
+        families: function of every family, which gets the sizes of `sizes.yaml`.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -428,9 +257,9 @@ def write_families(families: Families, description: str | None) -> None:
     torch.set_num_threads(1)
     with torch.inference_mode():
         for family in options.families:
-            make, all_sizes = families[family]
-            for name, sizes in all_sizes.items():
-                golden = {key: value.contiguous() for key, value in make(sizes).items()}
+            for name, sizes in SIZES[family].items():
+                values = families[family](sizes)
+                golden = {key: value.contiguous() for key, value in values.items()}
                 path = options.folder / family / f"{name}.safetensors"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_file(golden, path, {"sizes": json.dumps(sizes), "seed": str(SEED)})

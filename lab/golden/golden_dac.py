@@ -22,7 +22,7 @@ from unittest import mock
 
 import torch
 
-from lab.golden.golden_codecs import Families, Golden, codes_of, write_families
+from lab.golden.golden_codecs import Families, Golden, codes_of, of_all_and_fewer, write_families
 from lab.golden.public_packages import (
     EmptyModule,
     bare_package,
@@ -35,39 +35,14 @@ from token2wav.layers.position_noise import noise_table
 
 _FRAMES = 24  # frames of the codes
 
-# DAC of `transformers`. The sizes have the names of the published configuration.
-
-_DAC = {
-    "tiny": {
-        "encoder_hidden_size": 2,
-        "downsampling_ratios": [2, 3, 4],
-        "decoder_hidden_size": 32,
-        "n_codebooks": 4,
-        "codebook_size": 16,
-        "codebook_dim": 4,
-        "sampling_rate": 2400,
-    },
-    "small": {
-        "encoder_hidden_size": 4,
-        "downsampling_ratios": [2, 4],
-        "decoder_hidden_size": 24,
-        "hidden_size": 10,
-        "n_codebooks": 6,
-        "codebook_size": 32,
-        "codebook_dim": 6,
-        "sampling_rate": 4410,
-    },
-}
+# DAC of `transformers`.
 
 
 def dac(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of all codebooks, and of the first ones, by `transformers`."""
     model = transformers_dac(sizes)
     codes = codes_of(_FRAMES, sizes["n_codebooks"], sizes["codebook_size"])
-    return {"codes": codes} | {
-        name: model.decode(audio_codes=input_codes.T[None]).audio_values[0]
-        for name, input_codes in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
-    }
+    return of_all_and_fewer(codes, lambda used: model.decode(audio_codes=used).audio_values[0])
 
 
 def transformers_dac(sizes: dict[str, Any]) -> Any:
@@ -77,31 +52,7 @@ def transformers_dac(sizes: dict[str, Any]) -> Any:
     return refilled(DacModel, DacConfig(**sizes), fill_dac)
 
 
-# DAC of `descript-audio-codec`. The sizes are the arguments that the package saves.
-
-_DESCRIPT = {
-    "tiny": {
-        "encoder_dim": 2,
-        "encoder_rates": [2, 4],
-        "decoder_dim": 32,
-        "decoder_rates": [4, 2],
-        "n_codebooks": 4,
-        "codebook_size": 16,
-        "codebook_dim": 4,
-        "sample_rate": 4410,
-    },
-    "small": {
-        "encoder_dim": 4,
-        "encoder_rates": [2, 3, 5],
-        "latent_dim": 12,
-        "decoder_dim": 24,
-        "decoder_rates": [5, 3, 2],
-        "n_codebooks": 3,
-        "codebook_size": 32,
-        "codebook_dim": 6,
-        "sample_rate": 2400,
-    },
-}
+# DAC of `descript-audio-codec`.
 
 
 def dac_of_descript(sizes: dict[str, Any]) -> Golden:
@@ -115,10 +66,8 @@ def dac_of_descript(sizes: dict[str, Any]) -> Golden:
     assert sizes.items() <= saved["metadata"]["kwargs"].items()
     assert saved["state_dict"].keys() == model.state_dict().keys()
     codes = codes_of(_FRAMES, sizes["n_codebooks"], sizes["codebook_size"])
-    return {"codes": codes} | {
-        name: model.decode(model.quantizer.from_codes(input_codes.T[None])[0])[0, 0]
-        for name, input_codes in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
-    }
+    from_codes = model.quantizer.from_codes
+    return of_all_and_fewer(codes, lambda used: model.decode(from_codes(used)[0])[0, 0])
 
 
 def descript_dac(sizes: dict[str, Any]) -> Any:
@@ -143,61 +92,14 @@ def _import_descript() -> None:
         sys.modules["audiotools.ml"].BaseModel = base.BaseModel  # type: ignore[attr-defined]
 
 
-# The Higgs Audio tokenizer. The sizes have the names of the published configuration.
-
-_HUBERT = {
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 8,
-    "conv_dim": [8, 8],
-    "conv_kernel": [4, 4],
-    "conv_stride": [2, 2],
-    "num_conv_pos_embeddings": 4,
-    "num_conv_pos_embedding_groups": 2,
-}
-_HIGGS = {
-    "tiny": {
-        "sample_rate": 2400,
-        "target_bandwidths": [0.32, 0.96],
-        "codebook_size": 16,
-        "codebook_dim": 4,
-        "acoustic_model_config": {
-            "model_type": "dac",
-            "encoder_hidden_size": 2,
-            "downsampling_ratios": [5, 2, 3],
-            "upsampling_ratios": [5, 2, 3],
-            "decoder_hidden_size": 32,
-            "hidden_size": 12,
-        },
-        "semantic_model_config": {"model_type": "hubert", **_HUBERT},
-    },
-    "small": {
-        "sample_rate": 4800,
-        "target_bandwidths": [2, 4],
-        "codebook_size": 32,
-        "codebook_dim": 6,
-        "acoustic_model_config": {
-            "model_type": "dac",
-            "encoder_hidden_size": 4,
-            "downsampling_ratios": [4, 3, 2],
-            "upsampling_ratios": [4, 3, 2],
-            "decoder_hidden_size": 24,
-            "hidden_size": 10,
-        },
-        "semantic_model_config": {"model_type": "hubert", **_HUBERT},
-    },
-}
+# The Higgs Audio tokenizer.
 
 
 def higgs(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of all codebooks, and of the first ones, by `transformers`."""
     model = transformers_higgs(sizes)
     codes = codes_of(_FRAMES, model.config.num_quantizers, sizes["codebook_size"])
-    return {"codes": codes} | {
-        name: model.decode(input_codes.T[None]).audio_values[0, 0]
-        for name, input_codes in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
-    }
+    return of_all_and_fewer(codes, lambda used: model.decode(used).audio_values[0, 0])
 
 
 def transformers_higgs(sizes: dict[str, Any]) -> Any:
@@ -217,20 +119,7 @@ def transformers_higgs(sizes: dict[str, Any]) -> Any:
     return refilled(public.HiggsAudioV2TokenizerModel, config, fill_dac)
 
 
-# The first release of the Higgs Audio tokenizer. The sizes are the arguments in `config.json`. The
-# public code fixes the width of the decoder, 1,024 channels.
-
-_HIGGS_FIRST = {
-    "tiny": {
-        "D": 12,
-        "ratios": [3, 2],
-        "sample_rate": 2400,
-        "bins": 16,
-        "n_q": 3,
-        "codebook_dim": 4,
-        "semantic_techer": "hubert_base_general",
-    },
-}
+# The first release of the Higgs Audio tokenizer.
 
 
 def higgs_first_release(sizes: dict[str, Any]) -> Golden:
@@ -243,10 +132,7 @@ def higgs_first_release(sizes: dict[str, Any]) -> Golden:
         torch.save(model.state_dict(), path)
         assert torch.load(path, weights_only=True).keys() == model.state_dict().keys()
     codes = codes_of(_FRAMES, sizes["n_q"], sizes["bins"])
-    return {"codes": codes} | {
-        name: torch.from_numpy(model.decode(input_codes.T[None]))[0, 0]
-        for name, input_codes in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
-    }
+    return of_all_and_fewer(codes, lambda used: torch.from_numpy(model.decode(used))[0, 0])
 
 
 def boson_higgs(sizes: dict[str, Any]) -> Any:
@@ -270,67 +156,8 @@ def boson_higgs(sizes: dict[str, Any]) -> Any:
     return model
 
 
-# SNAC. The sizes have the names of the published configuration.
+# SNAC.
 
-_SNAC = {
-    "tiny": {
-        "sampling_rate": 2400,
-        "encoder_dim": 2,
-        "encoder_rates": [2, 3],
-        "decoder_dim": 32,
-        "decoder_rates": [3, 2],
-        "attn_window_size": None,
-        "codebook_size": 16,
-        "codebook_dim": 4,
-        "vq_strides": [4, 2, 1],
-        "noise": True,
-        "depthwise": True,
-    },
-    "small": {
-        "sampling_rate": 4800,
-        "encoder_dim": 4,
-        "encoder_rates": [2, 4],
-        "latent_dim": 12,
-        "decoder_dim": 24,
-        "decoder_rates": [4, 2],
-        "attn_window_size": None,
-        "codebook_size": 32,
-        "codebook_dim": 6,
-        "vq_strides": [4, 1],
-        "noise": False,
-        "depthwise": False,
-    },
-}
-# SNAC with attention. The codes are whole windows, because the public code takes no other number.
-_SNAC_ATTENTION = {
-    "tiny": {
-        "sampling_rate": 2400,
-        "encoder_dim": 2,
-        "encoder_rates": [2, 3],
-        "decoder_dim": 64,
-        "decoder_rates": [3, 2],
-        "attn_window_size": 8,
-        "codebook_size": 16,
-        "codebook_dim": 4,
-        "vq_strides": [4, 2, 1],
-        "noise": True,
-        "depthwise": True,
-    },
-    "small": {
-        "sampling_rate": 4800,
-        "encoder_dim": 4,
-        "encoder_rates": [2, 4],
-        "latent_dim": 12,
-        "decoder_dim": 128,
-        "decoder_rates": [4, 2],
-        "attn_window_size": 12,
-        "codebook_size": 32,
-        "codebook_dim": 6,
-        "vq_strides": [2, 1],
-        "noise": False,
-        "depthwise": False,
-    },
-}
 # Codes of a token, by codebook, in the order in which language models emit them.
 _SNAC_ORDER = {
     (8, 4, 2, 1): [[0], [1, 8], [2, 5, 9, 12], [3, 4, 6, 7, 10, 11, 13, 14]],
@@ -381,12 +208,12 @@ def _no_noise(layers: int) -> Callable[..., torch.Tensor]:
 
 
 FAMILIES: Families = {
-    "dac": (dac, _DAC),
-    "dac_of_descript": (dac_of_descript, _DESCRIPT),
-    "higgs": (higgs, _HIGGS),
-    "higgs_first_release": (higgs_first_release, _HIGGS_FIRST),
-    "snac": (snac, _SNAC),
-    "snac_attention": (snac, _SNAC_ATTENTION),
+    "dac": dac,
+    "dac_of_descript": dac_of_descript,
+    "higgs": higgs,
+    "higgs_first_release": higgs_first_release,
+    "snac": snac,
+    "snac_attention": snac,
 }
 
 

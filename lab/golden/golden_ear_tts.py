@@ -17,39 +17,6 @@ from lab.golden.public_packages import EmptyModule, module_of, package_folder
 from testkit.models.random_weights import fill_state
 
 _FRAMES = 24
-# The sizes have the names of the published `codec_config`, which lacks the sample rate.
-_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "sample_rate": 2400,
-        "latent_size": 6,
-        "n_fft": 16,
-        "hop_length": 4,
-        "base_hidden_size": 4,
-        "channel_mult": [1, 2],
-        "rates": [3, 2],
-        "num_blocks": 2,
-        "kernel_size": 7,
-        "groups": 1,
-        "codebook_size": 16,
-        "num_quantizers": 5,
-        "wav_to_token_ratio": 24,
-    },
-    "small": {
-        "sample_rate": 1200,
-        "latent_size": 8,
-        "n_fft": 8,
-        "hop_length": 2,
-        "base_hidden_size": 4,
-        "channel_mult": [1, 2, 3],
-        "rates": [2, 2, 3],
-        "num_blocks": 1,
-        "kernel_size": 5,
-        "groups": 2,
-        "codebook_size": 32,
-        "num_quantizers": 3,
-        "wav_to_token_ratio": 24,
-    },
-}
 
 
 def ear_tts(sizes: dict[str, Any]) -> Golden:
@@ -75,7 +42,7 @@ def public_module() -> Any:
     return module_of("public_ear_tts", folder / "ear_tts_vae_codec.py")
 
 
-FAMILIES: Families = {"ear_tts": (ear_tts, _SIZES)}
+FAMILIES: Families = {"ear_tts": ear_tts}
 
 if __name__ == "__main__":
     write_families(FAMILIES, __doc__)

@@ -18,42 +18,6 @@ from lab.golden.public_packages import module_of, package_folder
 from testkit.models.random_weights import fill_state
 
 _FRAMES = 24
-# The sizes of the LFM2 have the names of the published configuration. The public code has constants
-# in place of the sizes of embedding and inverse STFT.
-_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "block_multiple_of": 8,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "layer_types": ["conv", "sliding_attention", "conv", "sliding_attention"],
-        "sliding_window": 7,
-        "rope_theta": 10000.0,
-        "num_codebooks": 3,
-        "codebook_size": 16,
-        "n_fft": 16,
-        "hop_length": 4,
-        "sample_rate": 2400,
-    },
-    "small": {
-        "hidden_size": 48,
-        "block_ff_dim": 64,
-        "block_auto_adjust_ff_dim": False,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 6,
-        "layer_types": ["conv", "full_attention", "conv"],
-        "conv_bias": True,
-        "conv_L_cache": 4,
-        "num_codebooks": 8,
-        "codebook_size": 32,
-        "n_fft": 40,
-        "hop_length": 10,
-        "sample_rate": 4500,
-    },
-}
 _OWN = ("num_codebooks", "codebook_size", "n_fft", "hop_length", "sample_rate")
 
 
@@ -89,7 +53,7 @@ def public_module() -> Any:
     return module_of("public_detokenizer", package_folder("liquid_audio") / "detokenizer.py")
 
 
-FAMILIES: Families = {"lfm2_audio": (lfm2_audio, _SIZES)}
+FAMILIES: Families = {"lfm2_audio": lfm2_audio}
 
 if __name__ == "__main__":
     write_families(FAMILIES, __doc__)

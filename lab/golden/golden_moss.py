@@ -29,71 +29,6 @@ from testkit.models.codec_models import CODECS
 _FRAMES = 10
 _FRAMES_OF_FEWER = 4
 _PUBLIC = "moss_tts_lite.codec"
-_CHANNELS = 2  # of version 2
-
-
-def _transformer(inputs: int, outputs: int, width: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "module_type": "Transformer",
-        "input_dimension": inputs,
-        "output_dimension": outputs,
-        "d_model": width,
-        "num_heads": heads,
-        "num_layers": layers,
-        "dim_feedforward": 2 * width,
-        "causal": True,
-        "norm": "layer_norm",
-        "positional_embedding": "rope",
-        "max_period": 10000,
-        "gating": "none",
-        "layer_scale": 0.01,
-        "conv_layout": True,
-    }
-
-
-def _patches(size: int) -> dict[str, Any]:
-    return {"module_type": "PatchedPretransform", "patch_size": size}
-
-
-# The public code has 1,920 samples for each frame, and twice the rate after each transformer.
-_SIZES = {
-    "tiny": {
-        "causal_transformer_context_duration": 0.4,
-        "quantizer_kwargs": {
-            "input_dim": 6,
-            "rvq_dim": 10,
-            "output_dim": 8,
-            "num_quantizers": 4,
-            "codebook_size": 16,
-            "codebook_dim": 3,
-        },
-        "decoder_kwargs": [
-            _transformer(8, 24, 16, 2, 2),
-            _patches(2),
-            _transformer(12, 960, 12, 1, 3),
-            _patches(960),
-        ],
-    },
-    "small": {
-        "causal_transformer_context_duration": 0.25,
-        "quantizer_kwargs": {
-            "input_dim": 6,
-            "rvq_dim": 8,
-            "output_dim": 12,
-            "num_quantizers": 3,
-            "codebook_size": 32,
-            "codebook_dim": 4,
-        },
-        "decoder_kwargs": [
-            _transformer(12, 16, 8, 1, 1),
-            _patches(2),
-            _transformer(8, 20, 16, 2, 2),
-            _patches(2),
-            _transformer(10, 480, 8, 1, 2),
-            _patches(480),
-        ],
-    },
-}
 
 
 def moss(sizes: dict[str, Any]) -> Golden:
@@ -128,40 +63,6 @@ def public_decoder(sizes: dict[str, Any]) -> Any:
         return MossCodecDecoder(folder, device="cpu")
 
 
-# Version 2. Some transformers have as many channels inside as at their input or at their output,
-# where version 1 has no projection. The small size begins with patches, as the codec of
-# MOSS-TTS-Nano.
-_STEREO_SIZES = {
-    "tiny": {
-        "sampling_rate": 2400,
-        "downsample_rate": 192,
-        "number_channels": _CHANNELS,
-        "causal_transformer_context_duration": 0.4,
-        "quantizer_kwargs": _SIZES["tiny"]["quantizer_kwargs"],
-        "decoder_kwargs": [
-            _transformer(8, 24, 16, 2, 2),
-            _patches(2),
-            _transformer(12, 192, 12, 1, 3),
-            _patches(192),
-        ],
-    },
-    "small": {
-        "sampling_rate": 4800,
-        "downsample_rate": 384,
-        "number_channels": _CHANNELS,
-        "causal_transformer_context_duration": 0.25,
-        "quantizer_kwargs": _SIZES["small"]["quantizer_kwargs"],
-        "decoder_kwargs": [
-            _patches(2),
-            _transformer(6, 16, 16, 1, 1),
-            _patches(2),
-            _transformer(8, 192, 16, 2, 2) | {"context_duration": 0.1},
-            _patches(192),
-        ],
-    },
-}
-
-
 def moss_stereo(sizes: dict[str, Any]) -> Golden:
     """Computes the audio (samples, channels) of all codebooks, and of the first ones."""
     model = public_stereo(sizes)
@@ -181,7 +82,8 @@ def public_stereo(sizes: dict[str, Any]) -> Any:
     public = importlib.import_module("public_moss.audio_tokenizer_v2")
     # The encoder is not used, but the rate of the decoder follows from its patches.
     content = CODECS["moss_stereo"].document(sizes)
-    content["encoder_kwargs"] = [_patches(_CHANNELS * sizes["downsample_rate"])]
+    patch = sizes["number_channels"] * sizes["downsample_rate"]
+    content["encoder_kwargs"] = [{"module_type": "PatchedPretransform", "patch_size": patch}]
     model = public.MossAudioTokenizerModel(public.MossAudioTokenizerConfig(**content)).eval()
     with TemporaryDirectory() as written:
         folder = CODECS["moss_stereo"].write(Path(written), sizes)
@@ -196,7 +98,7 @@ def public_stereo(sizes: dict[str, Any]) -> Any:
     return model
 
 
-FAMILIES: Families = {"moss": (moss, _SIZES), "moss_stereo": (moss_stereo, _STEREO_SIZES)}
+FAMILIES: Families = {"moss": moss, "moss_stereo": moss_stereo}
 
 
 if __name__ == "__main__":

@@ -17,36 +17,6 @@ from lab.golden.golden_codecs import Families, Golden, codes_of, write_families
 from testkit.models.random_weights import fill_state
 
 _FRAMES = 24
-_TRANSFORMER = {"num_hidden_layers": 2, "rms_norm_eps": 1e-5}
-_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        **_TRANSFORMER,
-        "model_type": "neucodec",
-        "hidden_size": 64,
-        "intermediate_size": 48,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "quantization_dim": 72,
-        "quantization_levels": [4, 4, 3],
-        "downsampling_ratios": [2, 2, 5],
-        "input_sampling_rate": 1600,
-        "output_sampling_rate": 2400,
-    },
-    "small": {
-        **_TRANSFORMER,
-        "model_type": "xcodec2",
-        "hidden_size": 96,
-        "intermediate_size": 80,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "quantization_dim": 100,
-        "quantization_levels": [5, 4, 3, 2],
-        "downsampling_ratios": [4, 5],
-        "sampling_rate": 1600,
-    },
-}
 _CLASSES = {
     "neucodec": (
         configuration_neucodec.NeuCodecConfig,
@@ -85,7 +55,7 @@ def public_decoder(sizes: dict[str, Any]) -> Any:
     return model.eval()
 
 
-FAMILIES: Families = {"neucodec": (neucodec, _SIZES)}
+FAMILIES: Families = {"neucodec": neucodec}
 
 if __name__ == "__main__":
     write_families(FAMILIES, __doc__)

@@ -18,68 +18,6 @@ from testkit.models.random_weights import SEED, fill_omni
 _TIME = 0.3  # ODE time of the single evaluation
 _CODES = {"tiny": 31, "small": 50}
 _MEL_FRAMES = 23  # of the reference mel of the voice
-# The sizes have the names of the published configuration.
-_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "dit_config": {
-            "hidden_size": 32,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 2,
-            "head_dim": 16,
-            "emb_dim": 12,
-            "block_size": 6,
-            "look_ahead_layers": [2],
-            "look_backward_layers": [0, 3],
-            "num_embeds": 40,
-            "mel_dim": 10,
-            "enc_emb_dim": 7,
-            "enc_dim": 5,
-            "enc_channels": [8, 8, 8, 8, 24],
-            "enc_attention_channels": 6,
-            "enc_se_channels": 4,
-        },
-        "bigvgan_config": {
-            "mel_dim": 10,
-            "upsample_initial_channel": 16,
-            "resblock_kernel_sizes": [3],
-            "resblock_dilation_sizes": [[1, 3, 5]],
-            "upsample_rates": [5, 2],
-            "upsample_kernel_sizes": [11, 4],
-        },
-    },
-    "small": {
-        "dit_config": {
-            "hidden_size": 48,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 3,
-            "head_dim": 12,
-            "ff_mult": 3,
-            "emb_dim": 20,
-            "block_size": 12,
-            "look_ahead_layers": [3],
-            "look_backward_layers": [0, 5],
-            "repeats": 3,
-            "num_embeds": 60,
-            "mel_dim": 16,
-            "enc_emb_dim": 9,
-            "enc_dim": 6,
-            "enc_channels": [12, 12, 12, 24],
-            "enc_kernel_sizes": [5, 3, 5, 1],
-            "enc_dilations": [1, 2, 3, 1],
-            "enc_attention_channels": 8,
-            "enc_res2net_scale": 3,
-            "enc_se_channels": 5,
-        },
-        "bigvgan_config": {
-            "mel_dim": 16,
-            "upsample_initial_channel": 32,
-            "resblock_kernel_sizes": [3, 7],
-            "resblock_dilation_sizes": [[1, 3, 5], [1, 2, 3]],
-            "upsample_rates": [4, 2, 2],
-            "upsample_kernel_sizes": [8, 4, 4],
-        },
-    },
-}
 
 
 def flow_noise(bands: int, frames: int) -> torch.Tensor:
@@ -127,7 +65,7 @@ def token2wav(sizes: dict[str, Any]) -> Any:
     return refilled(Qwen2_5OmniToken2WavModel, config, fill_omni)
 
 
-FAMILIES: Families = {"qwen25_omni": (qwen25_omni, _SIZES)}
+FAMILIES: Families = {"qwen25_omni": qwen25_omni}
 
 if __name__ == "__main__":
     write_families(FAMILIES, __doc__)

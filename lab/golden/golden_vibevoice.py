@@ -15,24 +15,6 @@ from lab.golden.public_packages import refilled
 from testkit.models.random_weights import SEED, fill_state
 
 _FRAMES = 24
-# The sizes have the names of the published configuration.
-_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "hidden_size": 5,
-        "num_filters": 4,
-        "downsampling_ratios": [2, 3, 2],
-        "depths": [1, 2, 1, 2],
-    },
-    "small": {
-        "hidden_size": 8,
-        "kernel_size": 5,
-        "num_filters": 6,
-        "downsampling_ratios": [4, 5],
-        "depths": [2, 1, 3],
-        "ffn_expansion": 2,
-        "rms_norm_eps": 1e-3,
-    },
-}
 
 
 def vibevoice(sizes: dict[str, Any]) -> Golden:
@@ -60,7 +42,7 @@ def padding_cache() -> Any:
     return public.VibeVoiceAcousticTokenizerConv1dPaddingCache()
 
 
-FAMILIES: Families = {"vibevoice": (vibevoice, _SIZES)}
+FAMILIES: Families = {"vibevoice": vibevoice}
 
 if __name__ == "__main__":
     write_families(FAMILIES, __doc__)

@@ -16,28 +16,6 @@ from lab.golden.public_packages import module_of, package_folder
 from testkit.models.random_weights import SEED, fill_dac
 
 _FRAMES = 24
-# The sizes have the names of the published configuration.
-_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {  # as VoxCPM2; the rate of the audio is one of the boundaries
-        "encoder_dim": 2,
-        "encoder_rates": [2, 2],
-        "latent_dim": 5,
-        "decoder_dim": 32,
-        "decoder_rates": [4, 3],
-        "sample_rate": 400,
-        "out_sample_rate": 1200,
-        "sr_bin_boundaries": [600, 1200, 1800],
-    },
-    "small": {  # as VoxCPM 1.5
-        "encoder_dim": 2,
-        "encoder_rates": [2, 3, 7],
-        "latent_dim": 8,
-        "decoder_dim": 24,
-        "decoder_rates": [7, 3, 2],
-        "depthwise": False,
-        "sample_rate": 4410,
-    },
-}
 
 
 def voxcpm(sizes: dict[str, Any]) -> Golden:
@@ -59,7 +37,7 @@ def audio_vae(sizes: dict[str, Any]) -> Any:
     return model
 
 
-FAMILIES: Families = {"voxcpm": (voxcpm, _SIZES)}
+FAMILIES: Families = {"voxcpm": voxcpm}
 
 if __name__ == "__main__":
     write_families(FAMILIES, __doc__)

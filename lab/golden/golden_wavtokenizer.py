@@ -21,52 +21,6 @@ from testkit.models.random_weights import fill_state
 _FRAMES = 24
 
 
-def _sizes(
-    rate: int, encoder: dict[str, Any], backbone: dict[str, Any], head: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns the sections of the published configuration that have sizes."""
-    return {
-        "sample_rate": rate,
-        "feature_extractor": {
-            "class_path": "decoder.feature_extractors.EncodecFeatures",
-            "init_args": {"encodec_model": "encodec_24khz", "vq_kmeans": 200, **encoder},
-        },
-        "backbone": {"class_path": "decoder.models.VocosBackbone", "init_args": backbone},
-        "head": {
-            "class_path": "decoder.heads.ISTFTHead",
-            "init_args": {"dim": backbone["dim"], "padding": "same", **head},
-        },
-    }
-
-
-_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": _sizes(
-        600,
-        {"num_quantizers": 1, "vq_bins": 48, "dowmsamples": [3, 4]},
-        {
-            "input_channels": 20,
-            "dim": 64,
-            "intermediate_dim": 40,
-            "num_layers": 2,
-            "adanorm_num_embeddings": 4,
-        },
-        {"n_fft": 48, "hop_length": 12},
-    ),
-    "small": _sizes(
-        800,
-        {"num_quantizers": 2, "vq_bins": 32, "dowmsamples": [5, 4]},
-        {
-            "input_channels": 24,
-            "dim": 96,
-            "intermediate_dim": 56,
-            "num_layers": 3,
-            "adanorm_num_embeddings": 2,
-        },
-        {"n_fft": 64, "hop_length": 20},
-    ),
-}
-
-
 def wavtokenizer(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of codes."""
     encoder = sizes["feature_extractor"]["init_args"]
@@ -122,7 +76,7 @@ def public_modules() -> tuple[Any, Any, Any, Any]:
     return quantization, models, heads, pretrained
 
 
-FAMILIES: Families = {"wavtokenizer": (wavtokenizer, _SIZES)}
+FAMILIES: Families = {"wavtokenizer": wavtokenizer}
 
 if __name__ == "__main__":
     write_families(FAMILIES, __doc__)

@@ -20,96 +20,6 @@ from lab.golden.public_packages import EmptyModule, bare_package, module_of, pac
 from testkit.models.random_weights import fill_state
 
 _FRAMES = 40  # four parts of the whole decode, the last one incomplete
-_CONVOLUTIONS = {"stride_size": 2, "kernel_size": 3, "max_audio_seconds": 30}
-# The sections have the names of the published configuration. 30 s are 15 frames of codes, and 18.
-_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "sample_rate": 104,
-        "quantizer_kwargs": {
-            "input_dim": 32,
-            "rvq_dim": 6,
-            "output_dim": 32,
-            "num_quantizers": 3,
-            "codebook_size": 16,
-            "codebook_dim": 6,
-            "quantizer_dropout": 0.0,
-            "commitment": 1,
-        },
-        "post_rvq_adapter_kwargs": {
-            "input_dim": 32,
-            "output_dim": 32,
-            "d_model": 8,
-            "max_source_positions": 15,
-            "encoder_layers": 2,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 12,
-        },
-        "upsample_kwargs": {"d_model": 8, "stride": 4},
-        "acoustic_decoder_kwargs": {
-            **_CONVOLUTIONS,
-            "num_mel_bins": 5,
-            "sampling_rate": 104,
-            "hop_length": 26,
-            "d_model": 8,
-            "scale_embedding": False,
-            "decoder_layers": 2,
-            "decoder_attention_heads": 2,
-            "decoder_ffn_dim": 12,
-            "activation_function": "gelu",
-        },
-        "vocos_kwargs": {
-            "input_channels": 5,
-            "dim": 8,
-            "intermediate_dim": 12,
-            "num_layers": 3,
-            "n_fft": 64,
-            "hop_size": 26,
-            "padding": "same",
-        },
-    },
-    "small": {
-        "input_sample_rate": 36,
-        "output_sample_rate": 120,
-        "encoder_downsample_rate": 60,
-        "decoder_upsample_rate": 200,
-        "quantizer_kwargs": {
-            "input_dim": 24,
-            "rvq_dim": 10,
-            "output_dim": 24,
-            "num_quantizers": 8,
-            "codebook_size": 32,
-            "codebook_dim": 10,
-        },
-        "post_rvq_adapter_kwargs": {
-            "input_dim": 24,
-            "output_dim": 24,
-            "d_model": 12,
-            "max_source_positions": 18,
-            "encoder_layers": 1,
-            "encoder_attention_heads": 3,
-            "encoder_ffn_dim": 20,
-        },
-        "upsample_kwargs": {"d_model": 12, "stride": 2},
-        "acoustic_decoder_kwargs": {
-            **_CONVOLUTIONS,
-            "num_mel_bins": 6,
-            "sampling_rate": 36,
-            "hop_length": 15,
-            "d_model": 12,
-            "decoder_layers": 3,
-            "decoder_attention_heads": 4,
-            "decoder_ffn_dim": 20,
-        },
-        "vocos_kwargs": {
-            "input_channels": 6,
-            "dim": 10,
-            "intermediate_dim": 24,
-            "num_layers": 2,
-            "n_fft": 120,
-            "hop_size": 50,
-        },
-    },
-}
 
 
 def xy_tokenizer(sizes: dict[str, Any]) -> Golden:
@@ -167,7 +77,7 @@ def public_modules() -> tuple[Any, Any, Any]:
     return model, modules, quantizer
 
 
-FAMILIES: Families = {"xy_tokenizer": (xy_tokenizer, _SIZES)}
+FAMILIES: Families = {"xy_tokenizer": xy_tokenizer}
 
 if __name__ == "__main__":
     write_families(FAMILIES, __doc__)
