@@ -119,6 +119,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch.manual_seed(0)  # makes rare failures repeatable
     if item.get_closest_marker("python_models") and not wheel_has_stub():
         pytest.skip("the wheel with tritonserver has no Python backend for this Python")
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -29,11 +29,6 @@ from token2wav.execution.step_boundary import at_boundaries, paced, step_boundar
 from token2wav.exported.step import ExportedStep
 from token2wav.stages.cached_flow import flow_states
 
-needs_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
-
 
 def spoil(tensors: Sequence[torch.Tensor]) -> None:
     for tensor in tensors:
@@ -250,7 +245,7 @@ def test_a_failed_capture_spoils_no_later_one(
 class TestOnGpu:
     """Captures on a real device."""
 
-    pytestmark = needs_gpu
+    pytestmark = pytest.mark.gpu
 
     def test_other_threads_may_use_the_gpu_during_a_capture(self) -> None:
         device = torch.device("cuda")

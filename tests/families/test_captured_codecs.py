@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from testkit.batches import spoken_together
 from testkit.models.codec_models import CODECS, drawn_tokens
@@ -16,10 +15,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cuda_graphs import CudaGraph
 from token2wav.voice import voice_for
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 # Of the deviation of the audio. A GPU sums in another order than a CPU.
 PARITY = 1e-4
 

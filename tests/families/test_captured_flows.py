@@ -20,6 +20,7 @@ from token2wav.execution.runner import FlowRunner
 from token2wav.execution.step import TorchStep
 from token2wav.stages.encoder_runner import BlockEncoderRunner
 
+pytestmark = pytest.mark.gpu
 DEVICES = 2e-4  # between devices, which sum in another order
 HALF = 1e-2  # of float16, relative to the spread of the mel
 
@@ -29,8 +30,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_folder(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     runtime = RuntimeConfig(device="cuda", backend="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
@@ -48,8 +47,6 @@ def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
         assert np.sqrt(np.mean((mel - expected) ** 2)) <= bound
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_captured_windows_on_int8_pages_equal_the_cpu(folder: Path) -> None:
     models = [
         Token2Wav.load(
