@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,11 +20,6 @@ from token2wav_gateway.metrics import Metrics
 
 PROMETHEUS = DOCKER / "prometheus"
 PROVISIONING = DOCKER / "grafana" / "provisioning"
-
-
-@pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
-    return read_compose(COMPOSE)
 
 
 def promtool(*arguments: str) -> None:
@@ -72,7 +66,8 @@ def test_alerts_name_settings_that_exist() -> None:
         assert hasattr(getattr(ServerConfig(), section), key), f"{section}.{key}"
 
 
-def test_grafana_finds_prometheus_and_the_dashboard(compose: dict[str, Any]) -> None:
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    compose = read_compose(COMPOSE)
     [source] = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())[
         "datasources"
     ]

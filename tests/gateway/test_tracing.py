@@ -51,15 +51,6 @@ def test_a_context_against_the_recommendation_is_none(headers: dict[str, str], k
     assert trace_headers(headers) == {name: headers[name] for name in kept}
 
 
-@pytest.fixture(scope="module")
-def exporter() -> InMemorySpanExporter:
-    """Exporter of the provider of this process, which can be set only once."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-    return exporter
-
-
 @contextmanager
 def servers() -> Iterator[tuple[Settings, FakeTriton, list[bytes]]]:
     """Runs a language model server that sends one token, and a speech server that refuses it."""
@@ -110,8 +101,11 @@ async def test_without_the_sdk_the_context_passes_unchanged(
 
 
 @pytest.mark.anyio
-async def test_spans_of_a_text_that_fails(exporter: InMemorySpanExporter) -> None:
-    exporter.clear()
+async def test_spans_of_a_text_that_fails() -> None:
+    """Sets the provider of this process, which can be set only once."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
     with servers() as (settings, triton, requests):
         await speak(settings)
     spans = {span.name: span for span in exporter.get_finished_spans()}

@@ -12,18 +12,13 @@ from token2wav.layers.streaming import StreamStep, Timing
 _CHANNELS, _LATE = 3, 5
 
 
-@pytest.fixture
-def layer(monkeypatch: pytest.MonkeyPatch) -> PositionNoise:
-    monkeypatch.setattr(position_noise, "_PERIOD", 16)
-    made = PositionNoise(_CHANNELS, seed=4).eval().requires_grad_(False)
-    made.place(Timing(_LATE))
-    torch.nn.init.normal_(made.linear.weight)
-    made.freeze()
-    return made
-
-
-def test_streams_of_a_batch_have_the_noise_of_the_whole(layer: PositionNoise) -> None:
+def test_streams_of_a_batch_have_the_noise_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The input is late by 5 positions, and longer than the noise."""
+    monkeypatch.setattr(position_noise, "_PERIOD", 16)
+    layer = PositionNoise(_CHANNELS, seed=4).eval().requires_grad_(False)
+    layer.place(Timing(_LATE))
+    torch.nn.init.normal_(layer.linear.weight)
+    layer.freeze()
     signal = torch.randn(2, _CHANNELS, 40)
     whole = layer(signal)
     late = torch.cat((torch.zeros(2, _CHANNELS, _LATE), signal), dim=2)

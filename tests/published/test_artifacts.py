@@ -33,11 +33,6 @@ def engines(tmp_path: Path) -> EngineFolder:
     return EngineFolder(TINY, tmp_path / "engines")
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return tiny_copy(tmp_path)
-
-
 def find(engines: EngineFolder, **machine: dict[str, str]) -> Path:
     return engines.find("step", "float32", "onnx", **machine)
 
@@ -142,9 +137,8 @@ def test_an_engine_for_no_gpu_in_particular_will_do_on_any(engines: EngineFolder
 # Fingerprints.
 
 
-def test_a_fingerprint_depends_on_its_stage_only(
-    model: Path,
-) -> None:
+def test_a_fingerprint_depends_on_its_stage_only(tmp_path: Path) -> None:
+    model = tiny_copy(tmp_path)
     flow, hift = fingerprint(model, "flow"), fingerprint(model, "vocoder")
     assert (flow, hift) == (fingerprint(TINY, "flow"), fingerprint(TINY, "vocoder"))
     weights = model / "flow.safetensors"

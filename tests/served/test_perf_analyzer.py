@@ -17,8 +17,7 @@ from token2wav.commands import main
 PERF_ANALYZER = ROOT / "scripts" / "perf_analyzer.sh"
 
 
-@pytest.fixture(scope="module")
-def program() -> Path:
+def test_a_real_run_against_a_real_server(rig: Rig, tmp_path: Path) -> None:
     environment = {**os.environ, "PERF_ANALYZER_DOWNLOAD": "0"}
     probe = subprocess.run(
         [PERF_ANALYZER, "--version"], env=environment, capture_output=True, text=True, check=False
@@ -27,10 +26,6 @@ def program() -> Path:
         pytest.skip(
             "perf_analyzer is not on this machine; scripts/perf_analyzer.sh --version downloads it"
         )
-    return PERF_ANALYZER
-
-
-def test_a_real_run_against_a_real_server(program: Path, rig: Rig, tmp_path: Path) -> None:
     data = tmp_path / "data.json"
     utterance = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={DATA}/demo/voice.safetensors"]
     assert main(["perf-data", *utterance, "--length=50", f"--out={data}"]) == 0
@@ -38,7 +33,7 @@ def test_a_real_run_against_a_real_server(program: Path, rig: Rig, tmp_path: Pat
     options = f"-m token2wav -u {rig.server.grpc_url} -i grpc --async --streaming"
     load = f"--input-data {data} --concurrency-range 2 --request-count 4"
     done = subprocess.run(
-        [program, *options.split(), *load.split(), "--profile-export-file", export],
+        [PERF_ANALYZER, *options.split(), *load.split(), "--profile-export-file", export],
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

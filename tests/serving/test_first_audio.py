@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from testkit.utterances import a_voice, off, some_tokens
@@ -20,14 +19,9 @@ LOOKAHEAD = 3
 BLOCK = 25
 
 
-@pytest.fixture(scope="module")
-def parts() -> Parts:
-    return Parts.load()
-
-
-def test_missing_lookahead_is_silent_as_after_the_end(parts: Parts) -> None:
+def test_missing_lookahead_is_silent_as_after_the_end() -> None:
     """A provisional chunk without any look-ahead has the mel of an utterance that ends there."""
-    engine, tokens = parts.incremental(), some_tokens(10)
+    engine, tokens = Parts.load().incremental(), some_tokens(10)
     absent = np.full(LOOKAHEAD, NO_TOKEN, np.int32)
     early = TokenChunk(np.concatenate((tokens, absent)), 0, 10, last=False, provisional=True)
     handle = engine.open(a_voice(0))

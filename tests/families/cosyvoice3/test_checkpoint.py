@@ -38,11 +38,6 @@ from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noi
 from token2wav.networks.hift import HiFT
 
 
-@pytest.fixture(scope="module")
-def config() -> CosyVoice3Config:
-    return CosyVoice3Config.read(TINY)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tiny_copy(tmp_path)
@@ -224,9 +219,9 @@ def test_damaged_checkpoints_raise_only_checkpoint_errors(folder: Path) -> None:
 
 
 def test_noise_of_the_folder_replaces_the_first_samples(
-    folder: Path, config: CosyVoice3Config
+    folder: Path,
 ) -> None:
-    frames, samples = 420, 4800
+    config, frames, samples = CosyVoice3Config.read(TINY), 420, 4800
     generator = torch.Generator().manual_seed(1)  # the public code seeds with 0
     tables = {
         RAND_NOISE: torch.randn(1, 80, frames, generator=generator),

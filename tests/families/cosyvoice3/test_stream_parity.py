@@ -48,15 +48,8 @@ class MelRecorder:
 CACHE = RuntimeConfig(cache_mib=1024)
 
 
-def incremental(folder: Path, stream: StreamConfig | None = None) -> Token2Wav:
-    return Token2Wav.load(folder, stream=stream, runtime=CACHE)
-
-
-@pytest.fixture(scope="module", params=[incremental, recomputing])
-def load(request: pytest.FixtureRequest) -> Load:
-    """Function that loads the model: with a cache of the past, or with recomputation per chunk."""
-    way: Load = request.param
-    return way
+def incremental(folder: Path) -> Token2Wav:
+    return Token2Wav.load(folder, runtime=CACHE)
 
 
 @dataclass(frozen=True)
@@ -83,17 +76,6 @@ def public(folder: Path) -> Token2Wav:
 @pytest.fixture(scope="module")
 def public_run(public: Token2Wav, golden: GoldenSet) -> Run:
     return run(public, golden)
-
-
-@pytest.fixture(scope="module")
-def ours(folder: Path, load: Load) -> Token2Wav:
-    """The model with its defaults."""
-    return load(folder)
-
-
-@pytest.fixture(scope="module")
-def our_run(ours: Token2Wav, golden: GoldenSet) -> Run:
-    return run(ours, golden)
 
 
 def test_chunks_equal_the_public_loop(golden: GoldenSet, public_run: Run) -> None:
@@ -126,8 +108,14 @@ def test_audio_of_the_golden_mel_chunk_by_chunk(golden: GoldenSet, public: Token
     vocoder.close(handle)
 
 
-def test_all_chunks_but_the_last_equal_the_public_loop(golden: GoldenSet, our_run: Run) -> None:
-    """The public loop computes the last chunk under the full mask."""
+@pytest.mark.parametrize("load", [incremental, recomputing])
+def test_all_chunks_but_the_last_equal_the_public_loop(
+    golden: GoldenSet, folder: Path, load: Load
+) -> None:
+    """With a cache of the past, or with recomputation per chunk. The public loop computes the last
+    chunk under the full mask.
+    """
+    our_run = run(load(folder), golden)
     for index, mel in enumerate(our_run.mels[:-1]):
         assert float((mel - golden.chunk(index, "mel")).abs().max()) <= tolerances.MEL, (
             f"chunk {index}"

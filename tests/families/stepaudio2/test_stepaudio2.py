@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from testkit.batches import WHOLE_BLOCKS
 from testkit.models.folders import CPU, golden_of, write_folder
 from testkit.models.stepaudio2_model import write_yaml
@@ -20,28 +18,17 @@ MEL = 2e-5  # tolerance between float32 results with values up to 7
 ALL = StreamConfig(left_blocks=-1)
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the tiny model."""
-    return write_folder("stepaudio2", tmp_path_factory.mktemp("stepaudio2"))
-
-
-@pytest.fixture(scope="session")
-def model(folder: Path) -> Token2Wav:
-    """Model as published, with a window of two blocks."""
-    return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
-
-
-def test_the_published_window(folder: Path, model: Token2Wav) -> None:
+def test_the_published_window(tmp_path: Path) -> None:
     """Frames attend to the prompt and to the two blocks before their own.
 
     The first block that misses a block is the fourth.
     """
-    voice, tokens = a_voice(30), some_tokens(125)
-    mel, unbounded = (
-        model.mel(tokens, voice),
-        Token2Wav.load(folder, stream=ALL, runtime=CPU).mel(tokens, voice),
+    folder = write_folder("stepaudio2", tmp_path)
+    model, wide = (
+        Token2Wav.load(folder, stream=stream, runtime=CPU) for stream in (WHOLE_BLOCKS, ALL)
     )
+    voice, tokens = a_voice(30), some_tokens(125)
+    mel, unbounded = model.mel(tokens, voice), wide.mel(tokens, voice)
     assert off(mel[:, :150], unbounded[:, :150]) <= MEL
     assert off(mel[:, 150:], unbounded[:, 150:]) > 0.01
     with model.stream(voice) as stream:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,18 +9,11 @@ import pytest
 from token2wav_server.launcher import reaper
 
 
-@pytest.fixture
-def backend_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="python_env_", dir="/tmp"))
-    yield folder
-    if folder.exists():
-        folder.rmdir()
-
-
 @pytest.mark.parametrize("servers", [set(), {1}])
 def test_folders_stay_while_another_server_may_need_them(
-    servers: set[int], backend_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (backend_folder := tmp_path / "python_env_1").mkdir()
     monkeypatch.setattr(reaper, "running_servers", lambda: servers)
     monkeypatch.setattr(
         Path, "glob", lambda self, _: [backend_folder] if self == Path("/tmp") else []
