@@ -319,15 +319,6 @@ def test_a_client_that_sends_no_more_gets_all_audio(
     assert_same(content, expected(model, voice, TEXT))
 
 
-def test_a_client_that_leaves_before_its_audio_is_noticed(gateway: GatewayRig) -> None:
-    """It closes its side as a client that only sends no more."""
-    before = gateway.value("texts_total", outcome="cancelled")
-    with opened(port_of(gateway)) as connection:
-        connection.sendall(request_of(body(input="hang")))
-        until(lambda: gateway.value("speaking") >= 1)
-    until(lambda: gateway.value("texts_total", outcome="cancelled") == before + 1)
-
-
 def test_a_client_that_leaves_a_session_leaves_no_traceback(
     gateway: GatewayRig, caplog: pytest.LogCaptureFixture
 ) -> None:

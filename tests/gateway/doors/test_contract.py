@@ -218,11 +218,12 @@ def test_a_client_that_leaves_before_the_first_audio_cancels_its_text(
     gateway: GatewayRig, speaker: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speaker, "holds_after", 1)
-    before = speaker.cancelled
+    before, texts = speaker.cancelled, gateway.value("texts_total", outcome="cancelled")
     with gateway.http(headers={"authorization": f"Bearer {KEY}"}) as http:
         with pytest.raises(httpx.ReadTimeout):
             http.post("/v1/audio/speech", json=body(), timeout=1.5)
         until(lambda: speaker.cancelled == before + 1)
+        until(lambda: gateway.value("texts_total", outcome="cancelled") == texts + 1)
 
 
 @pytest.mark.parametrize("door", DOORS)
