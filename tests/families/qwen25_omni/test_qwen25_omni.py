@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from testkit.captured_code import NothingCopied, OnDevice
 from testkit.models.family_golden import FamilyGolden
@@ -73,57 +74,32 @@ def codes_of(config: Any, count: int, seed: int = 0) -> Any:
     return some_tokens(count, seed, vocabulary=config.flow.vocab_size)
 
 
+PUBLISHED = """
+model_type: qwen2_5_omni
+token2wav_config:
+  dit_config:
+    {_attn_implementation_autoset: true, architectures: null, initializer_range: 0.02,
+     torch_dtype: float32, use_cache: true, model_type: qwen2_5_omni_dit, dim: 1024, depth: 22,
+     heads: 16, head_dim: 64, ff_mult: 2, dropout: 0.1, emb_dim: 512, enc_attention_channels: 64,
+     enc_channels: [256, 256, 256, 256, 768], enc_dilations: [1, 2, 3, 4, 1], enc_dim: 128,
+     enc_emb_dim: 192, enc_global_context: true, enc_kernel_sizes: [5, 3, 3, 3, 1],
+     enc_lin_neurons: 192, enc_res2net_scale: 2, enc_se_channels: 64, long_skip_connection: false,
+     max_position_embeddings: 32768, mel_dim: 80, num_embeds: 8193, repeats: 2,
+     rope_parameters: {rope_type: default, rope_theta: 10000.0}, rope_scaling: null,
+     rope_theta: 10000.0}
+  bigvgan_config:
+    {_attn_implementation_autoset: true, architectures: null, initializer_range: 0.02,
+     torch_dtype: float32, use_cache: true, model_type: qwen2_5_omni_bigvgan,
+     activation: snakebeta, snake_logscale: true, use_bias_at_final: false,
+     use_tanh_at_final: false}
+"""
+
+
 def test_published_sizes(tmp_path: Path) -> None:
     """The published file has older names of three sizes, and leaves the attention masks out. Other
     files have more keys, with one possible value or without effect.
     """
-    common = {
-        "_attn_implementation_autoset": True,
-        "architectures": None,
-        "initializer_range": 0.02,
-        "torch_dtype": "float32",
-        "use_cache": True,
-    }
-    dit = common | {
-        "model_type": "qwen2_5_omni_dit",
-        "dim": 1024,
-        "depth": 22,
-        "heads": 16,
-        "head_dim": 64,
-        "ff_mult": 2,
-        "dropout": 0.1,
-        "emb_dim": 512,
-        "enc_attention_channels": 64,
-        "enc_channels": [256, 256, 256, 256, 768],
-        "enc_dilations": [1, 2, 3, 4, 1],
-        "enc_dim": 128,
-        "enc_emb_dim": 192,
-        "enc_global_context": True,
-        "enc_kernel_sizes": [5, 3, 3, 3, 1],
-        "enc_lin_neurons": 192,
-        "enc_res2net_scale": 2,
-        "enc_se_channels": 64,
-        "long_skip_connection": False,
-        "max_position_embeddings": 32768,
-        "mel_dim": 80,
-        "num_embeds": 8193,
-        "repeats": 2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "rope_scaling": None,
-        "rope_theta": 10000.0,
-    }
-    bigvgan = common | {
-        "model_type": "qwen2_5_omni_bigvgan",
-        "activation": "snakebeta",
-        "snake_logscale": True,
-        "use_bias_at_final": False,
-        "use_tanh_at_final": False,
-    }
-    document = {
-        "model_type": "qwen2_5_omni",
-        "token2wav_config": {"dit_config": dit, "bigvgan_config": bigvgan},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(document))
+    (tmp_path / "config.json").write_text(json.dumps(yaml.safe_load(PUBLISHED)))
     config: Any = read_config(tmp_path)
     assert (config.token_frame_rate, config.sample_rate, config.samples_per_token) == (
         50,

@@ -7,6 +7,7 @@ import shutil
 from typing import Any
 
 import pytest
+import yaml
 
 from examples import demo
 from examples.demo_voice.recordings import PROMPT
@@ -22,95 +23,48 @@ RECORDING = "data:audio/wav;base64," + base64.b64encode(PROMPT.read_bytes()).dec
 QWEN, COSYVOICE = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", "FunAudioLLM/Fun-CosyVoice3-0.5B-2512"
 CLONE = {"ref_audio": RECORDING, "ref_text": PROMPT_TEXT}
 
-# Fields besides the text, by their page. A recording is a data URL, as the clients of these pages
-# send a file.
-REQUESTS = {
-    # vLLM-Omni, docs/serving/speech_api.md
-    "quick start": {"voice": "vivian", "language": "English"},
-    "openai package": {"model": QWEN, "voice": "vivian"},
-    "instructions": {"voice": "vivian", "instructions": "Speak with great enthusiasm"},
-    "voice design": {"task_type": "VoiceDesign", "instructions": "A warm, friendly female voice"},
-    "clone": {"task_type": "Base", "non_streaming_mode": True, **CLONE},
-    "table of parameters": {
-        "task_type": None,
-        "language": "Auto",
-        "instructions": "",
-        "max_new_tokens": 2048,
-        "initial_codec_chunk_frames": None,
-        "non_streaming_mode": None,
-        "stream": False,
-        "stream_format": None,
-        "ref_audio": None,
-        "ref_text": None,
-        "speed": 1.0,
-        "x_vector_only_mode": None,
-        "response_format": "wav",
-        "voice": "vivian",
-        "model": None,
-    },
-    # vLLM-Omni, examples/online_serving/text_to_speech
-    "default voice": {"voice": "default", "response_format": "wav"},
-    "pcm": {
-        "voice": "default",
-        "stream": True,
-        "stream_format": "audio",
-        "response_format": "pcm",
-    },
-    "client of Qwen3-TTS": {
-        "model": QWEN,
-        "voice": "vivian",
-        "response_format": "aac",
-        "task_type": "Base",
-        "language": "Auto",
-        "max_new_tokens": 1024,
-        "x_vector_only_mode": True,
-        **CLONE,
-    },
-    "client of CosyVoice3": {
-        "model": COSYVOICE,
-        "response_format": "pcm",
-        "stream": True,
-        "seed": 42,
-        "max_new_tokens": 2048,
-        "extra_params": {"temperature": 0.8},
-        **CLONE,
-    },
-    "client over a WebSocket": {
-        "speaker": "Vivian",
-        "task_type": "CustomVoice",
-        "language": "Auto",
-        "response_format": "wav",
-        "speed": 1.0,
-    },
-    # tts_bench of nari-labs/benchmarks, for its target vllm-omni, with --request-param top_k=20
-    "tts_bench": {
-        "model": QWEN,
-        "voice": "vivian",
-        "language": "English",
-        "stream": True,
-        "stream_format": "audio",
-        "non_streaming_mode": False,
-        "response_format": "pcm",
-        "top_k": 20,
-    },
-    # vLLM-Omni, vllm bench serve --omni --backend openai-audio-speech
-    "vllm bench": {
-        "model": QWEN,
-        "stream": True,
-        "stream_format": "audio",
-        "response_format": "pcm",
-        "temperature": 0.0,
-    },
-    # OpenAI, audio/speech/create
-    "create speech": {"model": "gpt-4o-mini-tts", "voice": "alloy"},
-    "events": {"model": "gpt-4o-mini-tts", "voice": "alloy", "stream_format": "sse"},
-    "dated model": {
-        "model": "gpt-4o-mini-tts-2025-12-15",
-        "voice": {"id": "Vivian"},
-        "instructions": "Speak in a cheerful and positive tone.",
-        "response_format": "flac",
-    },
-}
+# Fields besides the text, by their page.
+PAGES: dict[str, dict[str, Any]] = yaml.safe_load("""
+# vLLM-Omni, docs/serving/speech_api.md
+quick start: {voice: vivian, language: English}
+openai package: {model: Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice, voice: vivian}
+instructions: {voice: vivian, instructions: Speak with great enthusiasm}
+voice design: {task_type: VoiceDesign, instructions: "A warm, friendly female voice"}
+clone: {task_type: Base, non_streaming_mode: true}
+table of parameters:
+  {task_type: null, language: Auto, instructions: "", max_new_tokens: 2048,
+   initial_codec_chunk_frames: null, non_streaming_mode: null, stream: false, stream_format: null,
+   ref_audio: null, ref_text: null, speed: 1.0, x_vector_only_mode: null, response_format: wav,
+   voice: vivian, model: null}
+# vLLM-Omni, examples/online_serving/text_to_speech
+default voice: {voice: default, response_format: wav}
+pcm: {voice: default, stream: true, stream_format: audio, response_format: pcm}
+client of Qwen3-TTS:
+  {model: Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice, voice: vivian, response_format: aac,
+   task_type: Base, language: Auto, max_new_tokens: 1024, x_vector_only_mode: true}
+client of CosyVoice3:
+  {model: FunAudioLLM/Fun-CosyVoice3-0.5B-2512, response_format: pcm, stream: true, seed: 42,
+   max_new_tokens: 2048, extra_params: {temperature: 0.8}}
+client over a WebSocket:
+  {speaker: Vivian, task_type: CustomVoice, language: Auto, response_format: wav, speed: 1.0}
+# tts_bench of nari-labs/benchmarks, for its target vllm-omni, with --request-param top_k=20
+tts_bench:
+  {model: Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice, voice: vivian, language: English, stream: true,
+   stream_format: audio, non_streaming_mode: false, response_format: pcm, top_k: 20}
+# vLLM-Omni, vllm bench serve --omni --backend openai-audio-speech
+vllm bench:
+  {model: Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice, stream: true, stream_format: audio,
+   response_format: pcm, temperature: 0.0}
+# OpenAI, audio/speech/create
+create speech: {model: gpt-4o-mini-tts, voice: alloy}
+events: {model: gpt-4o-mini-tts, voice: alloy, stream_format: sse}
+dated model:
+  {model: gpt-4o-mini-tts-2025-12-15, voice: {id: Vivian}, response_format: flac,
+   instructions: Speak in a cheerful and positive tone.}
+""")
+# A recording is a data URL, as the clients of these pages send a file.
+CLONES = ("clone", "client of Qwen3-TTS", "client of CosyVoice3")
+REQUESTS = PAGES | {name: PAGES[name] | CLONE for name in CLONES}
 
 SETTINGS = {
     "voices": {"model": demo.MODEL, "default": VOICE},
