@@ -11,11 +11,9 @@ from collections.abc import Callable
 PATIENCE_SECONDS = float(os.environ.get("TOKEN2WAV_PATIENCE_S", "300"))
 
 
-def until(
-    condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS, pause_s: float = 0.02
-) -> None:
-    """Waits until a condition is true, and fails after `seconds`."""
-    deadline = time.monotonic() + seconds
+def until(condition: Callable[[], object], *, pause_s: float = 0.02) -> None:
+    """Waits until a condition is true, and fails after the patience of a test."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(pause_s)

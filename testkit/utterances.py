@@ -22,15 +22,13 @@ Audio = NDArray[np.float32]
 Utterance = tuple[Tokens, Voice]
 
 
-def a_voice(
-    prompt_tokens: int, seed: int = 0, *, bands: int = 80, ratio: int = 2, speaker: int = 192
-) -> Voice:
-    """Returns a voice with a random prompt, for a model with `ratio` mel frames a token."""
+def a_voice(prompt_tokens: int, seed: int = 0) -> Voice:
+    """Returns a voice with a random prompt, for a model with two mel frames a token."""
     random = np.random.default_rng((prompt_tokens, seed))
     return Voice(
         random.integers(0, VOCABULARY, prompt_tokens),
-        random.standard_normal((ratio * prompt_tokens, bands)).astype(np.float32),
-        random.standard_normal(speaker).astype(np.float32),
+        random.standard_normal((2 * prompt_tokens, 80)).astype(np.float32),
+        random.standard_normal(192).astype(np.float32),
     )
 
 

@@ -11,9 +11,9 @@ from token2wav import Token2Wav
 from token2wav.stages.stage import FrameChunk
 
 
-def kept_bytes(model: Token2Wav, count: int, streams: int = 8) -> int:
-    """Returns the most bytes that a stream of a batch keeps after its first chunk, with all of the
-    memory behind its tensors.
+def kept_bytes(model: Token2Wav, count: int) -> int:
+    """Returns the most bytes that a stream of a batch of eight keeps after its first chunk, with
+    all of the memory behind its tensors.
 
     Args:
         count: tokens of the chunk, which ends the stream if it has no whole windows.
@@ -25,7 +25,7 @@ def kept_bytes(model: Token2Wav, count: int, streams: int = 8) -> int:
     tokens = drawn_tokens(model.config, count if last else count + windows.right)
     frames = torch.from_numpy(tokens.T.copy())
     chunk = FrameChunk(frames[:, :count], last, None if last else frames[:, count:])
-    handles = [stage.open() for _ in range(streams)]
+    handles = [stage.open() for _ in range(8)]
     stage.advance([(handle, chunk) for handle in handles])
     states = [stage.state(handle) for handle in handles]
     for handle in handles:

@@ -111,8 +111,8 @@ def test_talk_is_made_of_common_words_and_comes_again_with_its_seed() -> None:
     assert sum(word in small for word in words) > len(words) / 10
 
 
-def harmonics(f0_hz: float, seconds: float = 0.5) -> NDArray[np.float32]:
-    t = np.arange(round(seconds * RATE_HZ)) / RATE_HZ
+def harmonics(f0_hz: float) -> NDArray[np.float32]:
+    t = np.arange(RATE_HZ // 2) / RATE_HZ
     return np.asarray(
         0.1 * sum(np.sin(2 * np.pi * k * f0_hz * t + k) / k for k in range(1, 15)), np.float32
     )

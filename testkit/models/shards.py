@@ -34,23 +34,22 @@ def _write_index(path: Path, places: dict[str, str]) -> None:
     path.with_name(f"{path.name}.index.json").write_text(json.dumps({"weight_map": places}))
 
 
-def divide(path: Path, *, index: bool, count: int = 3) -> None:
-    """Replaces a `.safetensors` file, or a pickle, by shards. The encoder, whose weights are not
-    read, comes first.
+def divide(path: Path, *, index: bool) -> None:
+    """Replaces a `.safetensors` file, or a pickle, by three shards. The encoder, whose weights are
+    not read, comes first. The other two shards have weights of the decoder alone.
 
     Args:
         index: whether an index names the shard of every weight.
-        count: shards. All but the first have weights of the decoder alone.
     """
     pickled = path.suffix != ".safetensors"
     weights: dict[str, Any] = torch.load(path) if pickled else load_file(path)
     names = sorted(weights, key=lambda name: ("decoder" in name, name))
-    cuts = [0, *(len(names) - count + 1 + number for number in range(count - 1)), len(names)]
+    cuts = [0, len(names) - 2, len(names) - 1, len(names)]
     path.unlink()
     places: dict[str, str] = {}
-    for number in range(count):
+    for number in range(3):
         shard = {name: weights[name] for name in names[cuts[number] : cuts[number + 1]]}
-        file = path.with_name(f"{path.stem}-{number + 1:05}-of-{count:05}{path.suffix}")
+        file = path.with_name(f"{path.stem}-{number + 1:05}-of-00003{path.suffix}")
         torch.save(shard, file) if pickled else save_file(shard, file)
         places |= dict.fromkeys(shard, file.name)
     if index:

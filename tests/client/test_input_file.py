@@ -34,9 +34,9 @@ def load(path: Path) -> None:
         open_tokens(str(path))
 
 
-def npy_header(shape: str, descr: str = "<i8") -> bytes:
+def npy_header(shape: str) -> bytes:
     """Returns the content of a `.npy` file that announces an array and has none of its data."""
-    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".encode()
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 

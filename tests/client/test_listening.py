@@ -68,8 +68,8 @@ def recording(name: str) -> Recording:
     )
 
 
-def shown(value: float | None, scale: float = 1, digits: int = 3) -> str:
-    return "-" if value is None else f"{round(scale * value, digits):g}"
+def shown(value: float | None, scale: float = 1) -> str:
+    return "-" if value is None else f"{round(scale * value, 3):g}"
 
 
 @pytest.mark.parametrize(

@@ -50,14 +50,10 @@ def mapped(change: dict[str, Any]) -> Edit:
     return edit
 
 
-def with_weights(number: int, *names: str) -> Edit:
-    """Returns an edit that adds weights to a shard."""
-
-    def edit(folder: Path) -> None:
-        path = folder / SHARDS[number - 1]
-        save_file(load_file(path) | {name: WEIGHTS[name] for name in names}, path)
-
-    return edit
+def encoder_twice(folder: Path) -> None:
+    """Adds a weight to the last shard that another one has too."""
+    path = folder / SHARDS[2]
+    save_file(load_file(path) | {"encoder.b": WEIGHTS["encoder.b"]}, path)
 
 
 def pickled_in_place(folder: Path) -> None:
@@ -93,9 +89,9 @@ REFUSALS: dict[str, tuple[list[Edit], str]] = {
         [mapped({"encoder.b": SHARDS[2]})],
         f"{SHARDS[2]}: 'encoder.b' is missing, but {INDEX} names it",
     ),
-    "in two": ([with_weights(3, "encoder.b")], f"{SHARDS[2]}: 'encoder.b' is in {SHARDS[1]} too"),
+    "in two": ([encoder_twice], f"{SHARDS[2]}: 'encoder.b' is in {SHARDS[1]} too"),
     "in two, no index": (
-        [removed(INDEX), with_weights(3, "encoder.b")],
+        [removed(INDEX), encoder_twice],
         f"'encoder.b' is in {SHARDS[1]} too",
     ),
     "one is missing": ([removed(INDEX, SHARDS[1])], f"{SHARDS[1]}: missing; it is one of 3 files"),

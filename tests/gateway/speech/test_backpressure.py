@@ -72,8 +72,8 @@ async def spoken(speed: float = 1.0) -> AsyncIterator[Utterance]:
     assert utterance.held == 0
 
 
-async def turns(count: int = 200) -> None:
-    for _ in range(count):
+async def turns() -> None:
+    for _ in range(200):
         await asyncio.sleep(0)
 
 

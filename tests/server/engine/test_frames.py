@@ -42,15 +42,8 @@ PARSERS = {
 }
 
 
-def received(data: bytes, size: int = 1 << 20) -> list[bytearray]:
-    """Returns the frames in some bytes that arrive in pieces of a size."""
-    buffer = FrameBuffer()
-    pieces = [data[start : start + size] for start in range(0, len(data), size)]
-    return [frame for piece in pieces for frame in buffer.add(piece)]
-
-
 def payload(frame: bytes) -> bytearray:
-    [only] = received(frame)
+    [only] = FrameBuffer().add(frame)
     return only
 
 
@@ -71,7 +64,7 @@ def test_a_request_arrives_as_it_was_sent(sequence_id: int | str, parameters: st
 @pytest.mark.parametrize("length", [0, frames.LARGEST_FRAME + 1, 2**32 - 1])
 def test_a_frame_of_a_forbidden_length_is_refused_before_it_arrives(length: int) -> None:
     with pytest.raises(FrameError, match=f"a frame has {length} bytes"):
-        received(struct.pack("<I", length))
+        payload(struct.pack("<I", length))
 
 
 def tensor(number: int, shape: list[int], size: int) -> bytes:
