@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from testkit.models.golden import DATA
-from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.processes import finished
 from testkit.tables import table
 from token2wav.commands import main
 
@@ -161,10 +161,4 @@ def run_without(
 ) -> subprocess.CompletedProcess[str]:
     """Runs the function `main` of a statement in a process in which a module is missing."""
     code = f"import sys; sys.modules[{module!r}] = None; {statement}; sys.exit(main())"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    return finished(sys.executable, "-c", code, *arguments)

@@ -23,6 +23,7 @@ from testkit.models.shards import divide
 from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.forked_command import run
 from testkit.rigs.hub_server import COMMIT, HubServer
+from testkit.rigs.processes import finished
 from token2wav import Token2Wav
 from token2wav import hub as names
 from token2wav.hub.errors import as_sentences
@@ -95,14 +96,8 @@ def test_a_name_loads_as_its_folder_does(hub: HubServer, tmp_path: Path) -> None
         "tokens = np.arange(30)\n"
         "assert np.array_equal(one.synthesize(tokens, v), other.synthesize(tokens, v))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, f"{FLOW}@v1", str(TINY)],
-        env={**os.environ, **hub.environment(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    environment = {**os.environ, **hub.environment(tmp_path / "home")}
+    done = finished(sys.executable, "-c", code, f"{FLOW}@v1", TINY, env=environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -373,14 +368,8 @@ def test_a_full_disk(hub: HubServer, tmp_path: Path) -> None:
         pytest.skip("needs the right to mount")
     command = f"mount -t tmpfs -o size=512k tmpfs {home} && exec {sys.executable} -m token2wav pull"
     for model in (FLOW, OMNI):
-        done = subprocess.run(
-            ["unshare", "--mount", "sh", "-c", f"{command} {model}"],
-            env={**os.environ, **hub.environment(home)},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
+        environment = {**os.environ, **hub.environment(home)}
+        done = finished("unshare", "--mount", "sh", "-c", f"{command} {model}", env=environment)
         assert "the disk is full (" in refusal(done)
 
 

@@ -136,6 +136,22 @@ def descendants(process: int) -> list[int]:
     return [pid for child in children(process) for pid in (child, *descendants(child))]
 
 
+def finished(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, and captures its output as text.
+
+    Args:
+        options: further arguments of `subprocess.run`.
+    """
+    return subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+        **options,
+    )
+
+
 def run(*command: object, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Runs a command to its end, with bytes as its input; its output is captured."""
     return subprocess.run(

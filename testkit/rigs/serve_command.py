@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.metrics import scrape
-from testkit.rigs.processes import Program, children, program, suspend
+from testkit.rigs.processes import Program, children, finished, program, suspend
 from testkit.rigs.settings import FRONT
 from testkit.rigs.traces import Traces
 from token2wav_client import Client, ClientError, ClientVoice
@@ -203,10 +203,4 @@ def synth(url: str, *options: str) -> list[str]:
 
 def health(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-m", "token2wav", "health", f"--url={url}"]
-    return subprocess.run(
-        [*program, "--connect-timeout=60", "--timeout=60", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    return finished(*program, "--connect-timeout=60", "--timeout=60", *arguments)

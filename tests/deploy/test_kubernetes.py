@@ -18,6 +18,7 @@ from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.balancer import needs_haproxy
 from testkit.rigs.certificates import self_signed
 from testkit.rigs.forked_command import run
+from testkit.rigs.processes import finished
 from token2wav_gateway.server import DRAIN_S
 from token2wav_gateway.settings import Settings
 
@@ -259,14 +260,8 @@ def test_haproxy_accepts_the_configuration_of_the_manifest(
     files = manifests["ConfigMap", _config_map(manifests, "token2wav-balancer")]["data"]
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    checked = subprocess.run(
-        [haproxy, "-c", "-f", tmp_path / "haproxy.cfg"],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    configuration = tmp_path / "haproxy.cfg"
+    checked = finished(haproxy, "-c", "-f", configuration, env=os.environ | environment)
     assert checked.returncode == 0, checked.stderr
     assert "[WARNING]" not in checked.stderr
 

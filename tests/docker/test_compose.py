@@ -23,6 +23,7 @@ from testkit.rigs.container import (
     defaults,
     read_compose,
 )
+from testkit.rigs.processes import finished
 from token2wav_client.cli import health_parser
 from token2wav_server.cli import parser as serve_parser
 
@@ -57,13 +58,8 @@ def test_docker_compose_accepts_the_files(files: list[Path]) -> None:
     options = [f"--file={file}" for file in files]
     options += [f"--profile={name}" for name in PROFILES]
     model = "mimi" if WITH_HUB in files else "/srv/model"
-    done = subprocess.run(
-        [*command, *options, "config", "--quiet"],
-        env=os.environ | {"TOKEN2WAV_MODEL": model},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | {"TOKEN2WAV_MODEL": model}
+    done = finished(*command, *options, "config", "--quiet", env=environment)
     assert done.returncode == 0, done.stderr
     assert "warn" not in done.stderr.lower(), done.stderr
 

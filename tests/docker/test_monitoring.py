@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import yaml
 from prometheus_client import generate_latest
 
 from testkit.rigs.container import COMPOSE, DOCKER, read_compose
+from testkit.rigs.processes import finished
 from testkit.rigs.queries import ALERTS, DASHBOARD, Query, panels, queries, unknown
 from token2wav.config import ServerConfig
 from token2wav_gateway.metrics import Metrics
@@ -26,9 +26,7 @@ def promtool(*arguments: str) -> None:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("needs promtool: apt-get install prometheus")
-    done = subprocess.run(
-        [program, *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False
-    )
+    done = finished(program, *arguments, cwd=PROMETHEUS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

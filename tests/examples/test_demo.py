@@ -20,7 +20,7 @@ from examples.demo_codec.codes import Encoder, features
 from examples.demo_codec.encode import CodecEncoder
 from examples.demo_voice.recordings import SENTENCE
 from testkit.models.golden import ROOT
-from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.processes import finished
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.families.nanocodec import NanoCodecSizes
 from token2wav.layers.scalar_codes import ScalarCodes
@@ -99,14 +99,8 @@ def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
 
 
 def run_demo(wav: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "examples.demo", str(wav), f"--out={out}", *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    command = [sys.executable, "-m", "examples.demo", wav, f"--out={out}", *options]
+    return finished(*command, cwd=ROOT)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from testkit.models.tiny_model import TINY
-from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.processes import finished
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, assembly
 from token2wav.errors import ConfigError, DeviceLostError
 from token2wav.execution.device import (
@@ -94,14 +93,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def page_faults(**variables: str) -> int:
     removed = ("MALLOC_", "GLIBC_TUNABLES")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(removed)}
-    completed = subprocess.run(
-        [sys.executable, "-c", PAGE_FAULTS],
-        env=environment | variables,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=True,
-    )
+    completed = finished(sys.executable, "-c", PAGE_FAULTS, env=environment | variables)
+    assert completed.returncode == 0, completed.stderr
     return int(completed.stdout)
 
 

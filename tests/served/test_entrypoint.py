@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from testkit.models.golden import TINY, GoldenSet
-from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.container import (
     DOCKER,
     ENTRYPOINT,
@@ -25,7 +24,7 @@ from testkit.rigs.container import (
     why_not_confined,
 )
 from testkit.rigs.metrics import page
-from testkit.rigs.processes import Program
+from testkit.rigs.processes import Program, finished
 from testkit.rigs.queries import Query, queries, unknown
 from testkit.rigs.serve_command import Speaker, speak
 from token2wav_client import Client, ClientError, ClientVoice
@@ -104,14 +103,7 @@ def _health(
     program = shutil.which(test[1], path=environment["PATH"])
     assert program, f"{test[1]} is not on the image's PATH"
     arguments = [word.replace(f":{Ports.grpc}", f":{ports.grpc}") for word in test[2:]]
-    return subprocess.run(
-        [program, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    return finished(program, *arguments, env=environment)
 
 
 def _status(process: int) -> dict[str, str]:

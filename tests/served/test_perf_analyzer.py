@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from testkit.models.golden import DATA, ROOT
-from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.processes import finished
 from testkit.rigs.server_rig import Rig
 from token2wav.commands import main
 
@@ -19,10 +18,7 @@ PERF_ANALYZER = ROOT / "scripts" / "perf_analyzer.sh"
 
 def test_a_real_run_against_a_real_server(rig: Rig, tmp_path: Path) -> None:
     environment = {**os.environ, "PERF_ANALYZER_DOWNLOAD": "0"}
-    probe = subprocess.run(
-        [PERF_ANALYZER, "--version"], env=environment, capture_output=True, text=True, check=False
-    )
-    if probe.returncode:
+    if finished(PERF_ANALYZER, "--version", env=environment).returncode:
         pytest.skip(
             "perf_analyzer is not on this machine; scripts/perf_analyzer.sh --version downloads it"
         )
@@ -32,13 +28,8 @@ def test_a_real_run_against_a_real_server(rig: Rig, tmp_path: Path) -> None:
     export = tmp_path / "export.json"
     options = f"-m token2wav -u {rig.server.grpc_url} -i grpc --async --streaming"
     load = f"--input-data {data} --concurrency-range 2 --request-count 4"
-    done = subprocess.run(
-        [PERF_ANALYZER, *options.split(), *load.split(), "--profile-export-file", export],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    arguments = [*options.split(), *load.split(), "--profile-export-file", export]
+    done = finished(PERF_ANALYZER, *arguments)
     assert done.returncode == 0, done.stderr
     [experiment] = json.loads(export.read_text())["experiments"]
     assert len(experiment["requests"]) == 4

@@ -16,7 +16,7 @@ import pytest
 import soundfile
 
 from testkit.patience import PATIENCE_SECONDS, until
-from testkit.rigs.processes import children, command_line, descendants, suspend
+from testkit.rigs.processes import children, command_line, descendants, finished, suspend
 from token2wav_server import Ports, demo, up
 
 UP = [str(Path(sys.executable).with_name("token2wav")), "up"]
@@ -188,13 +188,8 @@ def test_ctrl_c_interrupts_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_language_model_that_does_not_answer_is_named(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{Ports.free().http}/v1"
-    ended = subprocess.run(
-        [*UP, "--language-model", url, f"--port={Ports.free().http}"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
+    arguments = ["--language-model", url, f"--port={Ports.free().http}"]
+    ended = finished(*UP, *arguments, cwd=tmp_path)
     assert ended.returncode == 2
     assert f"--language-model: {url}/models has no answer" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1

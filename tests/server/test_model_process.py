@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.processes import finished
 from token2wav_server.model_process import CANARY_VARIABLE, DEVICE_LOST_STATUS, is_canary
 
 
@@ -31,12 +30,6 @@ def test_only_the_launcher_can_name_itself_canary(
 
 def test_a_process_that_has_lost_its_gpu_ends() -> None:
     code = "import time; from token2wav_server import model_process as process; "
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{code} process.end_process(); time.sleep(600)"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
+    ended = finished(sys.executable, "-c", f"{code} process.end_process(); time.sleep(600)")
     assert ended.returncode == DEVICE_LOST_STATUS, ended.stderr
     assert "the model process has lost its GPU and ends with status 70" in ended.stderr

@@ -7,14 +7,13 @@ of a hundred on a busy machine, so the test counts the calls.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 from testkit.models.golden import DATA
-from testkit.patience import PATIENCE_SECONDS
 from testkit.rigs.door_server import DoorServer
+from testkit.rigs.processes import finished
 
 START = f"""
 import atexit, gc, sys
@@ -45,11 +44,5 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_no_call_outlives_the_program(rig: DoorServer, program: str) -> None:
-    completed = subprocess.run(
-        [sys.executable, "-c", START + program, rig.server.grpc_url],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    completed = finished(sys.executable, "-c", START + program, rig.server.grpc_url)
     assert (completed.stdout, completed.stderr, completed.returncode) == ("0\n", "", 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit.rigs.processes import finished
 from token2wav_server import TritonNotFoundError
 from token2wav_server.launcher import binaries
 from token2wav_server.launcher.binaries import find_tritonserver
@@ -149,11 +150,5 @@ def test_other_models_need_no_python_backend(
     monkeypatch.setattr(binaries, name, "3.99")
     triton = find_tritonserver(tmp_path, python_models=False)
     assert list(triton.backends.iterdir()) == []
-    usage = subprocess.run(
-        [triton.executable, "--help"],
-        env=triton.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    usage = finished(triton.executable, "--help", env=triton.environment)
     assert "--model-repository" in usage.stdout + usage.stderr
