@@ -162,7 +162,10 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
         raise TokenError(f"tokens: dtype {array.dtype}, expected integers{hint}")
     low, high = int(array.min()), int(array.max())
     if low < 0 or high > MAX_TOKEN:
-        raise TokenError(f"tokens: {low if low < 0 else high} is outside 0 to {MAX_TOKEN}")
+        wrong = low if low < 0 else high
+        # Python refuses to print integers of thousands of digits.
+        shown = wrong if abs(wrong) < 10**20 else "a number of more than 20 digits"
+        raise TokenError(f"tokens: {shown} is outside 0 to {MAX_TOKEN}")
     return array.astype(np.int32)
 
 

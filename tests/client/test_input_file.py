@@ -78,7 +78,8 @@ HOSTILE = [
     (".json", b"[" * 100_000, "nested too deep"),
     (".json", b"[" * 100_000 + b"]" * 100_000, "nested too deep"),
     (".json", b'[{"a":' * 100_000, "nested too deep"),
-    (".json", b"[1" + b"0" * 10_000 + b"]", "cannot read tokens"),
+    # Python 3.10 may read such a number.
+    (".json", b"[1" + b"0" * 10_000 + b"]", "cannot read tokens|more than 20 digits"),
     (".npz", archive(npy_header(f"({10**12}, 80)")), "the header announces"),
     (".npz", archive(bytes(100 << 20)), "prompt_mel has more than 64 MiB"),
     (".npz", archive(DEEP), "cannot read the voice"),

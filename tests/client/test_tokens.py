@@ -158,6 +158,7 @@ def test_numbers_in_rows_become_latents() -> None:
         ([2**64], "18446744073709551616 is outside"),
         ([[1, 2**64], [1, 2]], "18446744073709551616 is outside"),
         ([-(2**64), 1], "-18446744073709551616 is outside"),
+        ([10**5000], "a number of more than 20 digits is outside"),
         ([2**64, None], "dtype object"),
     ],
 )
