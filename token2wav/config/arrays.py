@@ -38,8 +38,9 @@ def token_array(
     if array.dtype != np.int32:
         limits = np.iinfo(np.int32)
         if array.min() < limits.min or array.max() > limits.max:
-            value_range = f"{array.min()} to {array.max()}"
-            raise InputError(field, f"values do not fit 32 bits; found {value_range}")
+            # Python refuses to print integers of thousands of digits.
+            found = "" if beyond_64_bits else f"; found {array.min()} to {array.max()}"
+            raise InputError(field, f"values do not fit 32 bits{found}")
     return array.astype(np.int32)
 
 
