@@ -39,8 +39,8 @@ def token_array(
         limits = np.iinfo(np.int32)
         if array.min() < limits.min or array.max() > limits.max:
             # Python refuses to print integers of thousands of digits.
-            found = "" if beyond_64_bits else f"; found {array.min()} to {array.max()}"
-            raise InputError(field, f"values do not fit 32 bits{found}")
+            value_range = "" if beyond_64_bits else f"; found {array.min()} to {array.max()}"
+            raise InputError(field, f"values do not fit 32 bits{value_range}")
     return array.astype(np.int32)
 
 
