@@ -49,7 +49,7 @@ def test_a_broken_file_has_no_model_type(tmp_path: Path) -> None:
 
 
 def test_python_3_10_evaluates_the_fields_of_every_family() -> None:
-    """`kinds` evaluates annotations, and Python 3.10 refuses a `ClassVar` without a type."""
+    """`kinds` evaluates annotations, and Python 3.10.4 refuses a `ClassVar` without a type."""
     files = Path(token2wav.__file__).parent.rglob("*.py")
     bare = re.compile(r": ClassVar\b(?!\[)")
     assert [file for file in files if bare.search(file.read_text(encoding="utf-8"))] == []

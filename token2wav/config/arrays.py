@@ -36,10 +36,11 @@ def token_array(
     if not np.issubdtype(array.dtype, np.integer) and not beyond_64_bits:
         raise InputError(field, f"type {array.dtype}, expected integers")
     if array.dtype != np.int32:
-        limits = np.iinfo(np.int32)
-        if array.min() < limits.min or array.max() > limits.max:
+        limits, low, high = np.iinfo(np.int32), int(array.min()), int(array.max())
+        if low < limits.min or high > limits.max:
             # Python refuses to print integers of thousands of digits.
-            value_range = "" if beyond_64_bits else f"; found {array.min()} to {array.max()}"
+            printable = max(-low, high) < 10**20
+            value_range = f"; found {low} to {high}" if printable else ""
             raise InputError(field, f"values do not fit 32 bits{value_range}")
     return array.astype(np.int32)
 
