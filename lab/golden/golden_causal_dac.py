@@ -76,7 +76,7 @@ def audio8_modules(sizes: dict[str, Any]) -> tuple[Any, Any]:
         channels //= 2
     last = public._causal_wn_conv(channels, 1, kernel_size=7)
     decoder.model = nn.Sequential(*layers, public.ArkttsSnake1d(channels), last, nn.Tanh())
-    # Names of weights are those of the complete codec.
+    # The weights have the names of the complete codec.
     codec = nn.ModuleDict({"quantizer": quantizer, "decoder": decoder}).eval()
     fill_dac(dict(codec.named_parameters()))
     return quantizer, decoder

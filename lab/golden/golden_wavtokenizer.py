@@ -1,5 +1,5 @@
 """Golden tensors of WavTokenizer: results of the authors' code with random weights at two small
-sizes. They need no package besides those of `make setup`:
+sizes. `make setup` installs all packages that it needs:
 
     git clone https://github.com/jishengpeng/WavTokenizer
     PYTHONPATH=WavTokenizer .venv/bin/python -m lab.golden.golden_wavtokenizer tests/data/families

@@ -35,8 +35,8 @@ def _write_index(path: Path, places: dict[str, str]) -> None:
 
 
 def divide(path: Path, *, index: bool) -> None:
-    """Replaces a `.safetensors` file, or a pickle, by three shards. The encoder, whose weights are
-    not read, comes first. The other two shards have weights of the decoder alone.
+    """Replaces a `.safetensors` file, or a pickle, by three shards. The first one has the encoder,
+    which the decoder does not need. The other two have weights of the decoder alone.
 
     Args:
         index: whether an index names the shard of every weight.
