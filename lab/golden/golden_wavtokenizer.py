@@ -1,5 +1,5 @@
 """Golden tensors of WavTokenizer: results of the authors' code with random weights at two small
-sizes. `make setup` installs all packages that it needs:
+sizes. `make setup` installs all packages for this program:
 
     git clone https://github.com/jishengpeng/WavTokenizer
     PYTHONPATH=WavTokenizer .venv/bin/python -m lab.golden.golden_wavtokenizer tests/data/families

@@ -1,5 +1,5 @@
 """Golden tensors of XY-Tokenizer: results of the authors' code with random weights at two small
-sizes. `make setup` installs all packages that it needs:
+sizes. `make setup` installs all packages for this program:
 
     git clone https://github.com/OpenMOSS/MOSS-TTSD
     PYTHONPATH=MOSS-TTSD/legacy/v0.7/XY_Tokenizer \\
