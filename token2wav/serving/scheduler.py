@@ -136,8 +136,6 @@ class Scheduler:
         utterance.messages.append(PendingMessage(chunker.received, chunker.ended, reply, keep_open))
         if keep_open:
             utterance.kept_open.append(reply)
-        if len(tokens) or end:
-            utterance.last_progress = now
         # A worker that runs the utterance finishes its replies later, in the order of the messages.
         # An unopened utterance keeps all replies, because opening may fail, and a reply is needed
         # to send the error.

@@ -150,8 +150,8 @@ class UtterancePool:
                 finished = self.scheduler.push(
                     utterance, array, reply, now, end=end, keep_open=keep_open
                 )
-                # Rows of a delay pattern are tokens, even if they complete no frame yet.
-                if utterance.delays and np.size(tokens):
+                # Not of `array`: rows of a delay pattern may complete no frame yet.
+                if np.size(tokens) or end:
                     utterance.last_progress = now
                 if refusal is not None and utterance.end_reason is None:
                     utterance.refuse(refusal)
