@@ -136,28 +136,20 @@ def descendants(process: int) -> list[int]:
     return [pid for child in children(process) for pid in (child, *descendants(child))]
 
 
-def finished(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, and captures its output as text.
+def finished(
+    *command: object, text: bool = True, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Runs a command to its end, and captures its output.
 
     Args:
+        text: whether input and output are text; else they are bytes.
         options: further arguments of `subprocess.run`.
     """
     return subprocess.run(
         list(map(str, command)),
         capture_output=True,
-        text=True,
+        text=text,
         timeout=PATIENCE_SECONDS,
         check=False,
         **options,
-    )
-
-
-def run(*command: object, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Runs a command to its end, with bytes as its input; its output is captured."""
-    return subprocess.run(
-        list(map(str, command)),
-        input=text,
-        capture_output=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
     )

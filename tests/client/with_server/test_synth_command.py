@@ -13,7 +13,7 @@ import soundfile
 from testkit.models.golden import DATA
 from testkit.patience import PATIENCE_SECONDS, until
 from testkit.rigs.door_server import DoorServer
-from testkit.rigs.processes import run
+from testkit.rigs.processes import finished
 from testkit.rigs.serve_command import synth
 
 VOICE = str(DATA / "demo" / "voice.safetensors")
@@ -24,11 +24,11 @@ def test_samples_on_standard_output(rig: DoorServer, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.npy"
     np.save(tokens, TOKENS)
     spoken = synth(rig.server.grpc_url, f"--tokens={tokens}", f"--voice={VOICE}", "--out=-")
-    floats = run(*spoken, "--audio-format=float32")
+    floats = finished(*spoken, "--audio-format=float32", text=False)
     assert floats.returncode == 0, floats.stderr
     assert len(floats.stdout) == 4 * 960 * len(TOKENS)
     assert b"time to first audio" in floats.stderr
-    integers = run(*spoken, "--quiet")
+    integers = finished(*spoken, "--quiet", text=False)
     assert integers.returncode == 0
     assert integers.stderr == b""
     difference = np.frombuffer(floats.stdout, "<f4") - np.frombuffer(
@@ -42,9 +42,9 @@ def test_nobody_reads_standard_output(rig: DoorServer, tmp_path: Path) -> None:
     np.save(tokens, TOKENS)
     arguments = [f"--tokens={tokens}", f"--voice={VOICE}", "--quiet", "--out=-"]
     command = f"{' '.join(synth(rig.server.grpc_url, *arguments))} | true; exit ${{PIPESTATUS[0]}}"
-    done = run("bash", "-c", command)
+    done = finished("bash", "-c", command)
     assert done.returncode == 2
-    error = b"token2wav synth: error: out: cannot write to standard output (Broken pipe)\n"
+    error = "token2wav synth: error: out: cannot write to standard output (Broken pipe)\n"
     assert done.stderr == error
 
 
@@ -82,10 +82,10 @@ def test_a_full_disk_is_named(rig: DoorServer, tmp_path: Path) -> None:
     out = tmp_path / "out.flac"
     arguments = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={VOICE}", "--quiet", f"--out={out}"]
     command = f"ulimit -f 20; {' '.join(synth(rig.server.grpc_url, *arguments))}"
-    done = run("bash", "-c", command)
+    done = finished("bash", "-c", command)
     assert done.returncode == 2
     error = f"token2wav synth: error: {out}: cannot write (File too large)"
-    assert done.stderr.decode().splitlines()[-1] == error
+    assert done.stderr.splitlines()[-1] == error
     assert 1000 < out.stat().st_size <= 20 * 1024
 
 
@@ -95,10 +95,10 @@ def test_an_error_in_tokens_names_their_file(rig: DoorServer, tmp_path: Path, na
     np.save(tmp_path / "tokens.npy", np.array([6561, 1], np.int32))
     tokens = "-" if name == "-" else source
     arguments = [f"--tokens={tokens}", f"--voice={VOICE}", f"--out={out}", "--rate=500"]
-    done = run(*synth(rig.server.grpc_url, *arguments), text=b"6561 1")
+    done = finished(*synth(rig.server.grpc_url, *arguments), input="6561 1")
     named = "standard input" if name == "-" else source
     message = "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"
-    assert done.stderr.decode() == f"token2wav synth: error: {named}: {message}\n"
+    assert done.stderr == f"token2wav synth: error: {named}: {message}\n"
     assert done.returncode == 4
     assert not out.exists()
 
@@ -106,10 +106,10 @@ def test_an_error_in_tokens_names_their_file(rig: DoorServer, tmp_path: Path, na
 def test_the_audio_before_a_refused_token_is_kept(rig: DoorServer, tmp_path: Path) -> None:
     source, out = tmp_path / "tokens.npy", tmp_path / "out.wav"
     np.save(source, np.array([1, 2, 6561], np.int32))
-    done = run(
+    done = finished(
         *synth(rig.server.grpc_url, f"--tokens={source}", f"--voice={VOICE}", f"--out={out}")
     )
-    assert done.stderr.decode() == (
+    assert done.stderr == (
         f"{out}: incomplete, 0.08 s of audio written\ntoken2wav synth: error: {source}: "
         "tokens: 6561 at index 2 is outside the vocabulary 0 to 6560\n"
     )
@@ -120,14 +120,9 @@ def test_a_limit_that_ends_the_utterance_is_reported(rig: DoorServer, tmp_path: 
     source, out = tmp_path / "tokens.npy", tmp_path / "out.wav"
     np.save(source, np.concatenate((TOKENS, np.full(200, TOKENS[-1]))))
     arguments = [f"--tokens={source}", f"--voice={VOICE}", f"--out={out}", "--end-after-repeats=8"]
-    done = run(*synth(rig.server.grpc_url, *arguments))
+    done = finished(*synth(rig.server.grpc_url, *arguments))
     seconds = (len(TOKENS) + 7) / 25
     assert soundfile.info(out).duration == seconds
-    assert done.stdout.splitlines()[-1] == b"ended by the server  repeats"
-    assert (
-        done.stderr.strip()
-        .decode()
-        .endswith(
-            f"the server ended the utterance after {seconds:.2f} s of audio: equal tokens in a row"
-        )
-    )
+    assert done.stdout.splitlines()[-1] == "ended by the server  repeats"
+    reason = f"after {seconds:.2f} s of audio: equal tokens in a row"
+    assert done.stderr.strip().endswith(f"the server ended the utterance {reason}")
