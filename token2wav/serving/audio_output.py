@@ -114,9 +114,8 @@ class AudioOutput:
     however the audio is divided into chunks. A resampler holds back up to 40 ms of audio (75 ms at
     8 kHz) until the next chunk.
 
-    Leading silence of up to `trim_silence_ms` is removed, in windows of 10 ms below -50 dBFS.
-
-    If the silence of the audio reaches `end_after_silence_s`, the audio ends there.
+    Leading silence of up to `trim_silence_ms` is removed, in windows of 10 ms below -50 dBFS. If
+    silence lasts for `end_after_silence_s`, the audio ends there.
 
     Args:
         speed: exact speed of the utterance, at which `samples_per_token` / `speed` samples speak a
@@ -125,7 +124,6 @@ class AudioOutput:
             the next chunk; None for no mark.
 
     Attributes:
-        audio_format: format of the chunks.
         end_reason: limit that has ended the utterance. The caller sets it for a limit on tokens.
 
     Raises:

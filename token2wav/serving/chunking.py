@@ -144,8 +144,9 @@ class Chunker:
         return received < chunk.stop + (provisional if chunk.provisional else whole)
 
     def decide(self) -> None:
-        """Decides about the next chunk. A longer one may replace a provisional chunk, and every
-        chunk of a growing schedule. No worker may compute the chunk yet.
+        """Decides whether there is a next chunk, and where it ends. If there is one already, only a
+        provisional chunk can become longer, or any chunk of a growing schedule. No worker may have
+        begun to compute it.
         """
         chunk = self.next_chunk
         final = chunk is not None and not chunk.provisional and not self._schedule.growing
@@ -222,9 +223,10 @@ class Chunker:
 
 
 class TokenBuffer:
-    """Buffer of a stream's tokens. It begins with the prompt tokens, (P,) int32 or (P, codebooks).
+    """Buffer of a stream's tokens, with the prompt tokens first. Positions are as in `Chunker`.
 
-    Positions count from the first prompt token.
+    Args:
+        prompt_tokens: (P,) int32, or (P, codebooks).
     """
 
     def __init__(self, prompt_tokens: NDArray[np.int32], config: ModelConfig) -> None:

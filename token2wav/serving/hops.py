@@ -157,7 +157,9 @@ class StreamFacts(NamedTuple):
 
     @property
     def latest_provisional_stop(self) -> int:
-        """Last end of a provisional chunk, which leaves a token for the last chunk."""
+        """Latest position at which a provisional chunk can end now. At least one token remains for
+        the last chunk.
+        """
         return self.received - self.schedule.provisional_lookahead
 
     def seconds_until(self, stop: int) -> float:
@@ -169,7 +171,7 @@ class Stop(NamedTuple):
     """End of the next chunk."""
 
     position: int
-    needs_admission: bool = False  # of one more stream with provisional chunks, by the load
+    needs_admission: bool = False  # whether `PipelineLoad` must first admit the stream
 
 
 def next_stop(facts: StreamFacts) -> Stop | float:
@@ -195,7 +197,7 @@ def next_stop(facts: StreamFacts) -> Stop | float:
 def _whole_hop(facts: StreamFacts) -> int:
     if facts.received - facts.lookahead < facts.hop_stop:
         return facts.received
-    # A last chunk of few tokens would leave the chunk before it with early audio.
+    # The rest of the stream joins this chunk if it is too short to be its optional look-ahead.
     few = facts.ended and facts.received - facts.hop_stop < facts.optional_lookahead
     return facts.received if few else facts.hop_stop
 
@@ -232,7 +234,7 @@ def _provisional(facts: StreamFacts) -> Stop | float:
     spare = facts.lead - estimates.seconds_to_compute(1, provisional=True) - _MARGIN_SECONDS
     soon = min(facts.seconds_until(block_end), estimates.seconds_until_next)
     if spare >= soon or stop - facts.spoken < schedule.least_tokens:
-        return 0.0  # which changes from moment to moment
+        return 0.0  # decide again at the next check, because these estimates change all the time
     return Stop(stop, needs_admission=True)
 
 

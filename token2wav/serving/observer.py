@@ -10,7 +10,7 @@ from token2wav.serving.utterance import Utterance
 
 
 class Observer:
-    """Observer of the workers, for example for metrics. Its methods are called from any thread."""
+    """Observer whose methods do nothing, to derive from. They are called from any thread."""
 
     def admitted(self, open_utterances: int) -> None:
         """Called after an utterance was admitted."""

@@ -154,7 +154,6 @@ class Pipeline:
         return stage.prompt_batches(utterance.voice, utterance.stream_options)
 
     def wait(self) -> None:
-        """Waits until the device has computed what this thread has launched."""
         wait_for(self._device)
 
     def close(self, utterance: Utterance) -> None:

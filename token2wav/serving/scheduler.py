@@ -3,7 +3,7 @@
 The scheduler has no threads, no tensors and no clock of its own, and it sends nothing. Callers hold
 the lock of the `UtterancePool`, and pass the time of its clock. A turn of a worker has four steps:
 
-1. `next_turn` decides: the worker opens utterances, or computes chunks.
+1. `next_turn` decides: the worker opens an utterance, or computes a batch of chunks.
 2. `finish_turn` takes the results, and returns the audio to send.
 3. `settle` records the sent audio, and returns the replies to end.
 4. Further calls of `settle` take the messages that arrive while replies end. The turn is over when
@@ -43,7 +43,7 @@ from token2wav.serving.utterance import PendingMessage, Reply, Status, Utterance
 # Most messages of one utterance that wait. The server keeps the memory of each waiting
 # message allocated until its reply is finished.
 MAX_WAITING_MESSAGES = 64
-# Total time of openings in a row by which they may always delay a chunk that has waited longer.
+# Openings may always delay a chunk by this time in total, even if it has waited longer.
 _HARMLESS_SECONDS = 0.05
 
 
@@ -117,8 +117,8 @@ class Scheduler:
         """Adds tokens (n, *token_shape) to an utterance, and returns the replies that the caller
         must finish now.
 
-        If so many messages wait already, the newest waiting message is merged with this one:
-        its reply is finished at once, and `reply` takes its place. A client that sends single
+        If `MAX_WAITING_MESSAGES` messages wait already, the newest of them is merged with this
+        one: its reply is finished at once, and `reply` takes its place. A client that sends single
         tokens faster than the server computes them therefore loses nothing.
 
         Raises:
@@ -189,8 +189,8 @@ class Scheduler:
         return self.threads - len({turn.worker for turn in self.turns})
 
     def next_turn(self, worker: int, now: float) -> Turn | None:
-        """Returns what a worker opens or computes next; None if the worker has to wait. The worker
-        then owns these utterances.
+        """Returns the next turn of a worker, which then owns its utterances; None if the worker has
+        to wait.
         """
         if not self.can_compute:
             return None
@@ -204,9 +204,12 @@ class Scheduler:
         return turn
 
     def next_interruption(self, turn: Turn, spent: float, now: float) -> Turn | None:
-        """Returns what a worker opens or computes between two ODE steps of its turn: first chunks,
-        and streams that wait to be opened; None if it goes on with the turn, which must be
-        interruptible. `spent` are the seconds of earlier interruptions of the turn.
+        """Returns a turn that a worker takes between two ODE steps of its present turn: a batch of
+        first chunks, or the opening of an utterance. Returns None if nothing may interrupt it now.
+
+        Args:
+            turn: present turn, which must be interruptible.
+            spent: seconds of earlier interruptions of `turn`.
         """
         ready = [utterance for utterance in self.utterances if utterance.status is Status.READY]
         first = [
@@ -334,7 +337,7 @@ class Scheduler:
         return answers
 
     def hung(self, now: float) -> list[Turn]:
-        """Lists the turns of hung workers: a batch hangs with its interruption."""
+        """Lists the turns of hung workers. If an interruption hangs, so does the batch under it."""
         workers = {turn.worker for turn in self.turns if now > turn.hangs_after}
         return [turn for turn in self.turns if turn.worker in workers]
 
@@ -447,9 +450,8 @@ class Scheduler:
         return [chunk.utterance for chunk in batch]
 
     def _settled(self, utterance: Utterance, result: Result, *, computed: bool) -> Answer | None:
-        """Returns the replies of an utterance to end before its worker can release it; None if
-        there are none. Any error ends only this utterance. `computed` says whether `result` is that
-        of its next chunk.
+        """Returns the replies to end before a worker can release an utterance; None if there are
+        none. Any error ends only this utterance. If `computed`, `result` belongs to its next chunk.
         """
         if isinstance(result, Token2WavError):
             return self._failed(utterance, result)

@@ -117,16 +117,16 @@ class Utterance:
 
     @property
     def end_reason(self) -> EndReason | None:
-        """Limit that has ended the tokens or the audio of the utterance; None if none has.
-
-        The last audio may still have to be computed or sent. Tokens that arrive meanwhile are
-        dropped without an error, because the client cannot know of the end yet.
+        """Limit that has ended the tokens or the audio of the utterance; None if none has. The last
+        audio may still have to be computed or sent.
         """
         return self.output.end_reason
 
     @property
     def drops_tokens(self) -> bool:
-        """Whether further tokens are dropped: the end of the utterance is fixed already."""
+        """Whether the end of the utterance is fixed already. Further tokens are then dropped
+        without an error, because the client may not have the end yet.
+        """
         return self.end_reason is not None or self.refusal is not None
 
     @property
@@ -149,16 +149,13 @@ class Utterance:
         return config.tokens.checked(self.delays.frames(tokens) if self.delays else tokens)
 
     def check_tokens(self, tokens: NDArray[Any]) -> None:
-        """Raises InputError as `Chunker.check` for the tokens up to the end by `limits`. Changes
-        nothing.
+        """Raises InputError if `Chunker.check` refuses the next tokens. Tokens after the end by
+        `limits` are not checked, because they are dropped.
         """
         self.chunker.check(tokens[: copy(self._repeats).end(tokens)])
 
     def refuse(self, error: InputError) -> None:
-        """Lets an error about a token end the utterance after the audio of the tokens before it.
-
-        Tokens that arrive meanwhile are dropped, as in `end_reason`.
-        """
+        """Lets an error about a token end the utterance after the audio of the tokens before it."""
         self.refusal = InputError(*error.__reduce__()[1])  # without its traceback
         self.why_closed = f"stream: it failed: {error}"
 

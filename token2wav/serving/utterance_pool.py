@@ -94,9 +94,8 @@ class UtterancePool:
         """Admits an utterance. Nothing is computed yet.
 
         Args:
-            canary: as in `Utterance`.
-            on_close: as in `Utterance`. It is called from any thread, perhaps before this method
-                returns.
+            on_close: called with the utterance, once, when it is over; from any thread, perhaps
+                before this method returns.
 
         Raises:
             InputError: an option does not fit the model or the settings.

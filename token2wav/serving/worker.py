@@ -37,12 +37,11 @@ class WorkerPool:
     utterances of clients that have disconnected.
 
     If the batch of a worker does not end in time, the worker counts as hung, and its utterances
-    fail. The memory of these utterances is not freed until the worker returns from the backend,
-    because the backend may still write to it. The other workers continue. If every worker is hung,
-    the pool admits no utterance.
+    fail (`UtterancePool.fail_hung`). The other workers continue. If every worker is hung, the pool
+    admits no utterance.
 
-    A GPU has one worker more than batches that are computed at the same time. While one worker
-    sends the audio of its batch, the other computes the next batch, so that the GPU does not wait.
+    A GPU has one more worker than `workers`. While one worker sends the audio of its batch, another
+    computes the next batch, so that the GPU does not wait.
 
     Args:
         workers: batches that are computed at the same time. Their workers share the threads of

@@ -38,9 +38,8 @@ _USUAL_SECONDS = 30.0  # assumed duration of an utterance, for the warning about
 class Service:
     """Service of a model, with its workers, its voices and its open utterances.
 
-    The service identifies an utterance by its `Utterance` object, never by the sequence id alone.
-    The id is only a name by which the messages of one client find the utterance. When the utterance
-    is over, another utterance can use the same id.
+    When an utterance is over, another one can use its sequence id. Therefore the service identifies
+    an utterance by its `Utterance` object. The id only leads from a message to the utterance.
 
     Args:
         observer: observer of the workers and of refused messages.
@@ -97,8 +96,8 @@ class Service:
             reply.fail(error)
 
     def drop_abandoned(self) -> None:
-        """Ends the utterances whose replies are cancelled now. The workers look for them 20 times a
-        second anyway.
+        """Ends the utterances whose replies are cancelled, at once. The watch thread of the workers
+        does so 20 times a second.
         """
         self._utterances.drop_abandoned()
 
