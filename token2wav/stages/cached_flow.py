@@ -86,7 +86,7 @@ class _FlowStream:
     blocks: StreamBlocks
     slot: int
     next_token: int
-    # Of finished chunks, for a stream that must continue without the cache.
+    # Tokens of finished chunks, with which the stream can continue without the cache.
     tokens: list[NDArray[np.int32]] = field(default_factory=list)
     recomputing: int | None = None  # handle in `RecomputeFlow`; None while the cache is used
 
@@ -128,12 +128,12 @@ def _prefill_tokens(grid: BlockGrid) -> int:
 
 
 def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageNeeds:
-    """Returns the pages that a stream needs in which a block sees `left_blocks` earlier blocks, at
-    least 0, besides the prefix.
+    """Returns the pages that a stream needs besides its prefix, if each block sees `left_blocks`
+    earlier blocks, 0 or more.
 
     The longest chunk is a last chunk. Besides its hop, it contains the tokens that would be the
     look-ahead of another chunk. A first chunk also contains the blocks at the prompt's end that
-    depend on later tokens. But no block comes before it that the stream would have to keep.
+    depend on later tokens, but the stream keeps no block from before it.
     """
     block = config.block_tokens
     after = max(config.lookahead_tokens, config.optional_lookahead_tokens, 1) - 1

@@ -74,9 +74,8 @@ class TokenChunk:
 
     @cached_property
     def frames(self) -> torch.Tensor:
-        """Tokens of the chunk as frames of a codec: the codes or the latent of a token are a frame.
-
-        So a stage from frames to audio takes a chunk of tokens as it takes a `FrameChunk`.
+        """Tokens of the chunk as frames of a codec: the codes or the latent of a token are a
+        frame.
         """
         return as_frames(self.tokens[: self.stop - self.start])
 
@@ -109,12 +108,12 @@ class FrameChunk:
     next_frames: torch.Tensor | None = None
 
 
-VocoderInput = FrameChunk | TokenChunk  # a codec takes its tokens as frames
+VocoderInput = FrameChunk | TokenChunk  # a codec reads `frames` of its chunks of tokens
 
 
 @dataclass(frozen=True)
 class CacheUsage:
-    """Use of a stage's cache, in pages."""
+    """Use of a stage's cache: pages, and prompts that were found in it or had to be computed."""
 
     capacity: int = 0
     used: int = 0

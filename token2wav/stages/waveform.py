@@ -113,8 +113,8 @@ class _WaveformStream:
     """State of one stream.
 
     Attributes:
-        pending: (channels, n) first frames of the stream. They wait here until their number is
-            larger than the number that the network holds back.
+        pending: (channels, n) first frames of the stream, while there are fewer than the
+            `first_frames` that the network needs.
         frames: frames that were computed so far, without pending frames.
         extrapolated: samples at the end of the audio so far that were extrapolated. The next chunk
             computes them again, but does not send them.
@@ -133,7 +133,7 @@ class PieceInput:
 
     stream: _WaveformStream
     start: int
-    frames: torch.Tensor  # (channels, n) new ones
+    frames: torch.Tensor  # (channels, n), without frames that flush the end of the stream
     shape: PieceShape
     provisional: bool = False  # whether the states after the piece are dropped
 

@@ -167,7 +167,9 @@ class WindowStage(VocoderStage[_WindowStream]):
     def _join(
         self, stream: _WindowStream, decoded: Sequence[tuple[Window, torch.Tensor]]
     ) -> torch.Tensor:
-        """Joins the audio of the windows of a chunk, and stores what fades into the next one."""
+        """Joins the audio of the windows of a chunk, and stores the part that fades into the next
+        one.
+        """
         parts = [self._nothing]
         for window, audio in decoded:
             count = (window.stop - window.start) * self._net.frame_samples
