@@ -37,7 +37,7 @@ class GraphSummary:
     graphs: int = 0
     nodes: int | None = None  # in all graphs; None without cuda-python
     memory: int = 0  # bytes of GPU memory that the captures took
-    # Of the captures, with the runs before them, in which the Triton language compiles kernels.
+    # Time of the captures and the runs before them, in which the Triton language compiles kernels.
     seconds: float = 0.0
 
 
@@ -46,13 +46,16 @@ class GraphPool:
 
     Graphs can share memory only if they run one after another. This holds because all threads
     replay them on the default stream of the device, and because each `BucketRunner` of the pool
-    holds `lock` while it runs a batch. The lock belongs to the pool, because a function that is
-    captured in steps keeps tensors in the shared memory from step to step. A batch of another
-    runner, with another number of ODE steps, would overwrite them. Every model has a pool of its
-    own, because torch refuses a capture into a pool whose graphs were all freed. Functions that are
-    captured in steps have a second memory pool, because other graphs may run between their steps.
-    All captures use one CUDA stream, because a library keeps a workspace for every CUDA stream that
-    it was ever called on. The workspace of cuBLAS has 32 MiB on a data-centre GPU.
+    holds `lock` while it runs a batch.
+
+    A function that is captured in steps keeps tensors in the shared memory from step to step. A
+    batch of another runner, with another number of ODE steps, would overwrite them, so all runners
+    share the lock of the pool. Other graphs may run between the steps, so functions that are
+    captured in steps have a second memory pool.
+
+    Every model has a pool of its own, because torch refuses a capture into a pool whose graphs were
+    all freed. All captures use one CUDA stream, because a library keeps a workspace for every CUDA
+    stream that it was ever called on. The workspace of cuBLAS has 32 MiB on a data-centre GPU.
 
     After a capture that failed, the allocator of torch 2.11 and older still records allocations for
     the pool, and refuses every later capture into it. So the pool ends the recording, and later

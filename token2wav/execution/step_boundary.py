@@ -47,7 +47,6 @@ def interruption() -> Iterator[None]:
 
 
 def in_interruption() -> bool:
-    """Returns whether this thread is in an `interruption`."""
     return _interruption.get()
 
 
