@@ -52,7 +52,7 @@ class BlockGrid:
         return self.prompt + -(self.prompt + self.prompt_padding) % self.block
 
     def scaled(self, ratio: int) -> BlockGrid:
-        """Returns the same grid in smaller units, `ratio` for each old one: frames for tokens."""
+        """Returns the same grid in smaller units, for example frames: `ratio` of them per token."""
         return replace(
             self,
             block=ratio * self.block,

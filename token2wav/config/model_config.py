@@ -179,7 +179,7 @@ class ModelConfig:
         return self.left_blocks if stream.left_blocks is None else stream.left_blocks
 
     def withheld_frames(self, stream: StreamConfig) -> int:
-        """Returns the number of frames that the last stage holds back; 0 for its look-ahead."""
+        """Returns the frames that the last stage holds back; 0 for its whole look-ahead."""
         return stream.lookahead_frames or 0
 
     def decoder_noise(self, choice: bool | None, stream: StreamConfig) -> bool:

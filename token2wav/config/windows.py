@@ -12,8 +12,8 @@ from token2wav.errors import ConfigError
 
 
 class Window(NamedTuple):
-    """Window of a stream: it decodes the tokens from `first` to `last`, and gives the audio of
-    those from `start` to `stop`. All are positions in the stream.
+    """Window of a stream: it decodes the tokens from `first` to `last`, and gives the audio of the
+    tokens from `start` to `stop`. Positions are tokens from the start of the stream.
 
     Attributes:
         position: position of the first token for the network, which counts from the start of its
@@ -71,9 +71,13 @@ class Windows:
         return self.past + self.block + self.right
 
     def over(self, start: int, stop: int, end: int) -> Iterator[Window]:
-        """Yields the windows of the tokens from `start`, a multiple of the block, to `stop`,
-        another one or the end of the stream. The stream ends at `end`, or all context up to there
-        is known.
+        """Yields the windows of the tokens from `start` to `stop`.
+
+        Args:
+            start: multiple of the block.
+            stop: multiple of the block, or the end of the stream.
+            end: position up to which tokens are known: the end of the stream, or at least `stop`
+                and the context on the right.
         """
         for begin in range(start, stop, self.block):
             finish, part = min(begin + self.block, stop), begin - begin % self.part
