@@ -153,7 +153,7 @@ class Streaming(StreamModule):
         state_kernel: function that computes a step on `StatesInPlace`: `window_attention` of
             kernels/window_attention.py; None for operators of torch.
         context_kernels: functions that compute, in one launch, the input of the layer with its
-            context, or what the layer makes of it; None for operators of torch.
+            context, or the output of the layer; None for operators of torch.
     """
 
     state_kernel: Callable[..., torch.Tensor] | None = None
