@@ -242,11 +242,7 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
 
 
 def withheld_samples(config: ModelConfig, stream: StreamConfig) -> int:
-    """Returns the number of samples that the last stage holds back at the end of a chunk.
-
-    This function builds the network without weights. A loaded stage knows the number itself
-    (`Stage.withheld_samples`).
-    """
+    """Returns `Stage.withheld_samples` of the last stage, without loading weights."""
     with torch.device("meta"):
         network: Any = family_for(config).network(config, config.stages[-1])
     return int(config.withheld_frames(stream) * network.frame_samples or network.output_delay)
@@ -260,7 +256,6 @@ class Assembly:
         self.family = family_for(config)
         # Chosen before weights are loaded, because the backend of the settings may be unavailable.
         self.backend = _backend_of(context, config, stream)
-        # Holds all CUDA graphs of the model.
         device = context.device
         self.pool = GraphPool(device) if graphs_enabled(device) else None
 
@@ -317,7 +312,7 @@ class Assembly:
         round_products(network, self._product_precision(name, network, kernels))
         longest_hop = self.config.hops(self.stream)[1]
         if kernels:
-            # Triton-language kernels
+            # imported here, because a machine without kernels may lack the Triton language
             from token2wav.kernels.layer_kernels import set_kernels
 
             set_kernels(network)
@@ -457,7 +452,7 @@ class Assembly:
         device = self.context.device
         if self.pool is None or not isinstance(vocoder, HiFT) or not gpu_runs_kernels(device):
             return None
-        # Triton-language kernels
+        # imported here, because a machine without kernels may lack the Triton language
         from token2wav.kernels.hift_plan import HiFTPlan
         from token2wav.kernels.rounding import precision_beside
         from token2wav.stages.kernel_pieces import kernel_pieces

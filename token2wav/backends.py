@@ -1,6 +1,4 @@
-"""Selection of a model's backend: the backend of the settings, or the fastest backend with packages
-and artifacts on this machine.
-"""
+"""Backend of a model: its selection, and the runners of the flow and its encoder on it."""
 
 from __future__ import annotations
 
