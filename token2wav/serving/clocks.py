@@ -133,15 +133,11 @@ class PipelineLoad:
         """
         if self.delay_seconds > SLOW_SECONDS:
             return False
-        other_streams = len(self._provisional) - (stream in self._provisional)
-        if (
-            stream not in self._provisional
-            and other_streams
-            and not 0
-            < self._batch_seconds((other_streams + 1) / self.workers)
-            <= PROVISIONAL_SECONDS
-        ):
-            return False
+        streams = len(self._provisional)
+        if streams and stream not in self._provisional:
+            seconds = self._batch_seconds((streams + 1) / self.workers)
+            if not 0 < seconds <= PROVISIONAL_SECONDS:
+                return False
         self._provisional.add(stream)
         return True
 
