@@ -14,10 +14,15 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.config.values import shown
 from token2wav.errors import BackendError, InputError
 from token2wav.serving.audio_mark import AudioMark, Marking
-from token2wav.serving.end_limits import EndReason, SilenceLimit, audible, window_samples
+from token2wav.serving.end_limits import (
+    WINDOW_MS,
+    EndReason,
+    SilenceLimit,
+    audible,
+    window_samples,
+)
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
-_TRIM_MS = 10
 
 
 def _int16(audio: NDArray[np.float32]) -> NDArray[np.int16]:
@@ -168,7 +173,7 @@ class AudioOutput:
         self._marking = Marking(mark, self._sample_rate, self._channels) if mark else None
         self._encode = ENCODERS[audio_format.encoding]
         self._window = window_samples(self._model_rate)
-        self._windows_to_trim = int(trim_silence_ms / _TRIM_MS)
+        self._windows_to_trim = int(trim_silence_ms / WINDOW_MS)
         self._silence = SilenceLimit(end_after_silence_s, self._model_rate, self._channels)
         self.end_reason: EndReason | None = None
         self.ended = False

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from token2wav.config import StreamConfig
 
-_WINDOW_MS = 10  # shorter than any sound of speech, longer than a click
+WINDOW_MS = 10  # shorter than any sound of speech, longer than a click
 # Mean square of a window at -50 dBFS, from which on the window counts as sound. With a lower bound
 # the noise of the demo voice counts as sound. With a higher bound soft consonants are cut off.
 _AUDIBLE = 10 ** (-50 / 10)
@@ -109,7 +109,7 @@ class SilenceLimit:
 
 
 def window_samples(sample_rate: int) -> int:
-    return max(1, round(_WINDOW_MS * sample_rate / 1000))
+    return max(1, round(WINDOW_MS * sample_rate / 1000))
 
 
 def audible(audio: NDArray[np.float32], window: int) -> NDArray[np.bool_]:
