@@ -291,7 +291,9 @@ class CachedFlow(FlowStage[_FlowStream]):
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
-            self._release(stream)
+            self._release_pages(stream)
+            if stream.recomputing is not None:
+                self._recompute.close(stream.recomputing)
 
     def limit_chunks(self, most: int) -> None:
         if self._common:
@@ -392,12 +394,6 @@ class CachedFlow(FlowStage[_FlowStream]):
             stream.recomputing = self._recompute.resume(stream.voice, tokens, stream.steps)
         [mel] = self._recompute.advance([(stream.recomputing, chunk)])
         return mel
-
-    def _release(self, stream: _FlowStream) -> None:
-        """Releases all memory of a stream. This is the only method that does so."""
-        self._release_pages(stream)
-        if stream.recomputing is not None:
-            self._recompute.close(stream.recomputing)
 
     def _release_pages(self, stream: _FlowStream) -> None:
         stream.blocks.release()
