@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import yaml
 
 from token2wav.config.values import prefixed, shown
-from token2wav.errors import ConfigError
+from token2wav.errors import ConfigError, one_line
 
 MAX_FILE_BYTES = 1 << 20  # a public model file has 7 kB
 _MAX_SCALAR_CHARS = 4000  # PyYAML needs quadratic time for long sexagesimal numbers (1:59:59)
@@ -133,7 +133,7 @@ def _reason(error: Exception) -> str:
         return "nested too deep"
     if isinstance(error, yaml.constructor.ConstructorError) and error.problem_mark:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error) or type(error).__name__
 
 
 def _refuse(problem: str, node: yaml.Node) -> NoReturn:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from token2wav.errors import BackendError
+from token2wav.errors import BackendError, one_line
 from token2wav.execution.cuda_facts import nodes_in_capture, uploaded
 from token2wav.execution.step_boundary import at_boundaries, step_boundary
 
@@ -146,7 +146,7 @@ class GraphPool:
             self._failed += graphs
             self._leave_pool(in_steps=in_steps)
             torch.cuda.synchronize()  # fails if the GPU is lost, which is another error
-            raise CaptureError(" ".join(str(error).split())[:300]) from error
+            raise CaptureError(one_line(error)[:300]) from error
         counted = [count for count in nodes if count is not None]
         return graphs, sum(counted) if len(counted) == len(nodes) else None
 

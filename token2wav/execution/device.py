@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from token2wav.errors import ConfigError, DeviceLostError
+from token2wav.errors import ConfigError, DeviceLostError, one_line
 from token2wav.execution.cuda_facts import missing_gpu
 
 log = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ def check_device(device: torch.device, cause: BaseException) -> None:
     try:
         torch.cuda.synchronize(device)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise DeviceLostError(
             f"backend: this process can no longer use the GPU: {reason}"
         ) from cause

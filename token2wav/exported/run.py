@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from token2wav.config.model_config import StageName
-from token2wav.errors import BackendError, BackendUnavailableError
+from token2wav.errors import BackendError, BackendUnavailableError, one_line
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.step import ExportedModule
 from token2wav.layers.position_noise import PositionNoise
@@ -222,7 +222,7 @@ def package(name: Package) -> Any:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as error:
         raise BackendUnavailableError(
-            f"{name} cannot be imported: {' '.join(str(error).split())[:200]}"
+            f"{name} cannot be imported: {one_line(error)[:200]}"
         ) from error
 
 

@@ -25,7 +25,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from token2wav.config.strict_yaml import stand_in
-from token2wav.errors import CheckpointError
+from token2wav.errors import CheckpointError, one_line
 from token2wav.published.checkpoint_files import stored_bytes, weight_files
 from token2wav.published.nemo_archive import WEIGHTS, read_member
 
@@ -104,7 +104,7 @@ def _read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> d
         )
         raise CheckpointError(f"{path}: refused, nothing was executed: {reason}") from error
     except Exception as error:  # a damaged pickle makes torch raise almost anything
-        raise CheckpointError(f"{path}: cannot be read: {_one_line(error)}") from error
+        raise CheckpointError(f"{path}: cannot be read: {one_line(error)[:200]}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: expected a state dict, got {type(state).__name__}")
     return state
@@ -153,7 +153,7 @@ def _reading(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{path}: cannot be read: {_one_line(error)}") from error
+        raise CheckpointError(f"{path}: cannot be read: {one_line(error)[:200]}") from error
 
 
 def floating_tensors(
@@ -317,10 +317,6 @@ def _compare(
         raise CheckpointError(
             f"{path}: parameters do not match the configuration; {'; '.join(lists)}"
         )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _listed(names: list[str], described: Callable[[str], str]) -> str:

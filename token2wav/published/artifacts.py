@@ -26,7 +26,7 @@ from typing import Any, Literal
 from token2wav.config import config_hash
 from token2wav.config.model_config import StageName
 from token2wav.config.values import from_mapping
-from token2wav.errors import ArtifactError, CheckpointError, ConfigError
+from token2wav.errors import ArtifactError, CheckpointError, ConfigError, one_line
 from token2wav.published.checkpoint_files import weight_files, weights_file
 from token2wav.published.registry import read_config, weight_prefixes
 
@@ -328,7 +328,7 @@ def _read_description(path: Path) -> Artifact | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, ConfigError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ArtifactError(
             f"{path}: not a valid description of an artefact: {reason}; remove "
             f"{path.parent} and run token2wav export again"

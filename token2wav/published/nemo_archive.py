@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 from token2wav.config.strict_yaml import MAX_FILE_BYTES
-from token2wav.errors import CheckpointError
+from token2wav.errors import CheckpointError, one_line
 
 CONFIG, WEIGHTS = "model_config.yaml", "model_weights.ckpt"
 # Largest size of a member in bytes. The published codecs have 250 MB of weights.
@@ -41,9 +41,7 @@ def read_member(path: Path, name: str) -> BytesIO:
     except CheckpointError:
         raise
     except Exception as error:  # a damaged archive raises errors of tar and of each compression
-        raise CheckpointError(
-            f"{path}: cannot be read: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise CheckpointError(f"{path}: cannot be read: {one_line(error)[:200]}") from error
     if content is None:
         raise CheckpointError(f"{path}: contains no {name}")
     return content

@@ -8,7 +8,7 @@ from typing import Any
 
 from token2wav.config.strict_yaml import MAX_FILE_BYTES, read_bounded
 from token2wav.config.values import prefixed, shown
-from token2wav.errors import ConfigError
+from token2wav.errors import ConfigError, one_line
 
 CONFIG_JSON = "config.json"
 
@@ -24,7 +24,7 @@ def read_json(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]
         try:
             document = json.loads(content, object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"not JSON: {' '.join(str(error).split())[:200]}") from error
+            raise ConfigError(f"not JSON: {one_line(error)[:200]}") from error
         if not isinstance(document, dict):
             raise ConfigError(f"expected an object, got {type(document).__name__}")
         return document

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from token2wav.config import PLAYER_BUFFER_SECONDS, StreamConfig
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.errors import BackendError, ConfigError, Token2WavError
+from token2wav.errors import BackendError, ConfigError, Token2WavError, one_line
 from token2wav.execution.device import check_device, entered
 from token2wav.execution.staging import to_host
 from token2wav.execution.step_boundary import (
@@ -268,7 +268,7 @@ class Pipeline:
                 yield
         except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for most errors
             check_device(self._device, error)
-            raise BackendError(f"backend: {' '.join(str(error).split())[:300]}") from error
+            raise BackendError(f"backend: {one_line(error)[:300]}") from error
 
     @property
     def on_cpu(self) -> bool:

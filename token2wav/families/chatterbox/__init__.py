@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import StageName
-from token2wav.errors import CheckpointError, ConfigError
+from token2wav.errors import CheckpointError, ConfigError, one_line
 from token2wav.families.cosyvoice2 import CosyVoice2Config, FlowConfig
 from token2wav.published.sizes import ConformerConfig, HiFTConfig, ScheduleConfig, UNetConfig
 
@@ -108,9 +108,7 @@ def _shapes(path: Path) -> Shapes:
         with safe_open(path, framework="np") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise CheckpointError(f"{path}: cannot be read: {one_line(error)[:200]}") from error
 
 
 def _counted(shapes: Shapes, path: Path) -> tuple[ConformerConfig, UNetConfig, HiFTConfig]:
