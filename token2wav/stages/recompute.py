@@ -78,8 +78,11 @@ class RecomputeFlow(FlowStage[_History]):
         return self.resume(voice, voice.prompt_tokens[:prefix], options.steps)
 
     def resume(self, voice: Voice, tokens: NDArray[np.int32], steps: int = 0) -> int:
-        """Opens a stream in the middle of an utterance, after all `tokens` of prompt and utterance
-        before the next chunk. `steps` of 0 are the default number.
+        """Opens a stream in the middle of an utterance.
+
+        Args:
+            tokens: all tokens of prompt and utterance before the next chunk.
+            steps: ODE steps; 0 for the default.
         """
         return self.register(_History(steps or self._default_steps, voice, tokens))
 
