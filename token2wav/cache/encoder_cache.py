@@ -64,8 +64,8 @@ class EncoderContext:
     ) -> None:
         self.start, self.past = start, grid.visible_spans(start)
         self._layers = cache.layers
-        # Padding tokens in front of the first key that is read. Only the first page of
-        # a stream begins with padding, and a window of past blocks may no longer include that page.
+        # Padding tokens in front of the first key that is read. Only the first page of a stream
+        # begins with padding, and a window of past blocks may no longer include that page.
         first_key = self.past[0][0] if self.past else start
         self._skipped = grid.prompt_padding if first_key == 0 else 0
         # Padding tokens in front of the chunk.

@@ -1,5 +1,5 @@
-"""Runner of batches in buckets: tensors of prepared sizes, which CUDA graphs can use. Grouping of
-items that can be computed together.
+"""Runner of batches in buckets: tensors of prepared sizes, which CUDA graphs can use. `map_grouped`
+groups items that can be computed together.
 """
 
 from __future__ import annotations
