@@ -10,7 +10,7 @@ from token2wav.serving.utterance import Utterance
 
 
 class Observer:
-    """Observer whose methods do nothing, to derive from. They are called from any thread."""
+    """Base class of observers, with methods that do nothing. Any thread may call a method."""
 
     def admitted(self, open_utterances: int) -> None:
         """Called after an utterance was admitted."""
