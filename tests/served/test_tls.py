@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import ssl
 from collections.abc import Iterator
@@ -82,6 +83,20 @@ def test_tls_without_certificates_of_clients(
     certificates = Certificates(authority.certificate(NAME), authority.key(NAME))
     canary = Canary(60.0, 60.0, MODELS, certificates)
     assert canary.start(url).result() is None
+
+
+def test_the_canary_reads_a_renewed_certificate_no_earlier_than_the_server(
+    servers: tuple[Serving, Serving], authority: Authority, tmp_path: Path
+) -> None:
+    """The server has the old certificate until its next start."""
+    copy = Authority(shutil.copytree(authority.folder, tmp_path / "authority"))
+    canary = Canary(60.0, 60.0, MODELS, Certificates(copy.certificate(NAME), copy.key(NAME)))
+    Authority.make(copy.folder, NAME)
+    assert canary.start(servers[1].url).result() is None
+    canary.read_certificates()
+    problem = canary.start(servers[1].url).result()
+    assert problem is not None
+    assert problem.sentence.startswith("no secure connection to ")
 
 
 @pytest.mark.parametrize("name", ["TLSv1", "TLSv1_1", "TLSv1_2", "TLSv1_3"])

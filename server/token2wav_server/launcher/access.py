@@ -66,7 +66,9 @@ class Certificates:
         """Returns the TLS settings with which the canary connects to the server.
 
         The canary trusts only the server's own certificate file. If clients need a certificate, the
-        canary presents the certificate of the server as its own.
+        canary presents the certificate of the server as its own. The files are read by this call,
+        and not again for each connection: the server reads a renewed certificate at its next start,
+        so until then the canary must not.
 
         Raises:
             ConfigError: the certificate has no subjectAltName, or is not valid, or is not signed by
@@ -97,9 +99,14 @@ class Certificates:
                 f"certificate {self.certificate}: names no host; it needs a subjectAltName"
             )
         cert, key = (self.certificate, self.key) if self.client_ca else (None, None)
-        return Tls(
-            ca=self.certificate, cert=cert, key=key, server_name=names[0].replace("*", "any", 1)
-        )
+        name = names[0].replace("*", "any", 1)
+        credentials = Tls(ca=self.certificate, cert=cert, key=key).credentials()
+
+        class ReadTls(Tls):
+            def credentials(self) -> Any:
+                return credentials
+
+        return ReadTls(server_name=name)
 
     def _server(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

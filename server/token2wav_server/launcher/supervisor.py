@@ -77,6 +77,7 @@ class Canary:
         self.interval_s = interval_s
         self._patience_s = patience_s
         self._headers = {CLIENT_HEADER: name} if name else {}
+        self._certificates = certificates
         self._client: Client | None = None
         self._thread: threading.Thread | None = None
         candidates = [model for model in MODELS if model in models]
@@ -85,9 +86,13 @@ class Canary:
         try:
             import token2wav_client  # noqa: F401
 
-            self._tls = certificates.for_canary() if certificates else None
+            self.read_certificates()
         except ImportError as error:
             self.unavailable_reason = f"the client library is not installed ({error})"
+
+    def read_certificates(self) -> None:
+        """Reads the certificates, as a server does at its start. Raises ConfigError as `Canary`."""
+        self._tls = self._certificates.for_canary() if self._certificates else None
 
     def start(self, grpc_url: str) -> Future[Problem | None]:
         """Starts one synthesis, whose result is its problem; None if it succeeds.
@@ -257,6 +262,8 @@ class Supervisor:
             except ServerStartError as error:
                 return _Failure(str(error))
             return self._failure(until_ready=True)
+        if self.canary:
+            self.canary.read_certificates()
         self.server.start()
         if failure := self._failure(until_ready=True):
             raise ServerError(

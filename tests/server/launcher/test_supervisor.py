@@ -96,6 +96,8 @@ class Script(TritonServer):
 class Answers(Canary):
     """Canary with given answers: "" for a success, a time-out, or an error that ends with !."""
 
+    reads = 0  # of the certificates
+
     def __init__(self, *answers: str) -> None:
         super().__init__(1.0, 1.0, ["token2wav"])
         self._answers = iter(answers)
@@ -105,6 +107,9 @@ class Answers(Canary):
         sentence = answer.rstrip("!")
         outcome.set_result(Problem(sentence, silent=sentence == answer) if answer else None)
         return outcome
+
+    def read_certificates(self) -> None:
+        self.reads += 1
 
 
 def serve(
@@ -208,9 +213,11 @@ def test_a_server_that_never_spoke_is_given_up(
 def test_a_server_that_works_no_more_is_restarted() -> None:
     """The canary needs two failures in a row."""
     server = Script(waits=[None] * 7 + [KeyboardInterrupt()])
-    _, log = serve(server, canary=Answers("first", "", "second", "", "third", "fourth", ""))
+    canary = Answers("first", "", "second", "", "third", "fourth", "")
+    _, log = serve(server, canary=canary)
     assert log[0] == "the model does not work: fourth; restarting the server"
     assert server.calls[:9] == ["start", *["wait"] * 6, "stop at once", "start"]
+    assert canary.reads == 1 + server.calls.count("start")
 
 
 KILLED = "the engine was killed by signal SIGKILL"
