@@ -117,7 +117,8 @@ class TritonServer:
         ready_timeout_s: float = 600.0,
     ) -> None:
         self.model = Path(model).resolve()
-        self.config = Path(config).resolve() if config is not None else None
+        # A link is not followed: voices are relative to it, and its target may be replaced.
+        self.config = Path(config).absolute() if config is not None else None
         self.model_repository = Path(model_repository or _REPOSITORY).resolve()
         self.models = tuple(models) or usual_models(self.model_repository)
         self.ports = ports or Ports()

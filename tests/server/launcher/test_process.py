@@ -45,6 +45,15 @@ sys.exit(reaper.run(int(launcher_pid), reaper.Path(folder), shm_prefix, float(gr
 """
 
 
+def test_a_settings_file_that_is_a_link_is_read_through_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its voices are relative to the link, and Kubernetes replaces the target of the link."""
+    (tmp_path / "server.yaml").symlink_to("elsewhere/server.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert TritonServer(".", config="server.yaml").config == tmp_path / "server.yaml"
+
+
 def test_serves_and_leaves_nothing_behind(
     repository: Path,
     tmp_path: Path,
