@@ -271,7 +271,8 @@ class TritonServer:
         """
         deadline = time.monotonic() + grace_s
         # The folder of the file is missing if the server has ended and the reaper has cleaned up.
-        with contextlib.suppress(FileNotFoundError):
+        # On a full disk, utterances may still start, but open ones must not be lost.
+        with contextlib.suppress(OSError):
             self._drain_file.touch()
         open_utterances = 0
         self._stop_grace_s = _IDLE_GRACE_S

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -178,6 +179,17 @@ def test_model_process_that_dies(
         assert traces.remaining() == []
         assert server.drain(1.0) == 0
     assert capfd.readouterr().err == "", "the reason is for whoever asks"
+
+
+def test_a_drain_needs_no_room_on_the_disk(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
+        monkeypatch.setattr(Path, "touch", full)
+        assert server.drain(1.0) == 0
 
 
 def test_stop_at_once(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
