@@ -44,6 +44,13 @@ def test_audio_in_another_format(model: Token2Wav, voice: Voice, expected: Expec
     assert len(audio) == len(expected(4)) // 3
 
 
+def test_the_probe_names_the_setting_of_a_cache_without_room_for_a_stream() -> None:
+    model = Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu", cache_mib=1))
+    problem = r"^runtime\.cache_mib: the cache has room for 1 of the pages of 1\.0 MiB, and a "
+    with pytest.raises(ConfigError, match=problem):
+        model.probe()
+
+
 def test_whole_mel_and_vocode_have_the_lengths_of_their_input(
     model: Token2Wav, voice: Voice
 ) -> None:

@@ -15,7 +15,7 @@ from token2wav.assembly import assemble, check_runtime
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
 from token2wav.config.arrays import float_array
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.errors import InputError
+from token2wav.errors import ConfigError, InputError, LimitError
 from token2wav.execution.cuda_facts import device_facts
 from token2wav.hub import model_folder
 from token2wav.published.registry import family_name, read_config
@@ -113,7 +113,8 @@ class Token2Wav:
 
     def probe(self) -> None:
         """Synthesizes a short utterance, to find a broken backend before the first request. Raises
-        BackendError if the backend fails, or yields NaN or infinite audio.
+        BackendError if the backend fails, or yields NaN or infinite audio; and ConfigError if the
+        cache is too small for a stream.
         """
         config = self.config
         silent = Voice(
@@ -122,7 +123,15 @@ class Token2Wav:
             np.ones(config.speaker_size, np.float32),
         )
         tokens = config.tokens.draw(2 * config.block_tokens, np.random.default_rng(0))
-        self.synthesize(tokens, silent if config.takes_voice else None)
+        try:
+            self.synthesize(tokens, silent if config.takes_voice else None)
+        except LimitError as error:  # no other stream is open
+            usage = self.pipeline.usage()
+            raise ConfigError(
+                f"runtime.cache_mib: the cache has room for {usage.capacity} of the pages of "
+                f"{usage.page_bytes / 2**20:.1f} MiB, and a stream needs more; set a larger value, "
+                "or free memory"
+            ) from error
 
     def stream(
         self,
