@@ -140,6 +140,9 @@ def open_channel(
         ("grpc.max_send_message_length", limit),
         ("grpc.max_receive_message_length", limit),
     ]
+    if _LOOPBACK.fullmatch(url.rpartition(":")[0]):
+        # The proxy of $http_proxy, which gRPC uses otherwise, would connect to its own machine.
+        options.append(("grpc.enable_http_proxy", 0))
     if keepalive_s:
         options.append(("grpc.keepalive_time_ms", round(1000 * keepalive_s)))
         # By default, gRPC stops after two pings between which no tokens were sent.

@@ -211,6 +211,13 @@ def test_only_clients_with_retries_try_again(caplog: pytest.LogCaptureFixture) -
     assert "retry 1 of 1 in " in record.message
 
 
+def test_no_proxy_is_between_a_client_and_its_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "no_proxy", "no_grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:2" if name == "http_proxy" else "")
+    with Client(NOBODY) as client, pytest.raises(ServerUnavailable, match=f"ipv4:{NOBODY}: "):
+        client.open("0" * 64)
+
+
 def test_a_client_that_is_closed_stops_trying(caplog: pytest.LogCaptureFixture) -> None:
     client = Client(NOBODY, retries=100)
     with ThreadPoolExecutor(1) as pool:
