@@ -15,14 +15,8 @@ from token2wav.config import load_server_config
 from token2wav.errors import ConfigError
 from token2wav.published.registry import read_config
 from token2wav_server.findings import examine
+from token2wav_server.launcher.engine_process import python_command
 from token2wav_server.model_findings import examine_model
-
-# Removes the working directory from `sys.path`. It may be a model folder, and no file of a model
-# folder is ever executed.
-_PROGRAM = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
-    "from token2wav_server.check import main; main()"
-)
 
 
 def check(model: Path, config: Path | None) -> list[str]:
@@ -37,9 +31,7 @@ def check(model: Path, config: Path | None) -> list[str]:
     load_server_config(config)
     read_config(model)
     command = [
-        sys.executable,
-        "-c",
-        _PROGRAM,
+        *python_command("token2wav_server.check"),
         str(model),
         *([] if config is None else [str(config)]),
     ]
@@ -72,3 +64,7 @@ def main() -> None:
         if finding.state == "warning":
             warnings.append(finding.message)
     print(*warnings, sep="\n", end="\n" if warnings else "")
+
+
+if __name__ == "__main__":
+    main()

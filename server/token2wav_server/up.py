@@ -33,6 +33,7 @@ from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.settings import Settings, check_voices, read_yaml, validated
 from token2wav_gateway.voices.voice_folder import VoiceFolder
 from token2wav_server import Ports, ServerError, demo
+from token2wav_server.launcher.engine_process import python_command
 from token2wav_server.launcher.ports import (
     LOOPBACK,
     PORT,
@@ -148,9 +149,9 @@ def _run(
     check_voices(checked.voices, origin)
     prctl = ctypes.CDLL(None).prctl
 
-    def start(noun: str, *words: object, descriptors: Sequence[int] = ()) -> None:
+    def start(noun: str, module: str, *words: object, descriptors: Sequence[int] = ()) -> None:
         parts[noun] = subprocess.Popen(
-            [sys.executable, "-m", *map(str, words)],
+            [*python_command(module), *map(str, words)],
             start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
             pass_fds=descriptors,
             # Even if this process is killed, the others end.

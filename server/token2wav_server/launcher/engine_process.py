@@ -13,10 +13,23 @@ from typing import TextIO
 
 from token2wav_server.launcher.log import LogPump, failure_reason
 
-_PROGRAM = "token2wav_server.engine"
+_MODULE = "token2wav_server.engine"
 _CONNECTED = ".connected"  # the engine makes a file with this suffix while a front is connected
 _KILL_S = 5.0
 _LOG_S = 2.0  # longest time in which the last lines of an ended engine are read
+
+
+def python_command(module: str) -> list[str]:
+    """Returns the command that runs a module, as `python -m` does.
+
+    `python -m` would look for every imported module in the working directory first. It may be a
+    model folder, and no file of a model folder is ever executed.
+    """
+    program = (
+        "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-c", program]
 
 
 class EngineProcess:
@@ -40,7 +53,7 @@ class EngineProcess:
         self._connected = socket.with_name(socket.name + _CONNECTED)
         self._connected.unlink(missing_ok=True)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM, f"--parent={os.getpid()}"],
+            [*python_command(_MODULE), f"--parent={os.getpid()}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

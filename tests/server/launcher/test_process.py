@@ -22,6 +22,7 @@ from testkit.rigs.processes import suspend
 from testkit.rigs.traces import Traces
 from token2wav_server import PortInUseError, Ports, ServerError, ServerStartError, TritonServer
 from token2wav_server.launcher import reaper
+from token2wav_server.launcher.engine_process import EngineProcess
 from token2wav_server.launcher.ports import reserved
 
 # Most of the tests run a small Python model.
@@ -53,6 +54,18 @@ def test_a_settings_file_that_is_a_link_is_read_through_the_link(
     (tmp_path / "server.yaml").symlink_to("elsewhere/server.yaml")
     monkeypatch.chdir(tmp_path)
     assert TritonServer(".", config="server.yaml").config == tmp_path / "server.yaml"
+
+
+def test_the_engine_executes_nothing_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory may be the model folder."""
+    for name in ("torch", "runpy", "token2wav"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('executed')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TOKEN2WAV_MODEL", raising=False)
+    engine = EngineProcess(tmp_path / "engine.sock", os.environ, sys.stderr, lambda _: True)
+    assert "TOKEN2WAV_MODEL: not set" in engine.failure_reason()
 
 
 def test_serves_and_leaves_nothing_behind(
