@@ -66,6 +66,7 @@ lfm2_audio | architectures, block_dim, block_norm_eps, conv_dim_out, full_attn_i
 lfm2_audio | num_heads, tie_embedding, max_position_embeddings, torch_dtype
 mimi | use_streaming, normalize, layer_scale_initial_scale, initializer_range, use_cache
 mimi | attention_dropout, max_position_embeddings, tie_word_embeddings, torch_dtype
+mimi | encoder_config
 mimi_of_moshi | channels, renormalize, seanet.disable_norm_outer_blocks, transformer.conv_layout
 mimi_of_moshi | quantizer.input_dimension, transformer.layer_scale
 moss | version, encoder_kwargs, quantizer_type, auto_map, compute_dtype, codec_weight_dtype
@@ -74,6 +75,7 @@ neucodec | encoder_hidden_size, activation_dropout, attention_dropout, max_posit
 neucodec | initializer_range, pad_token_id, transformers_version, dtype
 nanocodec_unpacked | audio_encoder, discriminator, optim, train_ds, name, target, nemo_version
 pocket_tts | use_streaming, layer_scale_initial_scale, max_position_embeddings, use_cache
+pocket_tts | encoder_config
 qwen3_omni | thinker_config, talker_config, code2wav_config.layer_scale_initial_scale
 qwen3_omni | code2wav_config.attention_dropout, code2wav_config.max_position_embeddings
 qwen3_tts | encoder_config, encoder_valid_num_quantizers, input_sample_rate

@@ -138,11 +138,12 @@ class Format:
 
 # Format of Mimi, and of codecs that copied it, in `transformers`
 MIMI = Format(
-    names=ROPE_THETA,
+    names={**ROPE_THETA, "frame_rate": ("frame_rate", "_frame_rate")},  # the second is newer
     only=ROPE_TYPES,
     without_effect=(
         *(*TRANSFORMERS, "layer_scale_initial_scale", "normalize", "use_streaming"),
-        *("encodec_frame_rate", "frame_size"),
+        # The last is null in the folder of a model that was saved without its encoder.
+        *("encodec_frame_rate", "frame_size", "encoder_config"),
     ),
 )
 
