@@ -86,7 +86,7 @@ vibevoice_of_microsoft | acoustic_tokenizer_config.fix_std, acoustic_tokenizer_c
 vibevoice_of_microsoft | acoustic_tokenizer_config.weight_init_value, acostic_vae_dim
 vibevoice_of_microsoft | acoustic_tokenizer_config.layer_scale_init_value
 voxcpm | lm_config, patch_size, audio_vae_config.encoder_dim, audio_vae_config.chunk_size
-voxcpm | audio_vae_config.decode_chunk_size, device, dtype
+voxcpm | audio_vae_config.decode_chunk_size, audio_vae_config.cond_dim, device, dtype
 wavtokenizer | data, trainer, model.init_args.mel_loss_coeff, model.init_args.mrd_loss_coeff
 wavtokenizer | model.init_args.num_warmup_steps, model.init_args.pretrain_mel_steps
 wavtokenizer | model.init_args.evaluate_utmos, model.init_args.evaluate_periodicty

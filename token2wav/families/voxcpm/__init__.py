@@ -22,7 +22,8 @@ from token2wav.published.weight_names import WeightNames
 FILES = ("audiovae.safetensors", "audiovae.pth")  # in order of preference
 _SECTION = "audio_vae_config"  # missing in VoxCPM 0.5B
 CONFIG_KEYS = (_SECTION,)
-_UNUSED = ("encoder_dim", "chunk_size", "decode_chunk_size")
+# The last is the width of a variant of the scales, which is not published.
+_UNUSED = ("encoder_dim", "chunk_size", "decode_chunk_size", "cond_dim")
 _OLDER = ("out_sample_rate", "sr_bin_boundaries")  # layers for a sample rate
 FORMATS = {
     "voxcpm2": Format(section=_SECTION, optional=True, without_effect=_UNUSED),
