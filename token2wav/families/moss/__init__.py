@@ -20,11 +20,14 @@ from token2wav.published.weight_names import MOSHI_LAYERS, Codebooks, WeightName
 
 MODEL_TYPES = ("moss-audio-tokenizer",)
 FORMAT = Format(
-    names={"sampling_rate": ("sampling_rate", "sample_rate")},
+    names={
+        "sampling_rate": ("sampling_rate", "sample_rate"),
+        "number_channels": ("number_channels", "channels_numbers"),  # the second is older
+    },
     without_effect=(
         *(*TRANSFORMERS, "version", "encoder_kwargs", "quantizer_type", "attention_backend"),
         *("compute_dtype", "codec_weight_dtype", "codec_compute_dtype", "codec_load_dtype"),
-        *("channels_numbers", "reversed_decoder_kwargs", "sample_rate"),
+        "reversed_decoder_kwargs",
     ),
 )
 DECODER = "token2wav.families.moss.network:Moss"
