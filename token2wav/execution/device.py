@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -67,16 +67,19 @@ def device_named(name: str) -> torch.device:
 
 @contextmanager
 def entered(device: torch.device) -> Iterator[None]:
-    """Makes a GPU the current GPU of this thread, which kernels, CUDA streams and events use, even
-    if their tensors are on another GPU.
+    """Prepares this thread for work on a device.
 
-    Every thread starts with GPU 0. A model on `cuda:1` therefore needs this context around all its
-    work.
+    A GPU becomes the current GPU of this thread, which kernels, CUDA streams and events use, even
+    if their tensors are on another GPU. Every thread starts with GPU 0. A model on `cuda:1`
+    therefore needs this context around all its work.
+
+    Autocast is off, because a caller of the library may run a language model in this thread with
+    autocast, which would round the operands of a decoder.
     """
-    if device.type != "cuda":
-        yield
-        return
-    with torch.cuda.device(device):
+    with ExitStack() as entries:
+        entries.enter_context(torch.autocast(device.type, enabled=False))
+        if device.type == "cuda":
+            entries.enter_context(torch.cuda.device(device))
         yield
 
 

@@ -260,8 +260,8 @@ class Pipeline:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Sets the CUDA device for calls of stages. Converts errors of torch to BackendError, or to
-        DeviceLostError if the GPU is lost.
+        """Prepares this thread for calls of stages (`entered`). Converts errors of torch to
+        BackendError, or to DeviceLostError if the GPU is lost.
         """
         try:
             with entered(self._device):
