@@ -37,15 +37,16 @@ def test_tokens_of_any_integer_type_give_the_same_audio(
     assert np.array_equal(model.synthesize(convert(demo_tokens(4)), voice), expected(4))
 
 
-def test_autocast_of_the_caller_changes_nothing(
-    model: Token2Wav, voice: Voice, expected: Expected
+@pytest.mark.parametrize(
+    "context",
+    [torch.autocast("cpu", torch.bfloat16), torch.device("meta")],
+    ids=["autocast", "device"],
+)
+def test_a_context_of_the_caller_changes_nothing(
+    model: Token2Wav, voice: Voice, expected: Expected, context: Any
 ) -> None:
-    with torch.autocast("cpu", torch.bfloat16):
+    with context:
         assert np.array_equal(model.synthesize(demo_tokens(4), voice), expected(4))
-        with model.stream(voice) as stream:
-            [*chunks] = stream.push(demo_tokens(4)) + stream.finish()
-        assert torch.is_autocast_enabled("cpu")
-    assert np.array_equal(np.concatenate([chunk.audio for chunk in chunks]), expected(4))
 
 
 def test_audio_in_another_format(model: Token2Wav, voice: Voice, expected: Expected) -> None:

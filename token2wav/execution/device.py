@@ -73,11 +73,13 @@ def entered(device: torch.device) -> Iterator[None]:
     if their tensors are on another GPU. Every thread starts with GPU 0. A model on `cuda:1`
     therefore needs this context around all its work.
 
-    Autocast is off, because a caller of the library may run a language model in this thread with
-    autocast, which would round the operands of a decoder.
+    A caller of the library may run a language model in this thread. Autocast, which would round the
+    operands of a decoder, and a default device, which would move tensors of the host, are off.
     """
     with ExitStack() as entries:
         entries.enter_context(torch.autocast(device.type, enabled=False))
+        if torch.get_default_device().type != "cpu":  # the context below slows every call of torch
+            entries.enter_context(torch.device("cpu"))
         if device.type == "cuda":
             entries.enter_context(torch.cuda.device(device))
         yield
