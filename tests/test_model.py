@@ -49,6 +49,18 @@ def test_a_context_of_the_caller_changes_nothing(
         assert np.array_equal(model.synthesize(demo_tokens(4), voice), expected(4))
 
 
+def test_another_default_dtype_is_refused(model: Token2Wav, voice: Voice, tmp_path: Path) -> None:
+    folder = write_folder("snac", tmp_path)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.raises(ConfigError, match=r"torch: the default dtype is torch\.bfloat16"):
+            model.synthesize(demo_tokens(4), voice)
+        with pytest.raises(ConfigError, match=r"torch: the default dtype is torch\.bfloat16"):
+            Token2Wav.load(folder)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_audio_in_another_format(model: Token2Wav, voice: Voice, expected: Expected) -> None:
     options = UtteranceOptions(audio_format=AudioFormat("int16", 8000))
     audio = model.synthesize(demo_tokens(4), voice, options)

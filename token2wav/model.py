@@ -83,7 +83,8 @@ class Token2Wav:
                 streams: a process of the ensemble uses the stage itself.
 
         Raises:
-            ConfigError: the configuration file of the folder, or a setting, cannot be used.
+            ConfigError: the configuration file of the folder, or a setting, cannot be used; or the
+                default dtype of torch is not float32, also when the model is used later.
             HubError: the model of a name cannot be pulled.
             CheckpointError: weights are missing, unreadable, or do not fit the configuration.
         """

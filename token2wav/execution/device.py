@@ -75,7 +75,16 @@ def entered(device: torch.device) -> Iterator[None]:
 
     A caller of the library may run a language model in this thread. Autocast, which would round the
     operands of a decoder, and a default device, which would move tensors of the host, are off.
+
+    Raises:
+        ConfigError: the default dtype of torch is not float32. It cannot be set here, because it is
+            the same in all threads.
     """
+    if (dtype := torch.get_default_dtype()) is not torch.float32:
+        raise ConfigError(
+            f"torch: the default dtype is {dtype}, expected torch.float32; reset it with "
+            "torch.set_default_dtype before you load or use a model"
+        )
     with ExitStack() as entries:
         entries.enter_context(torch.autocast(device.type, enabled=False))
         if torch.get_default_device().type != "cpu":  # the context below slows every call of torch
