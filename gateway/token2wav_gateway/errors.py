@@ -19,21 +19,25 @@ class GatewayError(Exception):
         status: HTTP status.
         kind: `type` in OpenAI's error format.
         param: name of the field at fault; None if no field is.
+        code: `code` in OpenAI's error format, by which clients tell errors apart; None for most.
     """
 
     status = 500
     kind = "server_error"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.code = param, code
 
     @property
     def body(self) -> dict[str, Any]:
         """Body of the response, in OpenAI's error format."""
         # Words of a server may have half of a surrogate pair, which UTF-8 cannot encode.
         message = str(self).encode(errors="backslashreplace").decode()
-        return {"error": {"message": message, "type": self.kind, "param": self.param, "code": None}}
+        fields = {"message": message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": fields}
 
 
 class RequestError(GatewayError):

@@ -103,7 +103,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
             self._items.remove(self._item(event.item_id))
             await self._send("conversation.item.deleted", item_id=event.item_id)
         elif isinstance(event, ItemRetrieve):
-            item = self._item(event.item_id)
+            item = self._item(event.item_id, code="item_retrieve_invalid_item_id")
             await self._send("conversation.item.retrieved", item=item.fields)
         elif isinstance(event, ItemTruncate):
             await self._truncate(event)
@@ -141,7 +141,11 @@ class RealtimeSession(SocketSession[SpokenResponse]):
                 param="item.content",
             )
         if item.id is not None and any(item.id == other.id for other in self._items):
-            raise RequestError(f"item.id: an item {item.id!r} exists", param="item.id")
+            raise RequestError(
+                f"item.id: an item {item.id!r} exists",
+                param="item.id",
+                code="item_create_duplicate_item_id",
+            )
         await self._make_room()
         position = len(self._items)
         if event.previous_item_id == "root":
@@ -198,6 +202,7 @@ class RealtimeSession(SocketSession[SpokenResponse]):
                 f"response.create: {self._response.id} is being spoken; wait for response.done, or "
                 "send response.cancel",
                 param="type",
+                code="conversation_already_has_active_response",
             )
         waiting = [item for item in self._items if item.text is not None]
         texts = [item.text or "" for item in waiting]
@@ -251,16 +256,19 @@ class RealtimeSession(SocketSession[SpokenResponse]):
     def _cancel(self, event: ResponseCancel) -> None:
         response = self._response
         if response is None or event.response_id not in (None, response.id):
+            # LiveKit's client recognises this error by its first words, and Pipecat's by its code.
             raise RequestError(
-                "response.cancel: this response is not being spoken", param="response_id"
+                "Cancellation failed: this response is not being spoken",
+                param="response_id",
+                code="response_cancel_not_active",
             )
         response.cancel()
 
-    def _item(self, name: str) -> _Item:
+    def _item(self, name: str, code: str | None = None) -> _Item:
         for item in self._items:
             if item.id == name:
                 return item
-        raise NotFoundError(f"item_id: there is no item {name!r}", param="item_id")
+        raise NotFoundError(f"item_id: there is no item {name!r}", param="item_id", code=code)
 
     def _session(self) -> dict[str, Any]:
         return {

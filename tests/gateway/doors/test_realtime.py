@@ -163,7 +163,9 @@ def test_a_second_response_waits_for_the_first(gateway: GatewayRig) -> None:
         say(connection, SLOW)
         events_until(connection, "response.output_audio.delta")
         say(connection, "Four five!")
-        assert "is being spoken" in events_until(connection, "error")[-1].error.message
+        error = events_until(connection, "error")[-1].error
+        assert "is being spoken" in error.message
+        assert error.code == "conversation_already_has_active_response"
         connection.response.cancel()
         events_until(connection, "response.done")
         connection.response.create()  # the item waits

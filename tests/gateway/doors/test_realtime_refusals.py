@@ -52,7 +52,7 @@ WRONG = table(
 event | {type: input_audio_buffer.append, audio: AAAA} | needs a model that listens
 event | {type: input_audio_buffer.commit} | needs a model that listens
 event | {type: response.create} | response.create: no text waits to be spoken
-event | {type: response.cancel} | response.cancel: this response is not being spoken
+event | {type: response.cancel} | Cancellation failed: this response is not being spoken
 event | {type: response.cancel, event_id: 1} | event_id: Input should be a valid string
 event | {type: conversation.item.delete, item_id: x} | item_id: there is no item 'x'
 event | {type: response.pause} | type: 'response.pause' is not one of session.update,
@@ -121,6 +121,25 @@ def test_a_wrong_event_gets_a_sentence_and_the_session_goes_on(
             assert error.event_id == (event["event_id"] if event["event_id"] == "seven" else None)
         connection.session.update(session={"type": "realtime"})
         events_until(connection, "session.updated")
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        ({"type": "response.cancel"}, "response_cancel_not_active"),
+        (created(id="one"), "item_create_duplicate_item_id"),
+        ({"type": "conversation.item.retrieve", "item_id": "x"}, "item_retrieve_invalid_item_id"),
+        ({"type": "conversation.item.delete", "item_id": "x"}, None),
+    ],
+)
+def test_errors_that_clients_tell_apart_have_the_codes_of_openai(
+    gateway: GatewayRig, event: Any, code: str | None
+) -> None:
+    """Pipecat ends its session at an error with another code."""
+    with opened(gateway) as connection:
+        connection.send_raw(json.dumps(created(id="one")))
+        connection.send_raw(json.dumps(event))
+        assert events_until(connection, "error")[-1].error.code == code
 
 
 @pytest.mark.parametrize("message", ["{", "[" * 100_000, '{"type": "\\ud83d"}', b"\x00"])
