@@ -386,7 +386,8 @@ class TritonServer:
             f"--backend-directory={backends}",
             f"--http-address={LOOPBACK}",
             f"--http-port={self._inner.http}",
-            f"--grpc-address={self.host}",
+            # With brackets around IPv6: Triton only joins address and port.
+            f"--grpc-address=[{self.host}]" if ":" in self.host else f"--grpc-address={self.host}",
             f"--grpc-port={self.ports.grpc}",
             f"--grpc-http2-min-recv-ping-interval-without-data={_PING_INTERVAL_MS}",
             f"--metrics-address={LOOPBACK}",

@@ -248,6 +248,13 @@ def test_reaper_that_is_killed(repository: Path, tmp_path: Path) -> None:
     assert traces.remaining() == []
 
 
+def test_ipv6(repository: Path, tmp_path: Path) -> None:
+    ports = Ports.free("::")
+    with TritonServer(tmp_path, model_repository=repository, host="::", ports=ports):
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, ports.grpc)).close()
+
+
 def test_port_in_use(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is raised before any process is started."""
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
