@@ -282,9 +282,9 @@ def _discard_unwritten_output() -> None:
     """Flushes stdout and stderr, and discards output that cannot be written.
 
     Python replaces the exit code by 120 if it cannot flush its output at the end, for example to
-    a terminal that was closed.
+    a terminal that was closed. A stream that was closed before the start is None.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except OSError:

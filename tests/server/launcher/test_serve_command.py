@@ -113,6 +113,14 @@ def test_a_host_that_is_not_of_this_machine(host: str, capfd: pytest.CaptureFixt
     assert_one_error(capfd, f"--host {host}: not an address" if host else "--host: empty")
 
 
+def test_a_standard_output_that_was_closed_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)  # as Python does
+    assert run(str(TINY), "--host", "") == 2
+    assert "error: --host: empty" in capfd.readouterr().err
+
+
 def test_half_a_certificate(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(str(TINY), "--tls-certificate=server.crt") == 2
     assert_one_error(capfd, "TLS needs both --tls-certificate and --tls-key")
