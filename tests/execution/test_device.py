@@ -25,6 +25,7 @@ from token2wav.execution.device import (
     entered,
     keep_arithmetic_exact,
     keep_compiled_operations,
+    usable_cores,
 )
 from token2wav.families.cosyvoice3 import CosyVoice3Config
 
@@ -189,6 +190,29 @@ def test_free_memory_of_a_cpu_respects_host_and_container(
             f"anon 5\ninactive_file {100 << 20}\nactive_file {200 << 20}\n"
         )
     assert available_bytes(tmp_path) == available_mib << 20
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "250000 100000"}, 2),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "1600000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+    ],
+)
+def test_the_cpu_quota_of_a_container_bounds_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for name, value in cgroup.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{value}\n")
+    assert usable_cores(tmp_path) == cores
 
 
 def test_a_cache_that_does_not_fit_into_free_memory(

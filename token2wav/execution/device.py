@@ -1,5 +1,5 @@
 """Device of a model: selection by name, the current device of a thread, exact arithmetic, memory
-allocation on a CPU, and free memory.
+allocation on a CPU, free memory, and usable cores.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ _CPU_SHARE = 0.25  # share of the free memory for the cache
 _CGROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current"),
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+# Where it has its quota of CPU time, in microseconds, and the period for which the quota holds.
+_CGROUP_QUOTAS = (
+    ("sys/fs/cgroup/cpu.max",),
+    ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"),
 )
 _CUDA_SHARE = 0.8  # largest share of the free memory for the cache
 # Room on a GPU for activations, and for nodes of CUDA graphs, which are allocated after the cache.
@@ -195,6 +200,30 @@ def available_bytes(root: Path = Path("/")) -> int:
             continue
         free = min(free, max(0, most - used_bytes + files))
     return free
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Returns the CPU cores that this process may use, or the whole cores of the quota of its
+    container (cgroup) if they are fewer; at least 1.
+    """
+    cores = len(os.sched_getaffinity(0))
+    for files in _CGROUP_QUOTAS:
+        try:
+            quota, period = (
+                int(word) for file in files for word in (root / file).read_text().split()
+            )
+        except (OSError, ValueError):  # no such cgroup, or its quota is the word "max"
+            continue
+        if quota > 0 and period > 0:  # version 1 has a quota of -1 for no limit
+            cores = min(cores, max(1, quota // period))
+    return cores
+
+
+def cpu_threads() -> int:
+    """Returns the number of threads for one operation on a CPU: that of torch (OMP_NUM_THREADS), or
+    `usable_cores` if they are fewer. More threads than a quota allows would wait for each other.
+    """
+    return min(torch.get_num_threads(), usable_cores())
 
 
 def _number(name: str, file: Path) -> int:

@@ -22,7 +22,7 @@ from torch import nn
 
 from token2wav.config.model_config import StageName
 from token2wav.errors import BackendError, BackendUnavailableError, one_line
-from token2wav.execution.device import cuda_cache_bytes
+from token2wav.execution.device import cpu_threads, cuda_cache_bytes
 from token2wav.execution.step import ExportedModule
 from token2wav.layers.position_noise import PositionNoise
 from token2wav.layers.streaming import StateSpec, StreamStep, state_specs
@@ -167,7 +167,7 @@ class OnnxModule:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
+        options.intra_op_num_threads = cpu_threads()
         # Idle threads would spin and take cores from torch, which runs between two calls.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers: list[Any] = ["CPUExecutionProvider"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ import torch
 from token2wav.config import LimitConfig
 from token2wav.config.model_config import StageName
 from token2wav.errors import attempt, to_public_error
+from token2wav.execution.device import cpu_threads, usable_cores
 from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Interruptions, Pipeline, Result
 from token2wav.serving.policy import chunks_at_once
@@ -27,7 +27,7 @@ def default_workers(device: str) -> int:
     """Returns the default number of workers: one for each usable CPU core, at most 4; one on a GPU,
     which computes batches one after another.
     """
-    return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if device == "cpu" else 1
+    return min(_MOST_WORKERS, usable_cores()) if device == "cpu" else 1
 
 
 class WorkerPool:
@@ -67,7 +67,7 @@ class WorkerPool:
         pipeline.load.workers = workers
         pipeline.limit_chunks(chunks_at_once(pipeline.config, limits.batch_streams, workers))
         self._closed = threading.Event()
-        self._torch_threads = max(1, torch.get_num_threads() // workers)
+        self._torch_threads = max(1, cpu_threads() // workers)
         self._threads = [
             threading.Thread(
                 target=self._run, args=(worker,), name=f"token2wav-worker-{worker}", daemon=True

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from token2wav.config import ServerConfig
 from token2wav.config.model_config import StageName
 from token2wav.errors import ConfigError, DeviceLostError, to_public_error
+from token2wav.execution.device import cpu_threads
 from token2wav.model import Token2Wav
 from token2wav.published.registry import read_config
 from token2wav.stages.stage import StreamOptions
@@ -99,7 +100,7 @@ def load_stage(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wa
         raise ConfigError(
             f"{folder}: {problem}; serve it without the ensemble, with the model token2wav"
         )
-    torch.set_num_threads(max(1, torch.get_num_threads() // 2))
+    torch.set_num_threads(max(1, cpu_threads() // 2))
     model = Token2Wav.load(
         folder,
         stream=server.stream,
