@@ -25,9 +25,7 @@ class GatewayError(Exception):
     status = 500
     kind = "server_error"
 
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param, self.code = param, code
 

@@ -41,6 +41,7 @@ from token2wav_gateway.speech.content import Audio, Codes, Ended, Event, Started
 from token2wav_gateway.speech.language_model import Answer
 from token2wav_gateway.speech.servers import Servers, codes_error, speech_error
 from token2wav_gateway.tracing import Span, span
+from token2wav_gateway.words.sentences import has_words
 from token2wav_gateway.words.word_times import SpokenText, WordTimes
 
 log = logging.getLogger(__name__)
@@ -214,7 +215,10 @@ class Turn:
         content, servers = self._content, self._servers
         codes = None if isinstance(content, Text) else _checked_codes(content.codes, servers.limits)
         if isinstance(content, Text):
-            check_text(await self.spoken_text(), content.instructions, servers.limits)
+            text = await self.spoken_text()
+            check_text(text, content.instructions, servers.limits)
+            if not has_words(text):  # a normaliser may have words for signs
+                raise RequestError("input: no letter or digit; a text is needed", param="input")
         with (
             span("speech", self._trace, server=True) as request,
             servers.busy(),

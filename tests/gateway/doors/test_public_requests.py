@@ -119,6 +119,7 @@ def test_a_websocket_accepts_the_same_fields(gateway: GatewayRig, fields: dict[s
     ("fields", "message"),
     [
         ({"input": " "}, "input: empty; a text is needed"),
+        ({"input": "\U0001f600 ..."}, "input: no letter or digit; a text is needed"),
         ({"ref_audio": "data:audio/wav;base64,UklGRg=="}, "ref_audio: the recording: cannot be"),
         ({"ref_text": "x" * 1001}, "ref_text: 1001 characters; at most 1000 are allowed"),
     ],
