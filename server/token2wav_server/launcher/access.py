@@ -103,6 +103,8 @@ class Certificates:
         credentials = Tls(ca=self.certificate, cert=cert, key=key).credentials()
 
         class ReadTls(Tls):
+            """TLS settings whose files were read already."""
+
             def credentials(self) -> Any:
                 return credentials
 
