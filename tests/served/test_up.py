@@ -16,6 +16,7 @@ import pytest
 import soundfile
 
 from testkit.patience import PATIENCE_SECONDS, until
+from testkit.rigs.network import needs_ipv6
 from testkit.rigs.processes import children, command_line, descendants, finished, suspend
 from token2wav_server import Ports, demo, up
 
@@ -56,6 +57,7 @@ def test_a_sentence_is_spoken_until_a_part_ends(tmp_path: Path) -> None:
     )
 
 
+@needs_ipv6
 def test_a_killed_command_ends_its_parts_after_it_said_what_is_not_ready(tmp_path: Path) -> None:
     port = Ports.free().http
     settings = {

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from testkit.patience import PATIENCE_SECONDS
+from testkit.rigs.network import needs_ipv6
 from testkit.rigs.processes import suspend
 from testkit.rigs.traces import Traces
 from token2wav_server import PortInUseError, Ports, ServerError, ServerStartError, TritonServer
@@ -248,6 +249,7 @@ def test_reaper_that_is_killed(repository: Path, tmp_path: Path) -> None:
     assert traces.remaining() == []
 
 
+@needs_ipv6
 def test_ipv6(repository: Path, tmp_path: Path) -> None:
     ports = Ports.free("::")
     with TritonServer(tmp_path, model_repository=repository, host="::", ports=ports):
