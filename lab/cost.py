@@ -38,6 +38,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import Assembly, family_for
 from token2wav.backends import LoadContext
 from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.execution.device import keep_freed_memory
 from token2wav.networks.waveform_network import WaveformNetwork
 
 # A stream
@@ -176,9 +177,12 @@ def random_model(config: ModelConfig) -> Token2Wav:
     block = config.block_tokens
     hop = block * max(1, round(config.token_frame_rate / block))
     streams = StreamConfig(first_tokens=0, max_hop_tokens=max(hop, config.hops(StreamConfig())[0]))
-    context = LoadContext(Path("no folder"), RuntimeConfig("cpu", "torch"), torch.device("cpu"))
+    device = torch.device("cpu")
+    context = LoadContext(Path("no folder"), RuntimeConfig("cpu", "torch"), device)
     with patch("token2wav.assembly.load_network", random_network):
-        return Token2Wav(config, Assembly(context, config, streams).stages(), streams)
+        stages = Assembly(context, config, streams).stages()
+    keep_freed_memory(device)  # as in a server
+    return Token2Wav(config, stages, streams)
 
 
 @torch.inference_mode()
