@@ -72,7 +72,7 @@ class EncoderContext:
         self._in_front = grid.prompt_padding if start == 0 else 0
         self._stop = sum(stop - first for first, stop in self.past) + self._skipped + tokens
         if self._layers:
-            _, first_cache, _ = self._layers[0]  # page numbers are the same in all of them
+            _, first_cache, _ = self._layers[0]  # all layers have the same page numbers
             chunk_pages = [table[-1] for table in tables]
             self._chunk_pages = first_cache.index(chunk_pages)
             self._pages = first_cache.index([*tables[0][:-1], *chunk_pages])
@@ -81,7 +81,7 @@ class EncoderContext:
         self, layer: int, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Stores the keys and values (1, T, size) of the chunk in the pages of a layer. Returns
-        those of the past and the chunk.
+        the keys and values of the past and the chunk.
         """
         rate, cache, index = self._layers[layer]
         view: LayerView = cache.layer(0, index)

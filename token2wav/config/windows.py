@@ -18,7 +18,8 @@ class Window(NamedTuple):
     Attributes:
         position: position of the first token for the network, which counts from the start of its
             part (`Windows.part`).
-        fade_stop: end of the tokens after the window whose audio fades into that of the next one.
+        fade_stop: end of the fade. From `stop` to `fade_stop`, the audio fades into the audio of
+            the next window.
     """
 
     first: int
@@ -35,9 +36,9 @@ class Windows:
     lengths are tokens.
 
     Attributes:
-        block: tokens whose audio a window gives, except for the last window, which may have fewer.
+        block: tokens of audio in each window; fewer in the last one.
         left, right: context before and after these tokens, as far as the stream has it.
-        overlap: tokens after the block whose audio fades into that of the next window.
+        overlap: tokens after the block, in which the audio fades into the audio of the next window.
         part: tokens after which the positions of the network begin again. The context on the left
             does not reach into the part before.
     """
@@ -92,6 +93,6 @@ class Windows:
             )
 
 
-# Windows of whole utterances for a decoder whose positions have no limit. 30,000 tokens bound the
+# Windows of whole utterances, for a decoder with unlimited positions. 30,000 tokens bound the
 # memory of attention.
 ONE_PART = Windows(30_000, left=0, right=1000, overlap=0, part=30_000)

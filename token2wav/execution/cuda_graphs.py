@@ -196,8 +196,8 @@ class CudaGraph:
     function: Callable[[], None]  # keeps its tensors alive
 
     def __call__(self) -> None:
-        first, *others = self.graphs
+        first, *later = self.graphs
         first.replay()
-        for graph in others:
+        for graph in later:
             step_boundary()
             graph.replay()

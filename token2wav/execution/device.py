@@ -173,9 +173,9 @@ def enough_memory(device: torch.device) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         free = torch.cuda.mem_get_info(device)[0] >> 20
-        wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+        size = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         raise ConfigError(
-            f"runtime.cache_mib: {device} has no room for {wanted[1] if wanted else 'a tensor'} "
+            f"runtime.cache_mib: {device} has no room for {size[1] if size else 'a tensor'} "
             f"of the model or its CUDA graphs beside the cache, because only {free} MiB are free; "
             "set a smaller value, or a smaller limits.streams"
         ) from error

@@ -1,8 +1,8 @@
 """Boundaries in a batch: between its ODE steps, its parts and its stages.
 
-Code that computes a batch calls `step_boundary` between any two of them. A worker may compute first
-chunks of other streams there, and the capture of CUDA graphs begins a new graph there. In all other
-cases the call does nothing.
+Code that computes a batch calls `step_boundary` at each boundary. There, a worker may compute first
+chunks of other streams, and the capture of CUDA graphs begins a new graph. In all other cases the
+call does nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def in_interruption() -> bool:
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits until the device has computed what this thread has launched."""
+    """Waits until the device has computed all launches of this thread."""
     if device.type == "cuda":
         launched = torch.cuda.Event(blocking=True)
         launched.record()

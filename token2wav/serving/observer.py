@@ -16,8 +16,8 @@ class Observer:
         """Called after an utterance was admitted."""
 
     def changed(self, open_utterances: int) -> None:
-        """Called soon after utterances were admitted, opened or ended, once for all of them. When
-        it gets 0, `ended` was already called for every utterance.
+        """Called soon after utterances were admitted, opened or ended. One call may report several
+        changes. Before a call with 0, `ended` was called for every utterance.
         """
 
     def on_batch(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
