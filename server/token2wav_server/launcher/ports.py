@@ -132,6 +132,11 @@ def client_host(host: str) -> str:
     return {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
 
 
+def bracketed(host: str) -> str:
+    """Returns a host as it stands before a port: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 

@@ -28,7 +28,14 @@ from token2wav_server.launcher.log import LogPump, failure_reason, is_relevant, 
 from token2wav_server.launcher.memory import resident_mib
 from token2wav_server.launcher.metrics_folder import VARIABLE as METRICS_VARIABLE
 from token2wav_server.launcher.metrics_folder import MetricsFolder
-from token2wav_server.launcher.ports import LOOPBACK, Ports, client_host, fetched, reserved
+from token2wav_server.launcher.ports import (
+    LOOPBACK,
+    Ports,
+    bracketed,
+    client_host,
+    fetched,
+    reserved,
+)
 from token2wav_server.launcher.repository import (
     has_front,
     has_python_models,
@@ -135,10 +142,9 @@ class TritonServer:
         self._drain_file = Path()
         self._stop_grace_s = _GRACE_S
         self._inner = self.ports
-        address = client_host(host)
+        address = bracketed(client_host(host))
         self.grpc_url, self.http_url, self.metrics_url = (
-            f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-            for port in (self.ports.grpc, self.ports.http, self.ports.metrics)
+            f"{address}:{port}" for port in (self.ports.grpc, self.ports.http, self.ports.metrics)
         )
         self.version = self.front = ""
         self.canary_name = secrets.token_urlsafe(_SECRET_BYTES)
@@ -386,8 +392,7 @@ class TritonServer:
             f"--backend-directory={backends}",
             f"--http-address={LOOPBACK}",
             f"--http-port={self._inner.http}",
-            # With brackets around IPv6: Triton only joins address and port.
-            f"--grpc-address=[{self.host}]" if ":" in self.host else f"--grpc-address={self.host}",
+            f"--grpc-address={bracketed(self.host)}",  # Triton only joins address and port
             f"--grpc-port={self.ports.grpc}",
             f"--grpc-http2-min-recv-ping-interval-without-data={_PING_INTERVAL_MS}",
             f"--metrics-address={LOOPBACK}",
